@@ -1,1 +1,1 @@
-"""Measures the engine, the ring around it and what users could take instead, and draws the plots."""
+"""Benchmarks of the engine, the ring and alternatives to them, with plots and a page of results."""

@@ -1,4 +1,4 @@
-"""python -m bench: measure, write JSON, plots and a page, and print a summary."""
+"""python -m bench measures, writes JSON files, plots and a page, and prints a summary."""
 
 import argparse
 import sys
@@ -53,13 +53,13 @@ def main(arguments: list[str]) -> None:
 
 
 def _options(arguments: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m bench", description="Measures the parts and the whole.")
-    parser.add_argument("parts", nargs="*", default="all", choices=[*TOPICS, "all"], help="what to measure")
-    parser.add_argument("--quick", action="store_true", help="small sizes, only to see whether it works")
-    rounds = "of each system, where the topic has them; default: as the topic plans"
+    parser = argparse.ArgumentParser(prog="python -m bench", description="Measures Sluice, topic by topic.")
+    parser.add_argument("parts", nargs="*", default="all", choices=[*TOPICS, "all"], help="topics to measure")
+    parser.add_argument("--quick", action="store_true", help="small sizes, only to test that it works")
+    rounds = "rounds of each system, for topics that have rounds; default: the topic's plan"
     parser.add_argument("--rounds", type=int, help=rounds)
     parser.add_argument("--out", type=Path, default=OUT, help="folder for JSON files, plots and README.md")
-    threads = "of each engine and peer; default: all cores"
+    threads = "threads of each engine and peer; default: all cores"
     parser.add_argument("--threads", type=int, default=usable_cores(), help=threads)
     return parser.parse_args(arguments)
 

@@ -1,4 +1,4 @@
-"""The topics, by the name that the command line and the files have."""
+"""All topics, by their names on the command line and in file names."""
 
 from collections.abc import Mapping
 

@@ -1,9 +1,10 @@
-"""python -m bench.compare REVISION: the engine of this checkout beside that of another revision, under equal loads.
+"""python -m bench.compare REVISION: compares the engine of this checkout with that of another revision.
 
-For changes that must not slow down what does not use them. Both run in turns, in the environment of this checkout. Both
-are started several times: two processes of the same code differ by some percent, which no number of rounds evens out.
-Compare HEAD to see by how much. What differs by less is found without the model: both run with constant logits in place
-of its computation, which is what varies so.
+Shows whether a change slows down requests that do not use it. Both engines run the same loads in turns, in the
+environment of this checkout. Both are started several times, because two processes of the same code differ by a few
+percent, which more rounds do not average out; compare with HEAD to see by how much. Smaller differences show without
+the model: both engines also run with constant logits instead of the model's computation, which causes most of that
+variation.
 """
 
 import argparse
@@ -20,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.harness.children import ROOT, SystemProcess
-from bench.harness.load import Ask, Load, Run
+from bench.harness.load import Load, PlannedRequest, Run
 from bench.harness.models import TINY, python_prompts
 from bench.harness.stats import rate, ratio
 from bench.harness.topic import Step, engine_settings, interleave, progress_lines
@@ -29,27 +30,28 @@ from sluice.ring.cores import usable_cores
 
 WIDTHS = (1, 8, 32)
 REQUESTS = 3
-"""Per place at a time."""
+"""Requests per slot: a load of width w has 3 w requests."""
 PROMPT, TOKENS = 128, 64
 STEPS, STEP_ROUNDS = 256, 12
-"""Without the model: tokens of each request, of which as many as are at a time."""
+"""Without the model: tokens of each request (so steps of a round), and rounds."""
 WIDTH = 120
-"""Of the table, in characters, where no terminal says."""
+"""Width of the table in characters, if the output is not a terminal."""
 
 
 class Compared(NamedTuple):
     width: int
+    """Requests in flight."""
     speed: float
-    """Of this checkout by the other's: the median over the rounds, then over the starts."""
+    """Speed of this checkout divided by that of the other: median over the rounds, then over the starts."""
     speed_range: tuple[float, float]
-    """The middle half of the rounds; then the least and the most of the starts."""
+    """Quartiles over the rounds; then the lowest and highest of the starts."""
     cpu: float
-    """CPU time of this checkout by the other's."""
+    """CPU time of this checkout divided by that of the other."""
     tokens_per_second: float
 
 
 class OwnCode(NamedTuple):
-    """Microseconds per step beside the model's computation: the least of the rounds, the median over the starts."""
+    """Microseconds per step without the model's computation: the lowest of the rounds, the median over the starts."""
 
     here: float
     there: float
@@ -66,7 +68,7 @@ def main(arguments: list[str]) -> None:
         task = progress.add_task("starting", total=None)
         found, own = [], []
         for start in range(1, given.starts + 1):
-            # Which one is first may matter.
+            # The order of the starts may matter, so it alternates.
             roots = (ROOT, root) if start % 2 else (root, ROOT)
             step = lambda done, start=start: progress.update(task, description=f"start {start}: {done}")  # noqa: E731
             with _started(roots, settings, logs) as engines:
@@ -89,7 +91,7 @@ def _started(
 
 @contextmanager
 def checkout(revision: str) -> Iterator[Path]:
-    """Its files, in a folder of their own. Raises CalledProcessError for one that git does not know."""
+    """The files of the revision in a temporary folder. Raises CalledProcessError if the revision does not exist."""
     with tempfile.TemporaryDirectory(prefix="revision-") as folder:
         archive = subprocess.run(["git", "archive", revision], cwd=ROOT, check=True, capture_output=True).stdout
         subprocess.run(["tar", "-x", "-C", folder], input=archive, check=True)
@@ -99,8 +101,8 @@ def checkout(revision: str) -> Iterator[Path]:
 def compare(here: SystemProcess, there: SystemProcess, rounds: int, step: Step) -> list[Compared]:
     found = []
     for width in WIDTHS:
-        asks = [Ask(prompt, TOKENS) for prompt in python_prompts(TINY, REQUESTS * width, PROMPT)]
-        load = Load(asks, width, salt=f"{width}")
+        requests = [PlannedRequest(prompt, TOKENS) for prompt in python_prompts(TINY, REQUESTS * width, PROMPT)]
+        load = Load(requests, width, salt=f"{width}")
         sides = {f"{name}, {width} at a time": (side, load) for name, side in (("here", here), ("there", there))}
         own, other = interleave(sides, rounds, step)
         ratios = [rate(a) / rate(b) for a, b in zip(own, other, strict=True)]
@@ -111,10 +113,12 @@ def compare(here: SystemProcess, there: SystemProcess, rounds: int, step: Step) 
 
 
 def own_code(here: SystemProcess, there: SystemProcess, step: Step) -> list[OwnCode]:
-    """Of each width."""
+    """One result per width."""
     found = []
     for width in WIDTHS:
-        load = Load([Ask(prompt, STEPS) for prompt in python_prompts(TINY, width, PROMPT)], width, salt=f"{width}")
+        load = Load(
+            [PlannedRequest(prompt, STEPS) for prompt in python_prompts(TINY, width, PROMPT)], width, salt=f"{width}"
+        )
         sides = {
             f"{name}, {width} at a time, no model": (side, load) for name, side in (("here", here), ("there", there))
         }
@@ -128,7 +132,7 @@ def own_over_starts(found: Sequence[OwnCode]) -> OwnCode:
 
 
 def over_starts(found: Sequence[Compared]) -> Compared:
-    """Of one width, one from each start."""
+    """Combines the results of one width from all starts."""
     speeds = [each.speed for each in found]
     cpu = statistics.median(each.cpu for each in found)
     rates = statistics.median(each.tokens_per_second for each in found)
@@ -140,7 +144,7 @@ def _cpu(runs: Sequence[Run]) -> float:
 
 
 def _table(revision: str, found: Sequence[Compared]) -> Table:
-    table = Table("at a time", "tokens/s", f"speed by that of {revision}", "least and most of the starts", "CPU time")
+    table = Table("requests in flight", "tokens/s", f"speed / {revision}", "range over the starts", "CPU time ratio")
     for each in found:
         low, high = each.speed_range
         cells = (f"{each.tokens_per_second:,.0f}", f"{each.speed:.3f}×", f"{low:.3f}–{high:.3f}", f"{each.cpu:.3f}×")
@@ -149,7 +153,7 @@ def _table(revision: str, found: Sequence[Compared]) -> Table:
 
 
 def _own_table(revision: str, compared: Sequence[Compared], own: Sequence[OwnCode]) -> Table:
-    table = Table("at a time", "a step without the model, µs", f"of {revision}", "difference, in % of a whole step")
+    table = Table("requests in flight", "a step without the model, µs", revision, "difference, in % of a whole step")
     for each, code in zip(compared, own, strict=True):
         whole = 1e6 * each.width / each.tokens_per_second
         cells = (f"{code.here:.1f}", f"{code.there:.1f}", f"{100 * (code.here - code.there) / whole:+.2f}")
@@ -160,10 +164,12 @@ def _own_table(revision: str, compared: Sequence[Compared], own: Sequence[OwnCod
 def _options(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.compare", description=__doc__)
     parser.add_argument("revision", help="commit, tag or branch")
-    parser.add_argument("--starts", type=int, default=6, help="of both engines")
-    parser.add_argument("--rounds", type=int, default=3, help="of each engine, at least 2")
-    parser.add_argument("--backend", default="auto", help="what computes the model")
-    parser.add_argument("--threads", type=int, default=usable_cores(), help="of each engine; default: all cores")
+    parser.add_argument("--starts", type=int, default=6, help="number of starts of both engines")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds of each engine per start, at least 2")
+    parser.add_argument("--backend", default="auto", help="backend of both engines")
+    parser.add_argument(
+        "--threads", type=int, default=usable_cores(), help="threads of each engine; default: all cores"
+    )
     return parser.parse_args(arguments)
 
 

@@ -1,6 +1,6 @@
-"""python -m bench.foreign LLAMA_SERVER: llama.cpp's server beside a ring and its gateway, by `sluice bench`.
+"""python -m bench.foreign LLAMA_SERVER compares llama.cpp's server with a ring and its gateway, by `sluice bench`.
 
-For each model and precision the three serve the same checkpoint on the same cores and take turns.
+For each model and precision the three serve the same checkpoint on the same cores, in turns.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from sluice.ring.cores import usable_cores
 MODELS = (TINY_NAME, *SHAPES)
 QUANTIZE = {"float32": None, "int8": "int8"}
 CONTEXT_TOKENS = 512
-"""Of each of llama.cpp's slots: it divides its KV cache evenly."""
+"""Context length of each slot of llama.cpp, which divides its KV cache evenly among the slots."""
 START_SECONDS = 120.0
 END_SECONDS = 20.0
 
@@ -37,7 +37,7 @@ def main(arguments: list[str]) -> None:
 
 
 def compare(options: argparse.Namespace, model: str, precision: str, folder: Path) -> None:
-    """Raises RingError and RuntimeError when a server does not start, CalledProcessError when the measurement fails."""
+    """Raises RingError or RuntimeError if a server does not start, CalledProcessError if the measurement fails."""
     print(f"\n{model}, {precision}", flush=True)
     source = checkpoint(model)
     with ExitStack() as servers:
@@ -50,25 +50,25 @@ def compare(options: argparse.Namespace, model: str, precision: str, folder: Pat
         command += ["-t", str(options.threads), "-np", str(options.concurrency)]
         command += ["-c", str(CONTEXT_TOKENS * options.concurrency)]
         servers.enter_context(foreign_server(command, other, folder / "llama.log"))
-        asked = [f"ring={ring.address}", f"gateway=http://127.0.0.1:{http}", f"llama.cpp=http://127.0.0.1:{other}"]
-        asked += ["--requests", str(options.requests), "--rounds", str(options.rounds)]
-        asked += ["--concurrency", str(options.concurrency)]
+        bench = [f"ring={ring.address}", f"gateway=http://127.0.0.1:{http}", f"llama.cpp=http://127.0.0.1:{other}"]
+        bench += ["--requests", str(options.requests), "--rounds", str(options.rounds)]
+        bench += ["--concurrency", str(options.concurrency)]
         if options.out is not None:
             options.out.mkdir(parents=True, exist_ok=True)
-            asked += ["--json", str(options.out / f"{model}-{precision}.json")]
-        subprocess.run([sys.executable, "-m", "sluice", "bench", *asked], check=True)
+            bench += ["--json", str(options.out / f"{model}-{precision}.json")]
+        subprocess.run([sys.executable, "-m", "sluice", "bench", *bench], check=True)
 
 
 @contextmanager
 def foreign_server(command: Sequence[str], port: int, log: Path) -> Iterator[None]:
-    """While it serves. Raises RuntimeError when it ends before, or is not healthy in time."""
+    """Runs a server. Raises RuntimeError if the server exits or is not healthy within START_SECONDS."""
     with log.open("wb") as stream:
         process = subprocess.Popen(command, stdout=stream, stderr=stream)
     try:
         end = time.monotonic() + START_SECONDS
         while not _is_healthy(port):
             if process.poll() is not None or time.monotonic() > end:
-                raise RuntimeError(f"{command[0]} does not serve:\n{log.read_text(errors='replace')[-4000:]}")
+                raise RuntimeError(f"{command[0]} did not start:\n{log.read_text(errors='replace')[-4000:]}")
             time.sleep(0.1)
         yield
     finally:
@@ -105,15 +105,18 @@ def _free_port() -> int:
 
 def _options(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.foreign", description=__doc__)
-    parser.add_argument("llama_server", type=Path, metavar="LLAMA_SERVER", help="its executable")
+    parser.add_argument("llama_server", type=Path, metavar="LLAMA_SERVER", help="executable of the server")
     parser.add_argument("--models", nargs="+", choices=MODELS, default=["tiny", "25M"], metavar="MODEL")
     parser.add_argument("--precisions", nargs="+", choices=QUANTIZE, default=list(QUANTIZE), metavar="PRECISION")
-    parser.add_argument("--requests", type=int, default=64, help="of each server in a round")
+    parser.add_argument("--requests", type=int, default=64, help="requests to each server per round")
     parser.add_argument("--concurrency", type=int, default=16)
-    parser.add_argument("--rounds", type=int, default=3, help="of each server")
-    parser.add_argument("--threads", type=int, default=usable_cores(), help="of each server; default: all cores")
-    parser.add_argument("--gguf-python", type=Path, default=LLAMA.python, help="with gguf; default: that of the peer")
-    parser.add_argument("--out", type=Path, help="folder for the figures as JSON")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds of each server")
+    parser.add_argument(
+        "--threads", type=int, default=usable_cores(), help="threads of each server; default: all cores"
+    )
+    python = "interpreter with the package gguf; default: that of the peer llama.cpp"
+    parser.add_argument("--gguf-python", type=Path, default=LLAMA.python, help=python)
+    parser.add_argument("--out", type=Path, help="folder for the results as JSON")
     return parser.parse_args(arguments)
 
 

@@ -15,22 +15,21 @@ from bench.harness.tables import markdown, plural
 OUT = Path(__file__).parents[1] / "docs" / "measurements"
 INTRODUCTION = """# Measurements
 
-Results of `make bench`; `make bench PARTS="cache policies"` runs a part of it. Figures of one table come from one run
-in which the systems took turns; each is the median of several rounds, and ratios are medians of the rounds' own ratios.
-Client, router, detokenizers and engine share the cores of one machine, so CPU time per token says more about the cost
-of each part than wall-clock time. Unless they say otherwise, topics about scheduling and the cache drive the engine in
-process, without the ring.
+Results of `make bench`; `make bench PARTS="cache policies"` runs some of the topics. The figures of a table come from
+one run in which the systems took turns; each figure is the median of several rounds, and ratios are medians of the
+ratios of the rounds. Client, router, detokenizers and engine share the cores of one machine, so CPU time per token
+tells more about the cost of each part than wall-clock time. Topics about scheduling and the cache run the engine in
+process, without the ring, unless they say otherwise.
 """
-ON_GPUS = """All figures are from CPUs. [gpu.md](gpu.md) holds the results of `python -m bench.gpu` on a GPU.
+ON_GPUS = """All figures are from CPUs. [gpu.md](gpu.md) has the results of `python -m bench.gpu` on a GPU.
 """
-NO_GPU = """All figures are from CPUs. `python -m bench.gpu` measures [on a GPU](../gpu.md#check-and-measure); none was
-available so far, so no such results are committed. Statements in the docs about GPUs are tested with fakes, those about
-several GPUs with gloo; NCCL uses the same code and is unproven.
+NO_GPU = """All figures are from CPUs. `python -m bench.gpu` measures [on a GPU](../gpu.md#check-and-measure); no such
+results are committed yet.
 """
 
 
 class Measured(msgspec.Struct, frozen=True):
-    """A topic's result and where it comes from. On disk, one JSON file per topic."""
+    """A topic's result and its origin. Stored as one JSON file per topic."""
 
     origin: Origin
     result: Any

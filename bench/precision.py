@@ -1,4 +1,4 @@
-"""python -m bench.precision: what each precision costs in quality, and CPU time per token, with models or without.
+"""python -m bench.precision: quality of each precision with the bundled model, and CPU time per token of other models.
 
 Prints the columns of the table in docs/operations.md.
 """
@@ -24,7 +24,7 @@ from sluice.ring.params import SamplingParams
 from sluice.tiny_model.corpus import read
 
 Precision = tuple[str, str, str, str]
-"""Backend, `dtype`, `quantize`, `kv_precision`."""
+"""Values of the settings `backend`, `dtype`, `quantize`, `kv_precision`."""
 PRECISIONS: tuple[Precision, ...] = (
     ("torch", "auto", "none", "auto"),
     ("openvino", "float32", "none", "float32"),
@@ -39,7 +39,7 @@ PRECISIONS: tuple[Precision, ...] = (
     ("openvino", "bfloat16", "int8", "u8"),
 )
 TIMED = (0, 1, 4, 6, 8, 9)
-"""Of PRECISIONS."""
+"""Indices of PRECISIONS whose CPU time is measured."""
 SEQUENCES, LENGTH = 64, 96
 PROMPTS, PROMPT, GENERATED = 50, 64, 32
 CONTEXT, STEPS = 64, 24
@@ -58,7 +58,7 @@ def main() -> None:
 
 
 def possible(precisions: Sequence[Precision]) -> list[Precision]:
-    """Those that this CPU has units for."""
+    """The precisions that this CPU supports."""
     return [each for each in precisions if each[1] != "bfloat16" or has_bfloat16()]
 
 
@@ -79,7 +79,7 @@ def loaded(model: Path, precision: Precision, threads: int) -> ModelRunner:
 
 
 def quality(threads: int) -> None:
-    """Of the bundled model, on files that it was not trained on."""
+    """Prints perplexity and greedy tokens of the bundled model, on files that were not in its training data."""
     held_out = "\n".join(read(0)[1].files)
     tokens = AutoTokenizer.from_pretrained(tiny_model.path())(held_out)["input_ids"]
     apart = len(tokens) // SEQUENCES
@@ -95,7 +95,7 @@ def quality(threads: int) -> None:
 
 @torch.inference_mode()
 def perplexity(runner: ModelRunner, texts: list[list[int]]) -> float:
-    """Of all tokens but the first of each text, which all have the same length."""
+    """Perplexity of all tokens except the first of each text. All texts have the same length."""
     losses = []
     forward = runner._forward
     for position in range(LENGTH - 1):
@@ -109,7 +109,7 @@ def perplexity(runner: ModelRunner, texts: list[list[int]]) -> float:
 
 
 def greedy(runner: ModelRunner, prompts: list[list[int]]) -> list[list[int]]:
-    """The tokens that each prompt is continued with."""
+    """The greedy continuation of each prompt."""
     found: list[list[int]] = [[] for _ in prompts]
     parts, start = prompts, 0
     for _ in range(GENERATED):
@@ -121,7 +121,7 @@ def greedy(runner: ModelRunner, prompts: list[list[int]]) -> list[list[int]]:
 
 
 def speed(model: Path, threads: int, rounds: int) -> None:
-    """CPU milliseconds per generated token, in turns: medians. The runners share the machine, and its memory."""
+    """Prints CPU milliseconds per generated token: medians of rounds in turns."""
     precisions = possible([PRECISIONS[index] for index in TIMED])
     runners = [loaded(model, precision, threads) for precision in precisions]
     for count in (32, 1):
@@ -144,7 +144,7 @@ def _seconds_per_token(runner: ModelRunner, count: int) -> float:
 
 
 def _slices(runner: ModelRunner, parts: list[list[int]], start: int) -> list[Slice]:
-    """One per sequence, each with blocks of its own."""
+    """One slice per sequence, each with separate blocks."""
     each = runner.num_blocks // SEQUENCES
     return [Slice(part, start, range(each * i, each * i + each), (Draw(GREEDY, 0, 0),)) for i, part in enumerate(parts)]
 

@@ -1,6 +1,6 @@
-"""python -m bench.soak: streams without pause, a death now and then, and memory meanwhile.
+"""python -m bench.soak runs streams continuously, kills a service from time to time, and records the memory.
 
-Writes soak.json and soak.png, and ends with one line; exit status 1 if a stream failed or differs from its undisturbed
+Writes soak.json and soak.png, and prints a summary; exit status 1 if a stream failed or differs from its undisturbed
 run.
 """
 
@@ -33,11 +33,11 @@ def main(arguments: list[str]) -> None:
 
 def _options(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.soak", description=__doc__)
-    parser.add_argument("--minutes", type=float, default=30.0, help="in all")
-    parser.add_argument("--every", type=float, default=20.0, help="seconds from death to death, on average")
-    parser.add_argument("--streams", type=int, default=64, help="at a time")
-    parser.add_argument("--seed", type=int, default=0, help="of which service dies when")
-    parser.add_argument("--threads", type=int, default=2, help="of all engines together")
+    parser.add_argument("--minutes", type=float, default=30.0, help="total duration")
+    parser.add_argument("--every", type=float, default=20.0, help="mean seconds between two deaths")
+    parser.add_argument("--streams", type=int, default=64, help="concurrent streams")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the services and times of the deaths")
+    parser.add_argument("--threads", type=int, default=2, help="threads of all engines together")
     parser.add_argument("--out", type=Path, default=OUT, help="folder for soak.json, soak.png and README.md")
     return parser.parse_args(arguments)
 

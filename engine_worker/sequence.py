@@ -91,7 +91,7 @@ class Sequence:
     num_draft_computed: int = 0
     """Leading tokens whose keys and values of the draft model are in `blocks`: at most `num_computed`."""
     first_block: int = 0
-    """Index of the first block it holds; earlier entries lie behind the attention window and are never read."""
+    """Index of the first block that it holds; earlier entries are before the attention window and are never read."""
     num_found: int = 0
     """Leading blocks that were found in the prefix cache."""
     num_placed: int = 0

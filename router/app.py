@@ -71,6 +71,7 @@ class RouterApp:
         self._model = describe(checkpoint)
         self._limits = limits_of(settings, self._model.max_context_tokens)
         self._text = TokenizerPool(checkpoint, settings.text_threads, 2 * self._limits.prompt_bytes)
+        self._check_vocabulary()
         self._stats_broadcast = StatsBroadcast()
         self._health = HealthService(service.full_name for service in (GENERATION, MODELS, ADMIN, HEALTH))
         # Create before the ring: if this raises, no socket is open yet.
@@ -174,6 +175,13 @@ class RouterApp:
             late_rows=ring.dispatcher.late_rows,
             unknown_heartbeats=ring.membership.engines.unknown + ring.membership.detokenizers.unknown,
         )
+
+    def _check_vocabulary(self) -> None:
+        """Warn if the tokenizer does not fit the model. Not an error: prompts may never use the extra tokens."""
+        vocab_size = self._model.vocab_size
+        if count := self._text.num_tokens_beyond(vocab_size):
+            effect = "prompts with these tokens will be refused"
+            self._log.warning("tokenizer_exceeds_model", extra_tokens=count, vocab_size=vocab_size, effect=effect)
 
     def _make_pipeline(self) -> RequestPipeline:
         ring = self.ring

@@ -152,10 +152,10 @@ def same_loops(ours: Served, theirs: Served, requests: int, longest: int, slack:
     counterpart. `slack` multiplies the tolerance."""
     source = random.Random(2)
     prompts = random_prompts(requests, longest, ours.shape.vocab_size, seed=3)
-    asks = [(prompt[: source.randint(1, longest)], source.randint(1, longest)) for prompt in prompts]
+    submits = [(prompt[: source.randint(1, longest)], source.randint(1, longest)) for prompt in prompts]
     cores = [Core(served, GREEDY) for served in (ours, theirs)]
     for core in cores:
-        for prompt, max_tokens in asks:
+        for prompt, max_tokens in submits:
             core.submit(prompt, max_tokens)
         core.finish()
     both = list(zip(*(core.drawn for core in cores), strict=True))

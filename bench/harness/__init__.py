@@ -1,1 +1,1 @@
-"""What all topics share: loads, systems in turn, figures, plots, pages, child processes."""
+"""Shared by all topics: loads, running systems in turns, statistics, plots, tables, child processes."""

@@ -21,7 +21,7 @@ DEVIATION = 0.01
 
 
 def write_adapter(folder: Path, model: Path, rank: int, seed: int, deviation: float = DEVIATION) -> Adapter:
-    """With all targets of the model; `deviation`: of both factors' values."""
+    """An adapter of all TARGETS; `deviation` is the standard deviation of the values of both factors."""
     config = json.loads((model / "config.json").read_text(encoding="utf-8"))
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     sizes = {

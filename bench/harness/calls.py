@@ -1,4 +1,4 @@
-"""Plain gRPC calls, as a client in any language makes them, and what routers log of them."""
+"""Plain gRPC calls, like those of a client in any language, and the routers' log lines about them."""
 
 import asyncio
 import time
@@ -21,10 +21,12 @@ STATUS_KEY = "grpc-status-details-bin"
 
 
 class StreamTimes(msgspec.Struct, frozen=True):
-    """One stream, in seconds since its call."""
+    """Times of one stream, in seconds."""
 
     first_token: float
+    """Since the call."""
     gaps: list[float]
+    """Between consecutive deltas."""
 
 
 def spec(prompt: Sequence[int], max_tokens: int, request_id: str = "", **fields: Any) -> pb.GenerationSpec:
@@ -37,9 +39,10 @@ def spec(prompt: Sequence[int], max_tokens: int, request_id: str = "", **fields:
     )
 
 
-async def deltas(stub: GenerationServiceStub, asked: pb.GenerationSpec, tenant: str = "") -> AsyncIterator[int]:
+async def deltas(stub: GenerationServiceStub, request: pb.GenerationSpec, tenant: str = "") -> AsyncIterator[int]:
+    """The number of tokens of each delta."""
     metadata = ((TENANT_KEY, tenant),) if tenant else ()
-    stream: Any = stub.GenerateStream(pb.GenerateStreamRequest(spec=asked), metadata=metadata)
+    stream: Any = stub.GenerateStream(pb.GenerateStreamRequest(spec=request), metadata=metadata)
     async for event in stream:
         if event.delta.token_count:
             yield event.delta.token_count
@@ -52,7 +55,8 @@ async def streaming(
     on_tokens: Callable[[int, int], None],
     tenant: str = "",
 ) -> AsyncIterator[None]:
-    """Streams of these specs, each again and again; `on_tokens` gets a spec's index and how many tokens came."""
+    """Streams each of these specs repeatedly until the context ends. `on_tokens(index of the spec, tokens)` is called
+    for each delta."""
 
     async def repeat(i: int) -> None:
         while True:
@@ -66,9 +70,9 @@ async def streaming(
             task.cancel()
 
 
-async def time_stream(stub: GenerationServiceStub, asked: pb.GenerationSpec, tenant: str = "") -> StreamTimes:
+async def time_stream(stub: GenerationServiceStub, request: pb.GenerationSpec, tenant: str = "") -> StreamTimes:
     began = time.perf_counter()
-    times = [time.perf_counter() async for _ in deltas(stub, asked, tenant)]
+    times = [time.perf_counter() async for _ in deltas(stub, request, tenant)]
     return StreamTimes(times[0] - began, [b - a for a, b in pairwise(times)])
 
 
@@ -79,17 +83,17 @@ def has_retry_info(error: aio.AioRpcError) -> bool:
 
 
 REQUEST, GIVEN_UP = "request_ended", "attempt_given_up"
-"""Events of a router: a request has ended; an attempt was ended before its request."""
+"""Log events of a router: the end of a request, and of an attempt that was given up before its request ended."""
 POLL_SECONDS = 0.05
 TIMEOUT_SECONDS = 30.0
 
 
 async def until_logged(lines: Sequence[LogLine], event: str, name: str, count: int) -> list[dict[str, Any]]:
-    """Fields of the lines about requests called `name-…`, as soon as there are `count` of them. Raises TimeoutError."""
+    """Fields of `count` lines of `event` on requests with ids `name-…`, once logged. Raises TimeoutError."""
     deadline = time.monotonic() + TIMEOUT_SECONDS
     while True:
-        own = [line.fields for line in lines if line.event == event]
-        found = [fields for fields in own if fields["request_id"].startswith(f"{name}-")]
+        events = [line.fields for line in lines if line.event == event]
+        found = [fields for fields in events if fields["request_id"].startswith(f"{name}-")]
         if len(found) >= count:
             return found
         if time.monotonic() > deadline:

@@ -1,4 +1,4 @@
-"""Systems in child processes: loads on standard input, runs on standard output, one JSON line each."""
+"""Systems in child processes. They read loads from standard input and write runs to standard output, as JSON lines."""
 
 import os
 import subprocess
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class SystemProcess:
-    """A Python program that serves loads. Raises RuntimeError when the process dies."""
+    """A child process that answers questions, such as loads. Raises RuntimeError if the process dies."""
 
     def __init__(
         self,
@@ -32,8 +32,8 @@ class SystemProcess:
         python: Path | str = sys.executable,
         root: Path = ROOT,
     ) -> None:
-        """`module`: or a file. `python`: an interpreter that has msgspec and what the module imports. `root`: the
-        checkout that it runs in."""
+        """`module` is a module's name or a file; `python` an interpreter with msgspec and everything that the module
+        imports; `root` the checkout to run in."""
         self.name = name
         self._log = log
         program = [str(module)] if isinstance(module, Path) else ["-m", module]
@@ -48,10 +48,10 @@ class SystemProcess:
         self._ready = False
 
     def run(self, load: Load) -> Run:
-        return self.ask(load, Run)
+        return self.query(load, Run)
 
-    def ask(self, question: msgspec.Struct, answer: type[T]) -> T:
-        # Loading takes seconds: children start together and are awaited one by one.
+    def query(self, question: msgspec.Struct, answer: type[T]) -> T:
+        # Loading takes seconds, so all children are started first and then awaited one by one.
         if not self._ready:
             self._ready = self._read() == READY
         self._stdin.write(msgspec.json.encode(question) + b"\n")
@@ -77,18 +77,19 @@ class SystemProcess:
 
 
 def claim_output() -> IO[bytes]:
-    """Standard output for answers alone: what libraries print there goes to standard error from here on."""
+    """Reserves standard output for answers: from now on, the output of libraries goes to standard error."""
     lines = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     return lines
 
 
 def serve(answer: Callable[[Load], Run], lines: IO[bytes] | None = None) -> None:
-    """The child's side: answer loads until standard input ends. `lines`: from `claim_output`, if that was called."""
+    """Runs in the child: answers loads until standard input ends. Pass `lines` if `claim_output` was called before."""
     serve_questions(Load, answer, lines)
 
 
 def serve_questions(kind: type[T], answer: Callable[[T], msgspec.Struct], lines: IO[bytes] | None = None) -> None:
+    """As `serve`, for questions of another type."""
     lines = lines or claim_output()
     lines.write(READY)
     lines.flush()
@@ -98,11 +99,11 @@ def serve_questions(kind: type[T], answer: Callable[[T], msgspec.Struct], lines:
 
 
 def cpu_seconds(pid: int, with_ended_children: bool = False) -> float:
-    """CPU time of a process so far, user and system, all threads. From Linux' /proc, in ticks of 10 ms."""
+    """CPU time of all threads of a process so far, user and system, from Linux' /proc in ticks of 10 ms."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
     return sum(map(int, fields[11 : 15 if with_ended_children else 13])) / os.sysconf("SC_CLK_TCK")
 
 
 def exact_cpu_seconds(pid: int) -> float:
-    """As `cpu_seconds`, in nanoseconds: the clock that clock_getcpuclockid(3) names."""
+    """As `cpu_seconds`, with nanosecond resolution: the clock of clock_getcpuclockid(3)."""
     return time.clock_gettime(~pid << 3 | 2)

@@ -1,4 +1,4 @@
-"""Ratios near 1, or below, are measured again: a few rounds do not tell a small loss from the noise of a machine."""
+"""Repeats comparisons whose ratio is near 1 or below: a few rounds cannot distinguish a small loss from noise."""
 
 import statistics
 from collections.abc import Callable, Iterable, Sequence
@@ -9,28 +9,28 @@ from bench.harness.stats import sustained_rate
 from bench.harness.topic import Step, interleave
 
 CLOSE = 1.05
-"""Ratios below are."""
+"""Comparisons with a smaller ratio are repeated."""
 
 
 class Comparison:
-    """Two loads, each the same in all rounds, whose speeds on one system are compared."""
+    """Compares the speeds of two loads on the same system. Each load is the same in all rounds."""
 
     def __init__(self, base: tuple[str, Load], other: tuple[str, Load]) -> None:
-        """Each with the name by which progress is shown."""
+        """Each load with its name in progress messages."""
         self._sides = (base, other)
         self.base: list[Run] = []
+        """Runs by round, over all starts of the system."""
         self.other: list[Run] = []
-        """By round, over all starts."""
 
     def measure(self, system: System, repeats: int, step: Step, start: str = "") -> None:
-        """Both in turns."""
+        """Runs both loads in turns, `repeats` times each."""
         runs = interleave({f"{name}{start}": (system, load) for name, load in self._sides}, repeats, step)
         for known, new in zip((self.base, self.other), runs, strict=True):
             known += new
 
     @property
     def ratios(self) -> list[float]:
-        """Of the other's speed by the base's, by round."""
+        """Speed of `other` divided by that of `base`, by round."""
         return [sustained_rate(b) / sustained_rate(a) for a, b in zip(self.base, self.other, strict=True)]
 
 
@@ -41,8 +41,8 @@ def measure_close_again(
     repeats: int,
     step: Step,
 ) -> None:
-    """Which ones are close follows from the rounds so far. Those get `repeats` more in each of so many `starts` of the
-    system: processes of the same code differ."""
+    """Repeats the comparisons whose median ratio so far is below CLOSE: `repeats` more rounds in each of `starts` new
+    processes of the system, since processes of the same code differ."""
     close = [each for each in comparisons if statistics.median(each.ratios) < CLOSE]
     for number in range(1, starts + 1) if close else ():
         with start() as system:
@@ -51,6 +51,6 @@ def measure_close_again(
 
 
 def middle_half(ratios: Sequence[float]) -> tuple[float, float]:
-    """The quartiles of at least one ratio."""
+    """The first and third quartile of at least one ratio."""
     low, _, high = statistics.quantiles(ratios, n=4, method="inclusive") if len(ratios) > 1 else [ratios[0]] * 3
     return low, high

@@ -1,4 +1,4 @@
-"""A load (requests), what a system made of it (a run), and which request goes in when."""
+"""A load (planned requests), the run of a system under it, and the order in which requests are submitted."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Protocol
@@ -12,64 +12,71 @@ from sluice.ring.params import RetentionParams
 from sluice.ring.rows import TokenRow
 
 
-class Ask(msgspec.Struct, frozen=True):
-    """One request: greedy unless it says otherwise, ignoring EOS, so that its output length is known beforehand.
+class PlannedRequest(msgspec.Struct, frozen=True):
+    """One request of a load. Greedy by default; EOS is ignored, so that the output length is known in advance.
 
-    Only the engine alone understands what follows `max_tokens`, and a load's `settings`.
+    Only `engine_alone` supports the fields after `max_tokens` and a load's `settings`.
     """
 
     prompt: list[int]
     max_tokens: int
     arrives: float | None = None
-    """Seconds after all initial requests have their first token. None: an initial request."""
+    """Time of submission: seconds after the last initial request got its first token. None: an initial request."""
     passed: float = 0.0
-    """Seconds by which the engine's clock is advanced, without waiting, before this request."""
+    """Seconds by which the engine's clock is advanced before this request, without waiting."""
     retention: RetentionParams = RetentionParams()
     ends_after: int | None = None
-    """Output tokens after which it is cancelled, as by a stop string. None: it runs to max_tokens."""
+    """Output tokens after which the request is cancelled, as by a stop string. None: it runs to max_tokens."""
     temperature: float = 0.0
     expected: list[int] = []
-    """Tokens that the caller expects as the output: drafts."""
+    """Draft tokens from the caller: the expected output."""
     n: int = 1
-    """Sequences."""
+    """Number of sequences."""
     beams: bool = False
-    """Search with `n` beams, instead of sampling as many sequences."""
+    """Beam search with `n` beams, instead of sampling `n` sequences."""
     prompt_logprobs: int | None = None
     adapter: Adapter | None = None
-    """Loaded by path."""
+    """LoRA adapter, loaded by path."""
 
 
 class Load(msgspec.Struct, frozen=True):
-    asks: Sequence[Ask]
+    # "asks" on the wire: `bench.compare` also runs the code of older revisions.
+    requests: Sequence[PlannedRequest] = msgspec.field(name="asks")
     width: int
-    """Most requests in flight; the next is submitted as soon as one ends."""
+    """Largest number of requests in flight; the next one is submitted as soon as one ends."""
     salt: str = ""
-    """Prefix-cache domain: one load must not find what another computed."""
+    """Salt of the prefix cache, so that a load has no prefix cache hits from another one."""
     with_ids: bool = False
+    """Request token ids, as `Trace.tokens`."""
     settings: dict[str, Any] | None = None
-    """If given, a new engine with these settings and an empty cache serves this load, within the process's memory."""
+    """If set, a new engine with these settings and an empty cache serves this load, in the memory of the process."""
 
     @property
     def tokens(self) -> int:
-        return sum(ask.n * (ask.max_tokens if ask.ends_after is None else ask.ends_after) for ask in self.asks)
+        """Output tokens of all requests."""
+        return sum(each.n * (each.ends_after or each.max_tokens) for each in self.requests)
 
     def salted(self) -> "Load":
-        """For systems without such domains: the salt in the first two tokens of each prompt, the same in all, so that
-        what the prompts of one load share stays shared."""
+        """For systems without salts: replaces the first two tokens of each prompt by a function of the salt. They are
+        the same in all prompts, so that a common prefix of the load remains one."""
         number = crc32(self.salt.encode())
         head = [1 + number % 997, 1 + number // 997 % 997]
-        return replace(
-            self, asks=[replace(ask, prompt=(head + ask.prompt[2:])[: len(ask.prompt)]) for ask in self.asks]
-        )
+        salted = [replace(each, prompt=(head + each.prompt[2:])[: len(each.prompt)]) for each in self.requests]
+        return replace(self, requests=salted)
 
 
 class Trace(msgspec.Struct, frozen=True):
+    """One request of a run. Times are seconds since the run began."""
+
     submitted: float
     arrivals: list[float]
+    """Times of the deltas."""
     counts: list[int]
+    """Tokens of each delta."""
     tokens: list[int]
+    """Token ids of the output, if the load asked for them."""
     cached_tokens: int = 0
-    """Prompt tokens from the prefix cache, if the system reports them."""
+    """Prompt tokens that came from the prefix cache, if the system reports them."""
 
     @property
     def first_token_ms(self) -> float:
@@ -77,15 +84,20 @@ class Trace(msgspec.Struct, frozen=True):
 
 
 class Run(msgspec.Struct, frozen=True):
+    """A system under one load."""
+
     seconds: float
     """From the first submission to the last token."""
     cpu: dict[str, float]
+    """CPU seconds of each process, by name."""
     traces: list[Trace]
+    """One per request, in the order of the load."""
     steps: int = 0
-    """Of the engine alone, as what follows."""
+    """Steps of the engine; reported only by `engine_alone`, as are the following fields."""
     drafted: int = 0
+    """Draft tokens verified."""
     accepted: int = 0
-    """Draft tokens."""
+    """Draft tokens accepted."""
 
 
 class System(Protocol):
@@ -104,7 +116,7 @@ class Feed:
         self._live = 0
 
     def due(self) -> range:
-        due = range(self._next, min(self._next + self._load.width - self._live, len(self._load.asks)))
+        due = range(self._next, min(self._next + self._load.width - self._live, len(self._load.requests)))
         self._next = due.stop
         self._live += len(due)
         return due
@@ -114,32 +126,32 @@ class Feed:
 
 
 class Arrivals:
-    """A feed whose load ends with timed requests: these are submitted at their time, whatever else is in flight."""
+    """A feed for a load that ends with timed requests, which are submitted at their time even beyond `width`."""
 
     def __init__(self, load: Load) -> None:
-        self._asks = load.asks
-        self._untimed = sum(ask.arrives is None for ask in load.asks)
-        self._feed = Feed(replace(load, asks=load.asks[: self._untimed]))
+        self._requests = load.requests
+        self._untimed = sum(request.arrives is None for request in load.requests)
+        self._feed = Feed(replace(load, requests=load.requests[: self._untimed]))
         self._next = self._untimed
         self._silent = self._untimed
-        """Initial requests without a token so far."""
+        """Number of initial requests that have no token yet."""
         self._zero = 0.0
-        """When the last of them got its first token: timed requests count from here."""
-        self._running = [ask.n for ask in load.asks]
-        """Sequences of each request that have not ended."""
-        self._unfinished = len(load.asks)
+        """When the last initial request got its first token; `arrives` counts from this time."""
+        self._running = [request.n for request in load.requests]
+        """Number of sequences that have not ended, by request."""
+        self._unfinished = len(load.requests)
 
     @property
     def over(self) -> bool:
-        """Every request has ended."""
+        """Whether every request has ended."""
         return not self._unfinished
 
     def due(self, now: float) -> Iterator[tuple[int, float]]:
-        """Requests to submit now, and when each of them arrived; seconds since the load began."""
+        """Indices of the requests to submit now, and their times of arrival in seconds since the load began."""
         for i in self._feed.due():
             yield i, now
-        while not self._silent and self._next < len(self._asks):
-            at = self._zero + (self._asks[self._next].arrives or 0.0)
+        while not self._silent and self._next < len(self._requests):
+            at = self._zero + (self._requests[self._next].arrives or 0.0)
             if at > now:
                 break
             self._next += 1

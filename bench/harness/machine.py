@@ -1,5 +1,5 @@
-"""What else the machine did during a measurement, from Linux' /proc: time that its host withheld, and CPU time of
-processes that are not ours."""
+"""Disturbances during a measurement, from Linux' /proc: time stolen by the host of a virtual machine, and CPU time of
+foreign processes."""
 
 import os
 import time
@@ -13,19 +13,20 @@ from bench.harness.children import cpu_seconds
 
 
 class Meanwhile(msgspec.Struct, frozen=True):
-    """Shares are of the time of all cores."""
+    """Use of the machine during a measurement. Shares are fractions of the time of all cores."""
 
     cores: int
     seconds: float = 0.0
     steal: float = 0.0
-    """Time in which the host ran something else on these cores."""
+    """Share in which the host ran other work on these cores."""
     ours: float = 0.0
+    """Share used by this process and its descendants."""
     foreign: float = 0.0
-    """CPU time of processes that this one did not start, kernel threads included."""
+    """Share used by all other processes, including kernel threads."""
 
 
 class MachineTimes(NamedTuple):
-    """CPU seconds since the start of the machine; `ours`: of this process and all below it."""
+    """CPU seconds since the start of the machine; `ours` are those of this process and its descendants."""
 
     at: float
     busy: float
@@ -50,7 +51,7 @@ class MachineTimes(NamedTuple):
 
 
 def descendants(pid: int) -> list[int]:
-    """The process and all below it."""
+    """The process itself and all its descendants."""
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -64,7 +65,7 @@ def descendants(pid: int) -> list[int]:
 
 
 def _spent(pid: int) -> float:
-    """0 if the process has ended: its parent then counts what it spent."""
+    """CPU seconds. 0 if the process has ended: its parent's figure then includes them."""
     with suppress(FileNotFoundError, ProcessLookupError):
         return cpu_seconds(pid, with_ended_children=True)
     return 0.0

@@ -20,16 +20,21 @@ MEBIBYTE = 1 << 20
 
 
 class Trail(msgspec.Struct, frozen=True):
+    """Memory of one process over time."""
+
     service: str
+    """Such as "engine-0"; a restarted process of the service has a separate trail."""
     seconds: list[float]
-    """Since the watch began."""
+    """Times of the samples, since the watch began."""
     mebibytes: list[float]
+    """Resident memory at these times."""
 
     @property
     def role(self) -> str:
         return self.service.partition("-")[0]
 
     def after(self, seconds: float) -> "Trail":
+        """Without the first `seconds` of the process."""
         first = bisect_left(self.seconds, self.seconds[0] + seconds)
         return Trail(self.service, self.seconds[first:], self.mebibytes[first:])
 
@@ -68,7 +73,7 @@ def resident_bytes(pid: int) -> int:
 
 
 def before_and_after(trails: Iterable[Trail], until: float) -> dict[str, tuple[float, float]]:
-    """MiB by service: the last sample before that time, and the last of all, which may be another process's."""
+    """MiB by service: its last sample before `until` and its last sample of all, which may be from a later process."""
     found: dict[str, tuple[float, float]] = {}
     for trail in sorted(trails, key=lambda trail: trail.seconds[0]):
         early = [size for at, size in zip(trail.seconds, trail.mebibytes, strict=True) if at <= until]
@@ -78,7 +83,7 @@ def before_and_after(trails: Iterable[Trail], until: float) -> dict[str, tuple[f
 
 
 def slope(trails: Sequence[Trail]) -> float | None:
-    """Least squares in MiB per minute, with an offset for each process. None if no process was sampled twice."""
+    """Growth in MiB per minute by least squares, with one offset per process. None if no process has two samples."""
     above = below = 0.0
     for trail in trails:
         at, size = np.array(trail.seconds), np.array(trail.mebibytes)

@@ -1,4 +1,4 @@
-"""Models to serve, the bundled checkpoint and random weights in some shapes of Qwen3, and prompts for them."""
+"""Models to serve (the bundled checkpoint, and random weights in several shapes of Qwen3), and prompts for them."""
 
 import argparse
 import inspect
@@ -60,12 +60,12 @@ QWEN3_5M: dict[str, Any] = {
 
 
 WEAKENED = ("o_proj.weight", "down_proj.weight")
-"""What a layer adds to the hidden states is a product with one of these."""
+"""The weights whose products a layer adds to the hidden states."""
 
 
 def write_deepened_tiny(folder: Path, copies: int, strength: float) -> Path:
-    """The tiny model with so many copies of its layers behind them, whose effect is weaker by a factor: a model that
-    costs more, and mostly agrees with the tiny one."""
+    """The tiny model followed by `copies` copies of its layers, whose contribution is scaled by `strength`. The model
+    costs more than the tiny one and mostly predicts the same tokens."""
     folder.mkdir(parents=True, exist_ok=True)
     config = json.loads((TINY / "config.json").read_text(encoding="utf-8"))
     layers, tensors = config["num_hidden_layers"], load_file(TINY / "model.safetensors")
@@ -89,7 +89,7 @@ def write_qwen3_06b(folder: Path) -> Path:
 
 
 def write_shape(folder: Path, shape: Mapping[str, Any]) -> Path:
-    """A model folder without weights, for `weights="random"`, whose tokenizer has a text for every id."""
+    """A model folder without weights, for `weights="random"`. Its tokenizer has a text for every id."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(shape))
     shutil.copy(TINY / "tokenizer_config.json", folder)
@@ -101,8 +101,8 @@ def write_shape(folder: Path, shape: Mapping[str, Any]) -> Path:
 
 
 def python_prompts(model: Path, count: int, tokens: int) -> list[list[int]]:
-    """`count` prompts of `tokens` token ids each, stretches of the standard library that differ from their first block
-    on. The tiny model was trained on Python, so its continuations look like real work."""
+    """`count` prompts of `tokens` token ids each: excerpts of Python's standard library that differ from the first
+    block on. The tiny model was trained on Python, so its continuations resemble real code."""
     tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
     ids: list[int] = [i for module in SOURCES for i in tokenizer.encode(inspect.getsource(module)).ids]
     stride = max(1, (len(ids) - tokens) // count)

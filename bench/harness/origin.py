@@ -1,4 +1,4 @@
-"""Where and when figures were measured."""
+"""Date, command, machine and software of a measurement."""
 
 import os
 import platform
@@ -20,7 +20,7 @@ class Origin(msgspec.Struct, frozen=True):
     machine: str
     software: str
     threads: int
-    """Of the engine, and of each peer."""
+    """Threads of the engine, and of each peer."""
 
 
 def origin(arguments: list[str], threads: int, module: str = "bench") -> Origin:

@@ -1,4 +1,4 @@
-"""Figures of runs."""
+"""Statistics of runs."""
 
 import statistics
 from collections.abc import Sequence
@@ -13,14 +13,16 @@ from sluice.loadgen.report import percentile
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """One system under one load: medians over the repeats. Times in milliseconds, CPU in microseconds."""
+    """Statistics of one system under one load: medians over the repeats. Times are in milliseconds, CPU times in
+    microseconds."""
 
     tokens_per_second: float
     tokens_per_second_range: tuple[float, float]
+    """Lowest and highest of the repeats."""
     first_token_p50: float
     first_token_p99: float
     inter_token_p50: float | None
-    """Between two deltas of one stream; None if no stream had two."""
+    """Time between two deltas of a stream. None if no stream had two deltas."""
     inter_token_p99: float | None
     tokens_per_delta: float
     cpu_per_token: dict[str, float]
@@ -47,17 +49,18 @@ def figures(runs: Sequence[Run]) -> Figures:
 
 
 def rate(run: Run) -> float:
+    """Tokens per second."""
     return _tokens(run) / run.seconds
 
 
 def ratio(runs: Sequence[Run], base: Sequence[Run]) -> float:
-    """Median over the rounds of one system's rate by another's."""
+    """Rate of one system divided by that of another: the median over the rounds."""
     return statistics.median(rate(a) / rate(b) for a, b in zip(runs, base, strict=True))
 
 
 def sustained_rate(run: Run) -> float:
-    """Of the time while another request took each place that became free: without the end of a run, where the last of
-    few sequences decides when it is over."""
+    """Tokens per second until the last request was submitted, while the number of requests in flight was constant. The
+    end of a run is excluded, because its duration depends on the longest of a few sequences."""
     began, ended = (end(trace.submitted for trace in run.traces) for end in (min, max))
     if ended == began:
         return rate(run)
@@ -66,12 +69,12 @@ def sustained_rate(run: Run) -> float:
 
 
 def sustained_ratio(runs: Sequence[Run], base: Sequence[Run]) -> float:
-    """As `ratio`."""
+    """As `ratio`, of sustained rates."""
     return statistics.median(sustained_rate(a) / sustained_rate(b) for a, b in zip(runs, base, strict=True))
 
 
 def thinned(samples: Sequence[float], most: int = 1000) -> list[float]:
-    """Sorted, rounded to four digits; of more than `most` samples, that many evenly spaced quantiles."""
+    """The samples, sorted and rounded to four digits; of more than `most` samples, as many evenly spaced quantiles."""
     if len(samples) > most:
         samples = np.quantile(samples, np.linspace(0, 1, most)).tolist()
     return sorted(round(sample, 4) for sample in samples)

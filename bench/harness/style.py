@@ -1,4 +1,4 @@
-"""The look of all pictures: few colours, light lines, numbers beside what they belong to."""
+"""The style of all plots: few colours, light lines, numbers next to their bars and points."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -54,7 +54,7 @@ class Series(NamedTuple):
 def canvas(
     shape: tuple[int, int], size: tuple[float, float], title: str, subtitle: str, widths: Sequence[float] | None = None
 ) -> tuple[Figure, list[list[Axes]]]:
-    """A figure of `size` inches, with a grid of axes of `shape`, (rows, columns), under a title. Needs no display."""
+    """A figure of `size` inches with a title and a grid of axes of `shape` (rows, columns). Needs no display."""
     with rc_context(STYLE):
         figure = Figure(figsize=size, dpi=DPI, layout="constrained")
         FigureCanvasAgg(figure)
@@ -67,7 +67,7 @@ def canvas(
 
 
 def frame(axes: Axes, heading: str = "", below: str = "", *, x: str = "", grid: str = "", bare: str = "left") -> None:
-    """Heading with a softer line below it, label, light grid, and one spine less: `bare`."""
+    """Heading, softer line `below` it, label of the x axis, light `grid`; removes the spine `bare`."""
     if heading:
         axes.set_title(f"{heading}\n" if below else heading, loc="left", size=10.5, weight="bold", color=INK, pad=8)
     if below:
@@ -85,13 +85,13 @@ def note(axes: Axes, text: str, at: tuple[float, float], shift: tuple[float, flo
 
 
 def dashed(axes: Axes, at: float, text: str = "") -> None:
-    """A line across, named at its foot."""
+    """A dashed vertical line, labelled at its foot."""
     axes.axvline(at, color=SOFT, linewidth=1, linestyle=(0, (3, 3)), zorder=0)
     note(axes, text, (at, 0.02), (4, 0), xycoords=("data", "axes fraction"), ha="left", color=SOFT)
 
 
 def lines(axes: Axes, at: Sequence[float], series: Sequence[Series]) -> None:
-    """A value of each series at each place."""
+    """One line per series, with a labelled point at each x value in `at`."""
     for one in series:
         axes.plot(at, one.values, one.line, color=one.colour, linewidth=2, markersize=6, label=one.name)
         for x, value in zip(at, one.values, strict=True):
@@ -103,7 +103,7 @@ def lines(axes: Axes, at: Sequence[float], series: Sequence[Series]) -> None:
 
 
 def bars(axes: Axes, names: Sequence[str], series: Sequence[Series], *, stacked: bool = False) -> None:
-    """For each name a bar of each series: side by side, or percents stacked to 100."""
+    """A group of bars per name, one bar per series: side by side, or percentages stacked to 100."""
     width = 0.8 / (1 if stacked else len(series))
     below = np.zeros(len(names))
     for i, one in enumerate(series):
@@ -120,7 +120,7 @@ def bars(axes: Axes, names: Sequence[str], series: Sequence[Series], *, stacked:
 
 
 def ranks(axes: Axes, names: Sequence[str], values: Sequence[float], colour: Any, texts: Sequence[str]) -> None:
-    """Lying bars from top to bottom, each with a text at its end; `colour`: of all, or one for each."""
+    """Horizontal bars from top to bottom, each with a text at its end; `colour` is one colour or one per bar."""
     axes.barh(range(len(names)), values, 0.66, color=colour)
     for row, (value, text) in enumerate(zip(values, texts, strict=True)):
         note(axes, text, (value, row), (5, 0), ha="left", va="center")
@@ -136,11 +136,11 @@ def distribution(axes: Axes, heading: str, unit: str, series: Sequence[Series], 
             percents = [100 * (i + 1) / len(one.values) for i in range(len(one.values))]
             p50, p99 = (short(percentile(one.values, percent)) for percent in (50, 99))
             label = f"{one.name}: p50 {p50}, p99 {p99} {unit}"
-            times = np.maximum(one.values, 1e-3)  # The logarithm needs more than 0.
+            times = np.maximum(one.values, 1e-3)  # The logarithmic scale needs positive values.
             axes.step(times, percents, where="post", color=one.colour, linewidth=2.2, label=label)
     axes.set_xscale(scale)
     axes.legend(loc="upper left", bbox_to_anchor=(0, -0.16), ncols=2, **LEGEND)
-    frame(axes, heading, "% that waited no longer", x=unit, grid="x")
+    frame(axes, heading, "% of waits that were not longer", x=unit, grid="x")
 
 
 def trails(axes: Axes, shown: Sequence[Trail]) -> None:

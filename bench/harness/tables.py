@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 
 class Table(NamedTuple):
-    """The first column names the row."""
+    """A table whose first column names the rows."""
 
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
@@ -13,6 +13,8 @@ class Table(NamedTuple):
 
 
 class Section(NamedTuple):
+    """The part of a page about one topic."""
+
     title: str
     question: str
     answers: list[str]
@@ -20,12 +22,12 @@ class Section(NamedTuple):
 
 
 def table(columns: str, rows: Iterable[str]) -> Table:
-    """Header and rows as lines of cells separated by bars."""
+    """A table from lines of cells that are separated by bars: the header, and the rows."""
     return Table(_cells(columns), [_cells(row) for row in rows])
 
 
 def markdown(table: Table, others: str = "---:") -> str:
-    """`others`: how columns after the first are aligned."""
+    """`others` is the alignment of all columns but the first."""
     lines = [table.columns, ["---", *[others for _ in table.columns[1:]]], *table.rows]
     return "\n".join(f"| {' | '.join(cell.replace('|', '/') for cell in line)} |" for line in lines)
 
@@ -40,7 +42,7 @@ def short(value: float) -> str:
 
 
 def number(value: float | None) -> str:
-    """Three significant digits, in a column; a dash for None."""
+    """At least three significant digits, with trailing zeros so that columns align; a dash for None."""
     if value is None:
         return "–"
     return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"

@@ -1,4 +1,4 @@
-"""A topic: one question, from how much is measured over the result to words and a picture; and fair rounds."""
+"""A topic measures the answer to one question: plan, measurement, result, page section and plot; and fair rounds."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -16,11 +16,11 @@ from bench.harness.tables import Section, number, numbers
 
 WARM_TOKENS = 1024
 Step = Callable[[str], None]
-"""Progress: called once per run with what was done."""
+"""Progress callback: called after each run with a description of it."""
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """How much is measured."""
+    """Sizes of a measurement."""
 
     threads: int = 1
 
@@ -28,15 +28,15 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 class Topic(NamedTuple):
     plan: Plan
     quick: Plan
-    """The least that shows whether it works."""
+    """Smallest sizes, to test that the measurement works."""
     measure: Callable[[Any, Path, Step], Any]
-    """(plan, folder for logs and model files, step) → the result."""
+    """Maps (plan, folder for logs and model files, step) to the result."""
     result: type[msgspec.Struct]
     section: Callable[[Any], Section]
     draw: Callable[[Any], Figure]
 
     def run(self, name: str, plan: Plan, folder: Path, progress: Progress) -> Any:
-        """Measures and shows what was done last."""
+        """Measures, and shows the progress."""
         task = progress.add_task(f"{name}: starting", total=None)
         result = self.measure(plan, folder, lambda done: progress.update(task, description=f"{name}: {done}"))
         progress.stop_task(task)
@@ -52,7 +52,7 @@ def engine_settings(threads: int, **others: Any) -> dict[str, Any]:
 
 
 def speed_cells(figures: Figures, ratio: str) -> str:
-    """Tokens/s (range), the ratio as it is, first token and inter-token times."""
+    """Cells of a table row: tokens/s (range), `ratio`, time to first token, time between tokens."""
     slowest, fastest = figures.tokens_per_second_range
     rate = f"{number(figures.tokens_per_second)} ({number(slowest)}–{number(fastest)})"
     first = numbers(figures.first_token_p50, figures.first_token_p99)
@@ -60,13 +60,14 @@ def speed_cells(figures: Figures, ratio: str) -> str:
 
 
 def interleave(sides: Mapping[str, tuple[System, Load]], repeats: int, step: Step) -> list[list[Run]]:
-    """Runs of each system under its load, after a short uncounted round, each with a prefix-cache domain of its own."""
+    """Runs each system with its load, `repeats` times in turns, after a short warm-up that is not counted. Each run has
+    a different prefix cache salt."""
     runs: dict[str, list[Run]] = {name: [] for name in sides}
     for name, (system, load) in sides.items():
         system.run(_brief(load))
         step(f"{name}, warming up")
     for repeat in range(repeats):
-        # Every second round goes backwards, so that drift of the machine affects all systems alike.
+        # Every second round is in reverse order, so that drift of the machine affects all systems equally.
         for name in sides if repeat % 2 == 0 else reversed(runs):
             system, load = sides[name]
             runs[name].append(system.run(replace(load, salt=f"{load.salt}-{repeat}")))
@@ -75,9 +76,10 @@ def interleave(sides: Mapping[str, tuple[System, Load]], repeats: int, step: Ste
 
 
 def _brief(load: Load) -> Load:
-    """The first `width` requests, no longer than WARM_TOKENS, with two tokens each: the same shapes, little time."""
-    asks = [
-        replace(ask, prompt=ask.prompt[:WARM_TOKENS], max_tokens=min(ask.max_tokens, 2))
-        for ask in load.asks[: load.width]
+    """A warm-up with the same shapes that takes little time: the first `width` requests, with prompts of at most
+    WARM_TOKENS and outputs of two tokens."""
+    requests = [
+        replace(request, prompt=request.prompt[:WARM_TOKENS], max_tokens=min(request.max_tokens, 2))
+        for request in load.requests[: load.width]
     ]
-    return replace(load, asks=asks, salt=f"{load.salt}-warm")
+    return replace(load, requests=requests, salt=f"{load.salt}-warm")

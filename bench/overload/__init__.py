@@ -1,1 +1,1 @@
-"""More requests than there is room for: who is rejected, who waits, and who is not affected."""
+"""Overload: more requests than the ring can serve."""

@@ -1,4 +1,4 @@
-"""Many requests at once against a small queue; and one tenant that floods while another sends little."""
+"""Many requests at the same time with a small queue; and a tenant that floods while another one sends few requests."""
 
 import asyncio
 import json
@@ -29,7 +29,7 @@ SETTLING_SECONDS = 0.5
 class Volley(msgspec.Struct, frozen=True):
     requests: int
     seconds: float = 0.0
-    """Within which they are sent; 0: at once."""
+    """Time within which the requests are sent; 0: together."""
     connections: int = 1
 
 
@@ -39,11 +39,13 @@ class Burst(Volley, frozen=True, kw_only=True):
     told_when: int
     """Rejections with RetryInfo."""
     client: list[float]
+    """Milliseconds from the call to the rejection, at the client."""
     router: list[float]
-    """As the router reports it: from when it has read the message."""
+    """The same in the router, from the time when it has read the message."""
     cpu: dict[str, float]
+    """CPU milliseconds per request of client and router."""
     unexplained: dict[str, int] = {}
-    """Calls that failed without the router's rejection, by status: it never saw them."""
+    """Calls that failed without a rejection by the router, which never received them, by status."""
 
 
 class Retried(msgspec.Struct, frozen=True):
@@ -59,7 +61,7 @@ async def measure_burst(ring: Ring, lines: Sequence[LogLine], volley: Volley) ->
     requests, name = volley.requests, f"burst-{volley.requests}-{volley.seconds:g}"
 
     async with AsyncExitStack() as stack:
-        # Otherwise gRPC joins channels to one address into one connection.
+        # Without this option gRPC uses one connection for all channels to an address.
         options = [("grpc.use_local_subchannel_pool", 1)]
         channels = [aio.insecure_channel(ring.address, options) for _ in range(volley.connections)]
         for channel in channels:
@@ -120,7 +122,7 @@ def _request(number: int, request_id: str) -> pb.GenerateRequest:
 
 
 def _policy(first_backoff: float) -> Mapping[str, Any]:
-    """Five attempts is gRPC's maximum."""
+    """A service config with five attempts, gRPC's maximum."""
     retry = {
         "maxAttempts": 5,
         "initialBackoff": f"{first_backoff:g}s",
@@ -134,20 +136,22 @@ def _policy(first_backoff: float) -> Mapping[str, Any]:
 class TenantPlan(msgspec.Struct, frozen=True):
     rounds: int
     requests: int
-    """Of the quiet tenant, one after the other, in each half of a round."""
+    """Consecutive requests of the quiet tenant in each half of a round."""
     flood: int
-    """Requests of the other that are always in flight."""
+    """Requests of the flooding tenant that are always in flight."""
     flood_tokens: int
     prompt_tokens: int = 32
     output_tokens: int = 16
 
 
 class TenantTimes(msgspec.Struct, frozen=True):
+    """Times of the quiet tenant's requests, in milliseconds."""
+
     first_token: list[float]
     queue: list[float]
-    """In the router, until the request was submitted to an engine."""
+    """Time in the router until the request was submitted to an engine."""
     gaps: list[float]
-    """Between two tokens: how long a step takes."""
+    """Time between two tokens, which is the duration of a step."""
 
 
 class Tenants(msgspec.Struct, frozen=True):
@@ -158,15 +162,15 @@ class Tenants(msgspec.Struct, frozen=True):
 
 
 async def measure_tenants(address: str, lines: Sequence[LogLine], plan: TenantPlan, batch: int) -> Tenants:
-    """With and without the flood, in turns."""
+    """Measures the quiet tenant with and without the flood, in turns."""
     found: dict[str, list[StreamTimes]] = {"alone": [], "flooded": []}
     async with aio.insecure_channel(address) as channel, aio.insecure_channel(address) as other:
         quiet = GenerationServiceStub(channel)
-        await _ask(quiet, "warm", 0, plan)
+        await _send_requests(quiet, "warm", 0, plan)
         for round_ in range(plan.rounds):
-            found["alone"] += await _ask(quiet, "alone", round_, plan)
+            found["alone"] += await _send_requests(quiet, "alone", round_, plan)
             async with _flood(GenerationServiceStub(other), plan, batch):
-                found["flooded"] += await _ask(quiet, "flooded", round_, plan)
+                found["flooded"] += await _send_requests(quiet, "flooded", round_, plan)
     times = []
     for name, streams in found.items():
         logged = await until_logged(lines, REQUEST, name, len(streams))
@@ -177,20 +181,20 @@ async def measure_tenants(address: str, lines: Sequence[LogLine], plan: TenantPl
     return Tenants(plan, batch, *times)
 
 
-async def _ask(stub: GenerationServiceStub, name: str, round_: int, plan: TenantPlan) -> list[StreamTimes]:
+async def _send_requests(stub: GenerationServiceStub, name: str, round_: int, plan: TenantPlan) -> list[StreamTimes]:
     found = []
     for i in range(plan.requests):
         request_id = f"{name}-{round_ * plan.requests + i}"
-        # A salt of its own: no prompt may be found in the cache.
+        # A different salt for each request prevents prefix cache hits.
         cache = pb.KvCacheOptions(salt=request_id)
-        asked = spec([100] * plan.prompt_tokens, plan.output_tokens, request_id, kv_cache=cache)
-        found.append(await time_stream(stub, asked, "quiet"))
+        request = spec([100] * plan.prompt_tokens, plan.output_tokens, request_id, kv_cache=cache)
+        found.append(await time_stream(stub, request, "quiet"))
     return found
 
 
 @asynccontextmanager
 async def _flood(stub: GenerationServiceStub, plan: TenantPlan, batch: int) -> AsyncIterator[None]:
-    """`plan.flood` requests in flight, from when half a batch of them generates."""
+    """Keeps `plan.flood` requests in flight; the context starts when half a batch of them generates."""
     generating: set[int] = set()
     full = asyncio.Event()
 

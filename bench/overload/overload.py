@@ -1,4 +1,4 @@
-"""Overload: how soon rejected clients know, and what one tenant's flood means to another."""
+"""Overload: the time to a rejection, and the effect of one tenant's flood on another tenant."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ class OverloadPlan(Plan, frozen=True):
     volleys: list[floods.Volley]
     retried: int
     first_backoff: float
-    """Seconds, of that client, if the server does not say when to retry."""
+    """Seconds of the client's first backoff, which applies if the server sends no retry delay."""
     tenants: floods.TenantPlan
     batch: int
     max_live: int = 8
@@ -38,7 +38,7 @@ class OverloadResult(msgspec.Struct, frozen=True):
 
 
 def measure(plan: OverloadPlan, _: Path, step: Step) -> OverloadResult:
-    """A ring with a small queue, then one with a large one."""
+    """Measures a ring with a small queue, then a ring with a large queue."""
     lines: list[LogLine] = []
     small = {"max_live": plan.max_live, "max_waiting": plan.max_waiting}
     with Ring(TINY, engine_args=engine_settings(plan.threads), router_args=small, observe=lines.append) as ring:
@@ -63,37 +63,38 @@ def section(result: OverloadResult) -> Section:
         for each in result.bursts
     )
     waits = (
-        f"{name} | {_percentiles(asked.first_token)} | {_percentiles(asked.queue)} | {_percentiles(asked.gaps)}"
-        for name, asked in (("alone", tenants.alone), ("in the flood", tenants.flooded))
+        f"{name} | {_percentiles(times.first_token)} | {_percentiles(times.queue)} | {_percentiles(times.gaps)}"
+        for name, times in (("alone", tenants.alone), ("during the flood", tenants.flooded))
     )
-    cells = "at the client p50 · p99, ms | in the router p50 · p99, ms | CPU of client · router, ms each"
+    cells = "at the client p50 · p99, ms | in the router p50 · p99, ms | CPU per request of client · router, ms"
     return Section(
         "Overload",
-        f"A router with {result.max_live} live and {result.max_waiting} waiting requests at most. *At the client*: "
-        "from call to rejection, in one Python event loop that makes all the calls; *in the router*: from when it has "
-        f"read the message. Then an engine that runs {tenants.batch} requests at once, where one tenant always "
-        f"has {plan.flood} requests of {plan.flood_tokens} tokens and another sends one small request after the other.",
+        f"A router with at most {result.max_live} live and {result.max_waiting} waiting requests. *At the client*: "
+        "time from call to rejection, in one Python event loop that makes all calls; *in the router*: time since it "
+        f"has read the message. Then an engine with a batch of {tenants.batch}, where one tenant always has "
+        f"{plan.flood} requests of {plan.flood_tokens} tokens in flight and another tenant sends small requests one "
+        "after the other.",
         [*map(_refused, result.bursts), _retried(result.retried), _flooded(tenants)],
         [
             table(f"requests | served | rejected | {cells}", refusals),
-            table("p50 · p99, ms | first token | of that in the router | between two tokens", waits),
+            table("p50 · p99, ms | first token | thereof in the router | between two tokens", waits),
         ],
     )
 
 
 def _refused(burst: floods.Burst) -> str:
-    unexplained = f" **{_statuses(burst.unexplained)}** without an answer of the router." if burst.unexplained else ""
+    unexplained = f" **{_statuses(burst.unexplained)}** without a response of the router." if burst.unexplained else ""
     return (
-        f"{burst.requests:,} requests {_within(burst)}: {burst.refused} rejected, {burst.told_when} of them with "
-        f"RetryInfo; they know after **{number(percentile(burst.client, 99))} ms** (p99) at the client, "
+        f"{burst.requests:,} requests {_within(burst)}: {burst.refused} are rejected, {burst.told_when} of them with "
+        f"RetryInfo, within **{number(percentile(burst.client, 99))} ms** (p99) at the client and "
         f"{number(percentile(burst.router, 99))} ms in the router.{unexplained}"
     )
 
 
 def _retried(retried: floods.Retried) -> str:
     errors = f" (others: {_statuses(retried.errors)})" if retried.errors else ""
-    answered = f"{retried.served:,} of {retried.requests:,} at once are answered{errors}"
-    return f"Through gRPC's own retries {answered}, in {retried.seconds:.0f} s."
+    served = f"{retried.served:,} of {retried.requests:,} requests sent together are served{errors}"
+    return f"With gRPC's retries {served}, within {retried.seconds:.0f} s."
 
 
 def _statuses(counts: Mapping[str, int]) -> str:
@@ -103,13 +104,13 @@ def _statuses(counts: Mapping[str, int]) -> str:
 def _flooded(tenants: floods.Tenants) -> str:
     ratios = [percentile(tenants.flooded.first_token, p) / percentile(tenants.alone.first_token, p) for p in (50, 99)]
     return (
-        f"In the other's flood a tenant's first token takes {ratios[0]:.1f} times as long as alone (p50), and "
-        f"**{ratios[1]:.1f} times** at p99 (limit: {MOST_TIMES_SLOWER:g})."
+        f"During another tenant's flood, a tenant's time to first token is {ratios[0]:.1f} times as long as alone "
+        f"(p50), and **{ratios[1]:.1f} times** at p99 (limit: {MOST_TIMES_SLOWER:g})."
     )
 
 
 def _within(burst: floods.Burst) -> str:
-    when = f"within {burst.seconds:g} s" if burst.seconds else "at once"
+    when = f"within {burst.seconds:g} s" if burst.seconds else "together"
     return when if burst.connections == 1 else f"{when} over {burst.connections} connections"
 
 
@@ -119,15 +120,15 @@ def _percentiles(times: Sequence[float]) -> str:
 
 def draw(result: OverloadResult) -> Figure:
     tenants = result.tenants
-    limits = f"{result.max_live} live and {result.max_waiting} waiting requests at most"
-    about = f"{limits}; then two tenants, one of which floods with {tenants.plan.flood} requests at a time."
-    figure, ((left, right),) = canvas((1, 2), (12, 4.8), "Too much at once", about)
+    limits = f"At most {result.max_live} live and {result.max_waiting} waiting requests"
+    about = f"{limits}; then two tenants, one of which floods with {tenants.plan.flood} requests in flight."
+    figure, ((left, right),) = canvas((1, 2), (12, 4.8), "Overload", about)
     refusals = [Series("in the router", TEAL, result.bursts[0].router)]
     for burst, colour in zip(result.bursts, (GREY, ORANGE, BLUE, INK), strict=False):
         refusals.append(Series(f"{burst.requests:,} {_within(burst)}", colour, burst.client))
-    distribution(left, "The rejected know", "ms", refusals)
+    distribution(left, "Time to rejection", "ms", refusals)
     waits = [Series("alone", BLUE, tenants.alone.first_token), Series("flood", ORANGE, tenants.flooded.first_token)]
-    distribution(right, "The other tenant's first token", "ms", waits, "linear")
+    distribution(right, "Quiet tenant: time to first token", "ms", waits, "linear")
     return figure
 
 

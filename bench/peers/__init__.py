@@ -1,1 +1,1 @@
-"""Other systems beside which `python -m bench peers` measures, each in an environment of its own: see README.md."""
+"""Other systems that `python -m bench peers` compares with, each in a separate environment: see README.md."""

@@ -1,4 +1,4 @@
-"""python -m bench.peers: which peers are installed. python -m bench.peers install NAME: make its environment."""
+"""python -m bench.peers lists the installed peers; python -m bench.peers install NAME creates a peer's environment."""
 
 import argparse
 import sys

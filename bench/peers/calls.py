@@ -1,5 +1,5 @@
-"""The command line that every peer's child has. Imported in the peers' environments, as is bench.harness.load:
-nothing here may need more than msgspec."""
+"""The command line of every peer's child process. This module and bench.harness.load are imported in the peers'
+environments, so they may need no package but msgspec."""
 
 import sys
 from collections.abc import Callable
@@ -7,7 +7,7 @@ from pathlib import Path
 from time import perf_counter, process_time
 
 from bench.harness.children import claim_output, serve
-from bench.harness.load import Ask, Load, Run, Trace
+from bench.harness.load import Load, PlannedRequest, Run, Trace
 
 Clock = Callable[[], float]
 """Seconds since the load began."""
@@ -15,7 +15,8 @@ Serving = Callable[[Load, Clock], list[Trace]]
 
 
 def main(convert: Callable[[Path, Path, str], None], start: Callable[[Path, int, int], Serving]) -> None:
-    """`start`: of the model's folder, threads, and most requests at once."""
+    """Runs the command line. `start` takes the model's folder, threads, and the maximum number of requests in
+    flight."""
     command, *arguments = sys.argv[1:]
     if command == "convert":
         source, folder, precision = arguments
@@ -33,8 +34,7 @@ def _answer(serving: Serving, load: Load) -> Run:
     return Run(max(trace.arrivals[-1] for trace in traces), {"peer": process_time() - cpu}, traces)
 
 
-def in_groups(load: Load, group: Callable[[list[Ask]], list[Trace]]) -> list[Trace]:
-    """For systems without a scheduler: the requests in the order of their load, `width` at a time."""
-    return [
-        trace for at in range(0, len(load.asks), load.width) for trace in group(list(load.asks[at : at + load.width]))
-    ]
+def in_groups(load: Load, group: Callable[[list[PlannedRequest]], list[Trace]]) -> list[Trace]:
+    """For systems without a scheduler: runs the requests in groups of `width`, in the order of the load."""
+    groups = (list(load.requests[at : at + load.width]) for at in range(0, len(load.requests), load.width))
+    return [trace for requests in groups for trace in group(requests)]

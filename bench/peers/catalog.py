@@ -1,4 +1,4 @@
-"""Which peers there are, what their environments hold, and which of them are installed here."""
+"""The peers, the packages of their environments, and which of them are installed."""
 
 import json
 import os
@@ -11,21 +11,21 @@ from typing import NamedTuple
 HERE = Path(__file__).parent
 ENVIRONMENTS = HERE / "envs"
 VARIABLE = "SLUICE_BENCH_PEERS"
-"""The folder that holds the environments, if not `envs` here."""
+"""Environment variable with the folder of the environments. Default: `envs` in this folder."""
 
 
 class PeerKind(NamedTuple):
     name: str
-    """Of the package and of the environment's folder."""
+    """Name of the package and of the environment's folder."""
     title: str
     module: str
-    """Its child: MODULE serve FOLDER THREADS WIDTH, and MODULE convert CHECKPOINT FOLDER PRECISION."""
+    """The child's module: MODULE serve FOLDER THREADS WIDTH, and MODULE convert CHECKPOINT FOLDER PRECISION."""
     packages: Sequence[str]
     precisions: Sequence[str]
     removed: Sequence[str] = ()
-    """Packages that are dependencies but break it: builds for another torch."""
+    """Dependencies that break the peer, because they are built for another torch; they are uninstalled."""
     npm: str = ""
-    """Of npm's index: the package that has its libraries, with its version."""
+    """npm package with the peer's libraries, and its version."""
 
     @property
     def python(self) -> Path:
@@ -33,7 +33,7 @@ class PeerKind(NamedTuple):
 
     @property
     def npm_folder(self) -> Path:
-        """Of that package."""
+        """Folder of the npm package."""
         return self.python.parents[1] / "node_modules" / self.npm.rpartition("@")[0]
 
     @property
@@ -42,14 +42,14 @@ class PeerKind(NamedTuple):
 
     def version(self) -> str:
         if self.npm:
-            # Libraries of another project: the package's version is not theirs.
+            # The package contains the libraries of another project, whose version differs from the package's.
             about = json.loads((self.npm_folder / "package.json").read_text())
             return f"{about['name'].partition('/')[0].strip('@')}-{about['version']}"
         code = f"import importlib.metadata as m; print(m.version({self.name!r}))"
         return subprocess.run([self.python, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
 
     def install(self) -> None:
-        """Raises CalledProcessError when pip fails."""
+        """Raises CalledProcessError if pip or npm fails."""
         if not self.is_installed:
             subprocess.run([sys.executable, "-m", "venv", self.python.parents[1]], check=True)
         pip: list[str | Path] = [self.python, "-m", "pip"]

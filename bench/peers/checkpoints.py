@@ -1,4 +1,4 @@
-"""Checkpoints with random weights, written once, and the forms into which peers convert them, kept beside them."""
+"""Checkpoints with random weights, and their conversions for peers. Each is written once and kept."""
 
 import os
 import shutil
@@ -12,7 +12,7 @@ from bench.harness.models import QWEN3_06B, QWEN3_5M, QWEN3_25M, TINY, write_sha
 from bench.peers.catalog import HERE, PeerKind
 
 VARIABLE = "SLUICE_BENCH_MODELS"
-"""The folder for both, if not `models` here."""
+"""Environment variable with the folder of both. Default: `models` in this folder."""
 SHAPES: Mapping[str, Mapping[str, Any]] = {"5M": QWEN3_5M, "25M": QWEN3_25M, "0.6B": QWEN3_06B}
 TINY_NAME = "tiny"
 
@@ -23,7 +23,7 @@ def checkpoint(name: str) -> Path:
 
 
 def converted(kind: PeerKind, name: str, precision: str, log: Path) -> Path:
-    """The checkpoint as this peer reads it. Raises RuntimeError when the conversion fails."""
+    """The checkpoint in the format of this peer. Raises RuntimeError if the conversion fails."""
     source = checkpoint(name)
 
     def convert(folder: Path) -> None:
@@ -59,5 +59,5 @@ def _write(folder: Path, shape: Mapping[str, Any]) -> None:
     model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder), dtype=torch.float32)
     config = (folder / "config.json").read_bytes()
     model.save_pretrained(folder)
-    # The library writes its own form of the configuration, which older versions of it do not read.
+    # transformers has written the configuration in a format that its older versions cannot read.
     (folder / "config.json").write_bytes(config)

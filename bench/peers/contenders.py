@@ -1,4 +1,4 @@
-"""What is measured side by side: ours in several settings, transformers and the installed peers, each a process."""
+"""The systems of a comparison, each in a separate process: Sluice with several settings, transformers, and peers."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -21,13 +21,13 @@ from engine_worker.openvino.compiled import has_bfloat16
 from sluice.settings.services import EngineSettings
 
 BASES = {"generate": "transformers generate", "continuous": "transformers continuous batching"}
-"""Ways of transformers to serve, and their names."""
+"""Modes of transformers, with their names in tables."""
 FLOAT32, BFLOAT16, INT8 = "float32", "bfloat16", "int8"
 PRECISIONS = FLOAT32, BFLOAT16, INT8
 
 
 class Ours(msgspec.Struct, frozen=True):
-    """A row of ours: an engine with these settings."""
+    """A configuration of Sluice: an engine with these settings."""
 
     title: str
     precision: str
@@ -36,7 +36,7 @@ class Ours(msgspec.Struct, frozen=True):
 
     @property
     def is_possible(self) -> bool:
-        """Whether this engine has such settings, and this CPU such units."""
+        """Whether this version has these settings, and this CPU supports them."""
         known = {field.name for field in fields(EngineSettings)} >= self.settings.keys()
         return known and (self.settings.get("dtype") != BFLOAT16 or has_bfloat16())
 
@@ -51,7 +51,7 @@ OURS = (
 
 
 class Named:
-    """A system under the name that it has in a table. Not all have prefix-cache domains, so the prompts are salted."""
+    """A system with its name in a table. Not all systems support cache salts, so the prompts themselves are salted."""
 
     def __init__(self, name: str, system: System) -> None:
         self.name = name
@@ -61,7 +61,7 @@ class Named:
         run = self._system.run(load.salted())
         found = sum(sum(trace.counts) for trace in run.traces)
         if found != load.tokens:
-            raise RuntimeError(f"{self.name} gave {found} tokens instead of {load.tokens}")
+            raise RuntimeError(f"{self.name} generated {found} tokens instead of {load.tokens}")
         return run
 
 
@@ -72,23 +72,23 @@ class Contender(msgspec.Struct, frozen=True):
 
 
 class Field(msgspec.Struct, frozen=True):
-    """Who is measured on one checkpoint."""
+    """The systems to compare on one checkpoint."""
 
     model: str
     bases: Sequence[str]
-    """Of BASES."""
+    """Modes of transformers, keys of BASES."""
     ours: Sequence[Ours]
     peers: Sequence[PeerKind]
     threads: int
     width: int
-    """Most requests at once."""
+    """Largest number of requests in flight."""
     kv_cache_tokens: int
     precisions: Sequence[str] = PRECISIONS
-    """Of peers and ours that take part."""
+    """Precisions of peers and of Sluice that take part."""
 
     @contextmanager
     def started(self, logs: Path, step: Step) -> Iterator[list[Contender]]:
-        """Every system that is here; their processes live until the end."""
+        """Starts every system that is installed; the processes end with the context."""
         logs = logs / self.model
         logs.mkdir(exist_ok=True)
         with ExitStack() as stack:
@@ -119,10 +119,10 @@ class Field(msgspec.Struct, frozen=True):
     def _ours(self, ours: Ours, logs: Path, stack: ExitStack) -> Iterator[Contender]:
         model, label = checkpoint(self.model), ", ".join(filter(None, (ours.precision, ours.title)))
         settings = engine_settings(self.threads, kv_cache_tokens=self.kv_cache_tokens, **ours.settings)
-        own = logs / label
-        own.mkdir(exist_ok=True)
-        alone = stack.enter_context(engine_alone(model, settings, own))
+        folder = logs / label
+        folder.mkdir(exist_ok=True)
+        alone = stack.enter_context(engine_alone(model, settings, folder))
         yield Contender(Named(f"{ALONE}, {label}", alone), ours.precision, is_ours=True)
         if ours.with_ring:
-            ring = stack.enter_context(through_ring(model, settings, own))
+            ring = stack.enter_context(through_ring(model, settings, folder))
             yield Contender(Named(f"{RING}, {label}", ring), ours.precision, is_ours=True)

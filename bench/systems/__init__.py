@@ -1,1 +1,1 @@
-"""The systems under test. Each answers a load with a run."""
+"""The systems that are measured. Each takes a load and returns a run."""

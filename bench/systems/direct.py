@@ -1,4 +1,4 @@
-"""An engine's core driven without a ring: what a router would have sent, and the heap as in an engine's process."""
+"""Helpers to drive an engine's core without a ring: submits like those of a router, and a heap like an engine's."""
 
 import gc
 from typing import Any
@@ -13,7 +13,7 @@ ATTEMPT = 0
 
 
 class Inbox:
-    """Requests and stops that an engine takes in with its next step."""
+    """Requests and stops that the engine fetches in its next step."""
 
     def __init__(self) -> None:
         self.submits: list[Submit] = []
@@ -29,7 +29,7 @@ class Inbox:
 
 
 def freeze_heap() -> None:
-    """The garbage collector ignores existing objects from here on, as in the engine's own process."""
+    """Makes the garbage collector ignore existing objects, as in the engine's process."""
     gc.unfreeze()
     gc.collect()
     gc.freeze()
@@ -45,7 +45,7 @@ def submit(
     salt: str = "",
     **more: Any,
 ) -> Submit:
-    """`more`: further fields of Submit, such as `salt`."""
+    """`more` are additional fields of Submit."""
     return Submit(
         request=number,
         attempt=ATTEMPT,

@@ -1,4 +1,4 @@
-"""The engine's core in its own process, without the ring: no sockets, no serialisation, no text.
+"""The engine's core in a separate process, without the ring: no sockets, no serialization, no text.
 
 python -m bench.systems.engine_alone [the engine's own flags, such as --model]
 """
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.harness.children import ROOT, SystemProcess, serve
-from bench.harness.load import Arrivals, Ask, Load, Run, Trace
+from bench.harness.load import Arrivals, Load, PlannedRequest, Run, Trace
 from bench.systems.direct import ATTEMPT, Inbox, freeze_heap, submit
 from engine_worker.__main__ import load
 from engine_worker.core.engine import Engine
@@ -33,11 +33,11 @@ from sluice.telemetry.startup import Startup
 NAME = "Sluice, engine alone"
 IDLE_SECONDS = 0.001
 
-IndexedRows = tuple[float, list[tuple[int, TokenRow]]]  # When they came out, and each with its request's index.
+IndexedRows = tuple[float, list[tuple[int, TokenRow]]]  # Time of the step, and its rows with the indices of requests.
 
 
 class RunnerShare:
-    """A runner with smaller memories, and with its draft model or without: as the settings ask for."""
+    """A runner restricted to other settings: fewer blocks, and without its draft model unless the settings name one."""
 
     def __init__(self, runner: Runner, settings: EngineSettings) -> None:
         self._runner = runner
@@ -56,7 +56,7 @@ class EngineAlone:
         self._settings = settings
         self._checkpoint = open_checkpoint(settings.model)
         self._log = configure("engine alone", "warning")
-        # Nothing unwinds this stack: other ranks, if any, end with this process.
+        # This ExitStack is never closed: other ranks, if any, end with this process.
         rank_env = read_rank_env(settings.tensor_parallel, os.environ)
         self._runner = load(settings, rank_env, self._checkpoint, Startup(), self._log, ExitStack())
         self._ahead = 0.0
@@ -69,10 +69,10 @@ class EngineAlone:
         freeze_heap()
 
     def answer(self, load: Load) -> Run:
-        """Rows are only collected while the clock runs, and evaluated afterwards."""
+        """Rows are only collected during the run, and evaluated afterwards."""
         engine = self._engine if load.settings is None else self._changed(load.settings)
         arrivals, base = Arrivals(load), self._next_number
-        self._next_number += len(load.asks)
+        self._next_number += len(load.requests)
         submitted: dict[int, float] = {}
         received: list[IndexedRows] = []
         self._opened.clear()
@@ -80,9 +80,9 @@ class EngineAlone:
         cpu, began = time.process_time(), time.perf_counter()
         while True:
             for i, at in arrivals.due(time.perf_counter() - began):
-                self._ahead += load.asks[i].passed
-                ask = load.asks[i]
-                self._inbox.submits.append(_submit(base + i, i, ask, load.salt))
+                self._ahead += load.requests[i].passed
+                request = load.requests[i]
+                self._inbox.submits.append(_submit(base + i, i, request, load.salt))
                 submitted[i] = at
             if arrivals.over:
                 break
@@ -90,13 +90,13 @@ class EngineAlone:
                 time.sleep(IDLE_SECONDS)
             for at, rows in self._sent:
                 some = [(row.request - base, row) for row in rows]
-                self._inbox.stops += [Stop(base + i, ATTEMPT) for i, row in some if _is_enough(load.asks[i], row)]
+                self._inbox.stops += [Stop(base + i, ATTEMPT) for i, row in some if _is_enough(load.requests[i], row)]
                 received.append((at - began, some))
                 arrivals.on_rows(at - began, some)
             self._sent.clear()
         used = {"engine": time.process_time() - cpu}
         while engine.step():
-            pass  # Steps launched ahead must end now: the next load may get a new engine.
+            pass  # Complete the steps in flight: the next load may use a new engine.
         cached = {opened.request - base: opened.cached_tokens for opened in self._opened}
         traces = _traces(submitted, cached, received)
         return Run(received[-1][0], used, traces, self._steps, self._drafted, self._accepted)
@@ -132,21 +132,21 @@ class EngineAlone:
             self._accepted += report.step.accepted_draft_tokens
 
 
-def _submit(number: int, seed: int, ask: Ask, salt: str) -> Submit:
-    search = BeamSearchParams(ask.n) if ask.beams else None
-    sampling = SamplingParams(temperature=ask.temperature, seed=seed, beam_search=search)
-    speculation = Speculation(draft_token_ids=tuple(ask.expected))
+def _submit(number: int, seed: int, request: PlannedRequest, salt: str) -> Submit:
+    search = BeamSearchParams(request.n) if request.beams else None
+    sampling = SamplingParams(temperature=request.temperature, seed=seed, beam_search=search)
+    speculation = Speculation(draft_token_ids=tuple(request.expected))
     others = {
-        "retention": ask.retention,
+        "retention": request.retention,
         "speculation": speculation,
-        "prompt_logprobs": ask.prompt_logprobs,
-        "adapter": ask.adapter,
+        "prompt_logprobs": request.prompt_logprobs,
+        "adapter": request.adapter,
     }
-    return submit(number, ask.prompt, ask.max_tokens, sampling, n=ask.n, salt=salt, **others)
+    return submit(number, request.prompt, request.max_tokens, sampling, n=request.n, salt=salt, **others)
 
 
-def _is_enough(ask: Ask, row: TokenRow) -> bool:
-    return ask.ends_after is not None and row.end is None and row.offset + len(row.tokens) >= ask.ends_after
+def _is_enough(request: PlannedRequest, row: TokenRow) -> bool:
+    return request.ends_after is not None and row.end is None and row.offset + len(row.tokens) >= request.ends_after
 
 
 def _traces(submitted: Mapping[int, float], cached: Mapping[int, int], received: list[IndexedRows]) -> list[Trace]:
@@ -165,7 +165,7 @@ def _traces(submitted: Mapping[int, float], cached: Mapping[int, int], received:
 def engine_alone(
     model: Path, engine: Mapping[str, Any], logs: Path, root: Path = ROOT, *, without_model: bool = False
 ) -> SystemProcess:
-    """A child process with these engine settings, in the environment of a ring's engine. `root`: a checkout."""
+    """A child process with these engine settings, in the environment of a ring's engine, from the checkout `root`."""
     settings = {"model": model, **engine}
     flags = []
     for name, value in settings.items():

@@ -1,6 +1,7 @@
-"""A real gateway between a router of scripted peers and HTTP clients, each a process; only the gateway is measured.
+"""A real gateway between a router with scripted peers and HTTP clients, each in a separate process. Only the gateway is
+measured.
 
-python -m bench.systems.gateway_alone ADDRESS is the clients' process.
+python -m bench.systems.gateway_alone ADDRESS is the process of the clients.
 """
 
 import asyncio
@@ -20,25 +21,25 @@ from bench.systems.router_alone import PROMPT, process, ready_address, scripted_
 from sluice.loadgen.report import percentile
 
 EVENT = b"\ndata: {"
-"""Every event but the first of an answer."""
+"""Marks every event of a response except the first."""
 DONE = b"data: [DONE]"
-OWN_EVENTS = 2
-"""Of each stream, without text: the role, which comes first and is not counted above, and the end."""
+EVENTS_WITHOUT_TEXT = 2
+"""Of each stream: the role, which comes first and is not matched by EVENT, and the end."""
 
 
 class HttpStreams(msgspec.Struct, frozen=True):
-    """So many chats at once, each with as many tokens, one a chunk."""
+    """`streams` concurrent chats of `tokens` tokens each, one token per chunk."""
 
     streams: int
     tokens: int
 
 
 class HttpSeen(msgspec.Struct, frozen=True):
-    """What the clients saw of them, times in ms, and the gateway's CPU time."""
+    """What the clients observed, with times in ms, and the gateway's CPU time."""
 
     seconds: float
     chunks: int
-    """With text."""
+    """Chunks with text."""
     first_chunk_p50: float
     gap_p50: float
     gap_p99: float
@@ -54,13 +55,14 @@ class GatewayAlone:
 
     def run(self, streams: HttpStreams) -> HttpSeen:
         before = exact_cpu_seconds(self._gateway)
-        seen = self._clients.ask(streams, HttpSeen)
+        seen = self._clients.query(streams, HttpSeen)
         return replace(seen, gateway_seconds=exact_cpu_seconds(self._gateway) - before)
 
 
 @contextmanager
 def gateway_alone(row_seconds: float, logs: Path, checkout: Path = ROOT) -> Iterator[GatewayAlone]:
-    """`row_seconds`: of the scripted engine. `checkout`: whose gateway, to compare two versions in one run."""
+    """`row_seconds` is the speed of the scripted engine; the gateway runs from `checkout`, so that two versions can be
+    compared in one run."""
     log = logs / "gateway.log"
     with scripted_router("http", row_seconds, logs) as (_, router):
         command = [sys.executable, "-m", "gateway", "--routers", router, "--port", "0"]
@@ -71,28 +73,28 @@ def gateway_alone(row_seconds: float, logs: Path, checkout: Path = ROOT) -> Iter
                 yield GatewayAlone(gateway.pid, clients)
 
 
-async def _ask(host: str, port: int, asked: HttpStreams) -> HttpSeen:
-    arrivals: list[list[float]] = [[] for _ in range(asked.streams)]
+async def _read_streams(host: str, port: int, plan: HttpStreams) -> HttpSeen:
+    arrivals: list[list[float]] = [[] for _ in range(plan.streams)]
     began = time.perf_counter()
 
     async def one(i: int) -> None:
         reader, writer = await asyncio.open_connection(host, port)
         submitted, seen = time.perf_counter(), b""
-        writer.write(_request(i, asked.tokens))
+        writer.write(_request(i, plan.tokens))
         while DONE not in seen:
             part = await reader.read(1 << 16)
             if not part:
                 raise RuntimeError(f"stream {i} broke off after {len(arrivals[i])} chunks")
-            # What may be the beginning of a mark is looked at once more.
+            # EVENT may be split over two reads.
             kept = seen[1 - len(EVENT) :]
             arrivals[i] += [time.perf_counter() - submitted] * (kept + part).count(EVENT)
             seen = seen[-len(DONE) :] + part
         writer.close()
 
-    await asyncio.gather(*map(one, range(asked.streams)))
-    gaps = [1000 * (b - a) for own in arrivals for a, b in pairwise(own)]
-    chunks = sum(map(len, arrivals)) - (OWN_EVENTS - 1) * asked.streams
-    first = percentile([1000 * own[0] for own in arrivals], 50)
+    await asyncio.gather(*map(one, range(plan.streams)))
+    gaps = [1000 * (b - a) for times in arrivals for a, b in pairwise(times)]
+    chunks = sum(map(len, arrivals)) - (EVENTS_WITHOUT_TEXT - 1) * plan.streams
+    first = percentile([1000 * times[0] for times in arrivals], 50)
     return HttpSeen(time.perf_counter() - began, chunks, first, percentile(gaps, 50), percentile(gaps, 99))
 
 
@@ -107,7 +109,7 @@ def main() -> None:
     host, _, port = sys.argv[1].rpartition(":")
     loop = uvloop.new_event_loop()
     asyncio.set_event_loop(loop)
-    serve_questions(HttpStreams, lambda asked: loop.run_until_complete(_ask(host, int(port), asked)))
+    serve_questions(HttpStreams, lambda plan: loop.run_until_complete(_read_streams(host, int(port), plan)))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""A checkpoint of Qwen3 as a GGUF file.
+"""Converts a checkpoint of Qwen3 to a GGUF file.
 
-The peer's has no vocabulary, because its requests are token ids. python -m bench.systems.llama_gguf CHECKPOINT FILE
-PRECISION, in an environment with gguf, writes one that llama.cpp's server can take texts with.
+The file for the peer has no vocabulary, because its requests are token ids. python -m bench.systems.llama_gguf
+CHECKPOINT FILE PRECISION, in an environment with gguf, writes a file with a vocabulary, for llama.cpp's server.
 """
 
 import json
@@ -14,7 +14,7 @@ from typing import Any
 MODEL = "model.gguf"
 CONFIG = "config.json"
 TYPES = {"int8": "Q8_0", "float32": "F32"}
-"""Of matrices; vectors, which are the weights of norms, stay float32."""
+"""Types of matrices. Vectors, the weights of norms, stay float32."""
 OF_MODEL = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
 OF_LAYER = {
     "input_layernorm": "attn_norm",
@@ -71,7 +71,7 @@ def _write_shape(writer: Any, config: dict[str, Any]) -> None:
 
 
 def _write_tokenizer(gguf: Any, writer: Any, source: Path, config: dict[str, Any]) -> None:
-    """Of byte-level BPE whose texts are split as Qwen's are, like the bundled model's."""
+    """Writes a byte-level BPE tokenizer that splits texts like Qwen's, as the bundled model's does."""
     found = json.loads((source / "tokenizer.json").read_text(encoding="utf-8"))
     known = {number: text for text, number in found["model"]["vocab"].items()}
     special = {token["id"]: token["content"] for token in found["added_tokens"]}
@@ -98,7 +98,7 @@ def _write_weights(gguf: Any, writer: Any, source: Path, matrices: Any) -> None:
 
 
 def read_weights(file: Path) -> Iterator[tuple[str, Any]]:
-    """Names and arrays in float32. NumPy knows no bfloat16, so the library for such files cannot do it."""
+    """Names and float32 arrays. Does not use safetensors, because NumPy does not support bfloat16."""
     numpy: Any = import_module("numpy")
     data = numpy.memmap(file, "uint8", "r")
     start = 8 + int(data[:8].view("uint64")[0])

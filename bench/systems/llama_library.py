@@ -1,6 +1,6 @@
-"""The calls of llama.cpp's C library that a server of token ids needs, of the release whose package is pinned.
+"""The functions of llama.cpp's C library that a server of token ids needs, as declared in the pinned release.
 
-Its CPU backends, one for each generation of CPUs, lie beside it: it loads the best that this machine can run.
+The library's CPU backends, one for each generation of CPUs, are in the same folder; it loads the best for this machine.
 """
 
 import ctypes
@@ -16,7 +16,7 @@ F32, F16 = 0, 1
 
 
 class ModelParams(ctypes.Structure):
-    """Only its defaults are used; at least as large as the library's own."""
+    """Opaque: only the defaults are used. At least as large as the library's structure."""
 
     _fields_ = [("opaque", c_byte * 256)]
 
@@ -80,7 +80,7 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
 
 
 def load_library() -> Any:
-    """Raises RuntimeError when its structures are not those of this release."""
+    """Raises RuntimeError if the library's structures differ from those declared here."""
     folder = LLAMA.npm_folder / LIBRARIES
     found = {name: next(folder.glob(f"lib{name}*.so")) for name in ("ggml-base", "ggml.", "llama.")}
     loaded = {name: ctypes.CDLL(str(file), mode=ctypes.RTLD_GLOBAL) for name, file in found.items()}

@@ -1,8 +1,8 @@
-"""llama.cpp: its library under a loop that batches as its server does. Imported in its own environment.
+"""llama.cpp's library, with a loop that batches like its server. Imported in the peer's environment.
 
-A request gets the free slot whose cache begins most like its prompt, and computes the rest; a step has the next token
-of every running request, then prompts. int8: Q8_0 weights, KV cache in f16, the library's default. float32:
-everything.
+A request gets the free slot whose cache shares the longest prefix with its prompt, and computes the rest. A step has
+the next token of every running request, then prompts. int8: Q8_0 weights, KV cache in f16, the library's default.
+float32: weights and KV cache.
 """
 
 import json
@@ -12,7 +12,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from bench.harness.load import Ask, Feed, Load, Trace
+from bench.harness.load import Feed, Load, PlannedRequest, Trace
 from bench.peers.calls import Clock, Serving, main
 from bench.systems.llama_gguf import CONFIG, MODEL, convert
 from bench.systems.llama_library import F16, F32, Batch, load_library
@@ -20,47 +20,47 @@ from bench.systems.llama_library import F16, F32, Batch, load_library
 CACHE_BYTES = 1 << 30
 MOST_TOKENS = 65536
 STEP_TOKENS, KERNEL_TOKENS = 2048, 512
-"""Its server's defaults: -b and -ub."""
+"""The defaults of llama.cpp's server: -b and -ub."""
 
 
 @dataclass(eq=False)
 class Slot:
     number: int
     cached: list[int] = field(default_factory=list)
-    """Tokens whose keys and values it holds."""
+    """Tokens whose keys and values are in the slot."""
     todo: list[int] = field(default_factory=list)
     """Tokens to compute before the next one can be chosen."""
-    wanted: int = 0
-    """Tokens, in all."""
+    max_tokens: int = 0
+    """Length of the output."""
     trace: Trace = field(default_factory=lambda: Trace(0.0, [], [], []))
 
     @property
     def is_running(self) -> bool:
-        return len(self.trace.tokens) < self.wanted
+        return len(self.trace.tokens) < self.max_tokens
 
-    def kept(self, prompt: Sequence[int]) -> int:
-        """Tokens that need not be computed again. The last one of a prompt always is, for its logits."""
-        return min(shared(self.cached, prompt), len(prompt) - 1)
+    def num_reused(self, prompt: Sequence[int]) -> int:
+        """Tokens that need not be computed again. The last token of a prompt always is, for its logits."""
+        return min(common_prefix(self.cached, prompt), len(prompt) - 1)
 
-    def take(self, ask: Ask, now: float) -> None:
-        kept = self.kept(ask.prompt)
-        self.wanted, self.trace = ask.max_tokens, Trace(now, [], [], [], kept)
-        self.cached, self.todo = ask.prompt[:kept], ask.prompt[kept:]
+    def start(self, request: PlannedRequest, now: float) -> None:
+        reused = self.num_reused(request.prompt)
+        self.max_tokens, self.trace = request.max_tokens, Trace(now, [], [], [], reused)
+        self.cached, self.todo = request.prompt[:reused], request.prompt[reused:]
 
-    def put(self, token: int, now: float) -> None:
+    def append(self, token: int, now: float) -> None:
         self.trace.tokens.append(token)
         self.trace.arrivals.append(now)
         self.trace.counts.append(1)
         self.todo = [token]
 
 
-def shared(one: Sequence[int], other: Sequence[int]) -> int:
-    """Tokens with which both begin."""
+def common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
+    """Length of the common prefix."""
     return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
 class Context:
-    """The model, its KV cache in `width` sequences, and the arrays of one step."""
+    """The model, its KV cache of `width` sequences, and the arrays of one step."""
 
     def __init__(self, folder: Path, threads: int, width: int) -> None:
         self._numpy: Any = import_module("numpy")
@@ -78,20 +78,21 @@ class Context:
         self._arrays = self._point_to_arrays(width)
 
     def forget(self, sequence: int, kept: int) -> None:
-        """All tokens of the sequence from position `kept` on."""
+        """Removes all tokens of the sequence from position `kept` on."""
         if not self._library.llama_memory_seq_rm(self._memory, sequence, kept, -1):
             raise RuntimeError(f"llama.cpp could not remove what follows token {kept} of sequence {sequence}")
 
     def step(self, rows: Sequence[tuple[int, int, int, bool]]) -> list[int]:
-        """Of each row: token, position, sequence, and whether the next token is asked for. The most likely ones."""
-        tokens, positions, sequences, asked = zip(*rows, strict=True)
+        """Computes rows of (token, position, sequence, whether to predict the next token). Returns the most likely next
+        tokens of the rows that predict."""
+        tokens, positions, sequences, predicts = zip(*rows, strict=True)
         arrays, count = self._arrays, len(rows)
-        arrays["token"][:count], arrays["pos"][:count], arrays["logits"][:count] = tokens, positions, asked
+        arrays["token"][:count], arrays["pos"][:count], arrays["logits"][:count] = tokens, positions, predicts
         arrays["seq_id"][:count] = arrays["sequences"].ctypes.data + 4 * self._numpy.array(sequences, "uint64")
         self._batch.n_tokens = count
         if failed := self._library.llama_decode(self._context, self._batch):
             raise RuntimeError(f"llama_decode of {count} tokens failed: {failed}")
-        shape = sum(asked), self._vocab
+        shape = sum(predicts), self._vocab
         if not shape[0]:
             return []
         logits = self._numpy.ctypeslib.as_array(self._library.llama_get_logits(self._context), shape)
@@ -127,9 +128,9 @@ def start(folder: Path, threads: int, width: int) -> Serving:
 def _serve(context: Context, slots: Sequence[Slot], load: Load, clock: Clock) -> list[Trace]:
     feed, traces, running = Feed(load), list[Trace](), list[Slot]()
     while True:
-        for ask in (load.asks[i] for i in feed.due()):
-            slot = best_slot([slot for slot in slots if slot not in running], ask.prompt)
-            slot.take(ask, clock())
+        for request in (load.requests[i] for i in feed.due()):
+            slot = best_slot([slot for slot in slots if slot not in running], request.prompt)
+            slot.start(request, clock())
             context.forget(slot.number, len(slot.cached))
             traces.append(slot.trace)
             running.append(slot)
@@ -141,7 +142,7 @@ def _serve(context: Context, slots: Sequence[Slot], load: Load, clock: Clock) ->
 
 
 def best_slot(free: Sequence[Slot], prompt: Sequence[int]) -> Slot:
-    return max(free, key=lambda slot: slot.kept(prompt))
+    return max(free, key=lambda slot: slot.num_reused(prompt))
 
 
 def _step(context: Context, running: Sequence[Slot], clock: Clock) -> None:
@@ -157,7 +158,7 @@ def _step(context: Context, running: Sequence[Slot], clock: Clock) -> None:
     chosen = context.step(rows)
     now = clock()
     for slot, token in zip(ready, chosen, strict=True):
-        slot.put(token, now)
+        slot.append(token, now)
 
 
 if __name__ == "__main__":

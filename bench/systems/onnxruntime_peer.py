@@ -1,6 +1,6 @@
-"""onnxruntime-genai: its generator over a batch of fixed members. Imported in its own environment.
+"""onnxruntime-genai's generator, with static batches. Imported in the peer's environment.
 
-A batch is padded on the left and runs until its longest output ends. int8: weights in blocks, by its builder.
+A batch is padded on the left and runs until its longest output ends. int8: weights in blocks, by the peer's builder.
 """
 
 import json
@@ -10,7 +10,7 @@ from pathlib import Path
 from subprocess import run
 from typing import Any
 
-from bench.harness.load import Ask, Trace
+from bench.harness.load import PlannedRequest, Trace
 from bench.peers.calls import Clock, Serving, in_groups, main
 
 BUILDER = {"int8": ["-p", "int8", "--extra_options", "accuracy_level=4"], "float32": ["-p", "fp32"]}
@@ -27,28 +27,28 @@ def start(folder: Path, threads: int, _width: int) -> Serving:
     options = {"intra_op_num_threads": threads}
     config.overlay(json.dumps({"model": {"decoder": {"session_options": options}}}))
     model = genai.Model(config)
-    return lambda load, clock: in_groups(load, lambda asks: _generate(model, asks, clock))
+    return lambda load, clock: in_groups(load, lambda requests: _generate(model, requests, clock))
 
 
-def _generate(model: Any, asks: list[Ask], clock: Clock) -> list[Trace]:
+def _generate(model: Any, requests: list[PlannedRequest], clock: Clock) -> list[Trace]:
     import numpy as np
 
     genai: Any = import_module("onnxruntime_genai")
     begun = clock()
-    prompt, output = max(len(ask.prompt) for ask in asks), max(ask.max_tokens for ask in asks)
+    prompt, output = max(len(request.prompt) for request in requests), max(request.max_tokens for request in requests)
     params = genai.GeneratorParams(model)
-    # A least length is how it is told to ignore the end of the sequence.
+    # A minimum length makes it ignore EOS.
     length = prompt + output
-    params.set_search_options(batch_size=len(asks), max_length=length, min_length=length, do_sample=False)
+    params.set_search_options(batch_size=len(requests), max_length=length, min_length=length, do_sample=False)
     generator = genai.Generator(model, params)
-    padded = [[0] * (prompt - len(ask.prompt)) + ask.prompt for ask in asks]
+    padded = [[0] * (prompt - len(request.prompt)) + request.prompt for request in requests]
     generator.append_tokens(np.array(padded, dtype=np.int32))
     steps: list[float] = []
     while len(steps) < output:
         generator.generate_next_token()
         steps.append(clock())
-    rows = [generator.get_sequence(i)[prompt:].tolist() for i in range(len(asks))]
-    counts = [ask.max_tokens for ask in asks]
+    rows = [generator.get_sequence(i)[prompt:].tolist() for i in range(len(requests))]
+    counts = [request.max_tokens for request in requests]
     return [Trace(begun, steps[:n], [1] * n, row[:n]) for n, row in zip(counts, rows, strict=True)]
 
 

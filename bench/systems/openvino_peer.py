@@ -1,7 +1,7 @@
-"""OpenVINO GenAI: its continuous batching with paged attention and prefix caching. Imported in its own environment.
+"""OpenVINO GenAI's continuous batching with paged attention and prefix caching. Imported in the peer's environment.
 
-int8: weights, by its converter; otherwise the runtime's defaults (8-bit KV cache, bfloat16 where the CPU has units for
-it). float32: everything.
+int8: weights, by its converter; otherwise the runtime's defaults (8-bit KV cache, bfloat16 if the CPU supports it).
+float32: weights, activations and KV cache.
 """
 
 import sys
@@ -46,12 +46,12 @@ def _serve(pipeline: Any, load: Load, clock: Clock) -> list[Trace]:
     ov: Any = import_module("openvino")
     genai: Any = import_module("openvino_genai")
     feed, traces, live = Feed(load), list[Trace](), dict[int, Any]()
-    while len(traces) < len(load.asks) or live:
+    while len(traces) < len(load.requests) or live:
         for i in feed.due():
-            ask = load.asks[i]
-            config = genai.GenerationConfig(max_new_tokens=ask.max_tokens, ignore_eos=True, do_sample=False)
+            request = load.requests[i]
+            config = genai.GenerationConfig(max_new_tokens=request.max_tokens, ignore_eos=True, do_sample=False)
             traces.append(Trace(clock(), [], [], []))
-            live[i] = pipeline.add_request(i, ov.Tensor(np.array([ask.prompt], dtype=np.int64)), config)
+            live[i] = pipeline.add_request(i, ov.Tensor(np.array([request.prompt], dtype=np.int64)), config)
         pipeline.step()
         now = clock()
         for i, handle in list(live.items()):
@@ -60,7 +60,7 @@ def _serve(pipeline: Any, load: Load, clock: Clock) -> list[Trace]:
                 traces[i].arrivals.append(now)
                 traces[i].counts.append(len(tokens))
                 traces[i].tokens.extend(tokens)
-            if len(traces[i].tokens) == load.asks[i].max_tokens:
+            if len(traces[i].tokens) == load.requests[i].max_tokens:
                 del live[i]
                 feed.on_ended()
     return traces

@@ -1,7 +1,7 @@
-"""The whole ring on this machine: a router, an engine, detokenizers and a gRPC client, each a process.
+"""The whole ring on this machine: a router, an engine, detokenizers and a gRPC client, each in a separate process.
 
-python -m bench.systems.ring ADDRESS is the client. Messages stay bytes while the clock runs and are parsed afterwards,
-so that only Python's gRPC is measured.
+python -m bench.systems.ring ADDRESS is the client. It stores messages as bytes during the run and parses them
+afterwards, so that only Python's gRPC is measured.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from bench.harness.calls import spec
 from bench.harness.children import SystemProcess, cpu_seconds, serve
-from bench.harness.load import Ask, Feed, Load, Run, Trace
+from bench.harness.load import Feed, Load, PlannedRequest, Run, Trace
 from sluice.launch import Ring
 from sluice.v1 import generation_pb2 as pb
 
@@ -27,7 +27,7 @@ METHOD = "/sluice.v1.GenerationService/GenerateStream"
 
 
 class ThroughRing:
-    """Serves loads through a running ring. CPU seconds are by role, and of the client."""
+    """Serves loads through a running ring. CPU seconds are those of each role and of the client."""
 
     name = NAME
 
@@ -36,7 +36,7 @@ class ThroughRing:
         self._client = client
 
     def run(self, load: Load) -> Run:
-        # The client reports its own CPU time; that of the services is read from outside.
+        # The client reports its own CPU time; that of the services is read from /proc.
         before = self._cpu()
         run = self._client.run(load)
         used = {role: seconds - before[role] for role, seconds in self._cpu().items()}
@@ -61,20 +61,20 @@ def through_ring(model: Path, engine: Mapping[str, Any], logs: Path) -> Iterator
 
 
 async def answer(stream: Any, load: Load) -> Run:
-    """One connection for all streams, in one event loop."""
-    requests = [_request(ask, load) for ask in load.asks]
+    """Runs all streams over one connection, in one event loop."""
+    requests = [_encode(request, load) for request in load.requests]
     seen: list[list[tuple[float, bytes]]] = [[] for _ in requests]
     submitted = [0.0] * len(requests)
     cpu, began = time.process_time(), time.perf_counter()
 
-    async def ask(i: int) -> None:
+    async def read_stream(i: int) -> None:
         submitted[i] = time.perf_counter()
         async for message in stream(requests[i]):
             seen[i].append((time.perf_counter(), message))
 
     feed, pending = Feed(load), set[asyncio.Task[None]]()
     while True:
-        pending |= {asyncio.create_task(ask(i)) for i in feed.due()}
+        pending |= {asyncio.create_task(read_stream(i)) for i in feed.due()}
         if not pending:
             break
         ended, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
@@ -86,10 +86,10 @@ async def answer(stream: Any, load: Load) -> Run:
     return Run(max(trace.arrivals[-1] for trace in traces), used, traces)
 
 
-def _request(ask: Ask, load: Load) -> bytes:
+def _encode(request: PlannedRequest, load: Load) -> bytes:
     cache, output = pb.KvCacheOptions(salt=load.salt), pb.OutputOptions(token_ids=load.with_ids)
-    asked = spec(ask.prompt, ask.max_tokens, kv_cache=cache, output=output)
-    return pb.GenerateStreamRequest(spec=asked).SerializeToString()
+    message = spec(request.prompt, request.max_tokens, kv_cache=cache, output=output)
+    return pb.GenerateStreamRequest(spec=message).SerializeToString()
 
 
 def _trace(began: float, submitted: float, messages: list[tuple[float, bytes]]) -> Trace:

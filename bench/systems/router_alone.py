@@ -1,6 +1,6 @@
-"""A real router between scripted peers and gRPC clients, each a process; only the router is measured.
+"""A real router between scripted peers and gRPC clients, each in a separate process. Only the router is measured.
 
-python -m bench.systems.router_alone ADDRESS is the clients' process.
+python -m bench.systems.router_alone ADDRESS is the process of the clients.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ START_SECONDS = 60.0
 
 
 class Streams(msgspec.Struct, frozen=True):
-    """So many at once, each with as many rows of so many tokens."""
+    """`streams` concurrent streams of `rows` rows each, with `row_tokens` tokens per row."""
 
     streams: int
     rows: int
@@ -46,7 +46,7 @@ class Streams(msgspec.Struct, frozen=True):
 
 
 class Seen(msgspec.Struct, frozen=True):
-    """What the clients saw of them, times in ms, and the router's CPU time."""
+    """What the clients observed, with times in ms, and the router's CPU time."""
 
     seconds: float
     deltas: int
@@ -66,13 +66,14 @@ class RouterAlone:
 
     def run(self, streams: Streams) -> Seen:
         before = exact_cpu_seconds(self._router)
-        seen = self._clients.ask(streams, Seen)
+        seen = self._clients.query(streams, Seen)
         return replace(seen, router_seconds=exact_cpu_seconds(self._router) - before)
 
 
 @contextmanager
 def router_alone(name: str, row_seconds: float, logs: Path, checkout: Path = ROOT) -> Iterator[RouterAlone]:
-    """`row_seconds`: of the scripted engine. `checkout`: whose router, to compare two versions in one run."""
+    """`row_seconds` is the speed of the scripted engine; the router runs from `checkout`, so that two versions can be
+    compared in one run."""
     with scripted_router(name, row_seconds, logs, checkout) as (router, address):
         log = logs / f"{name}-clients.log"
         with SystemProcess("clients", "bench.systems.router_alone", [address], log) as clients:
@@ -111,7 +112,7 @@ def process(command: list[str], checkout: Path, log: Path) -> Iterator["subproce
 
 
 def ready_address(log: Path, service: "subprocess.Popen[bytes]") -> str:
-    """Of its main port, from its `ready` line."""
+    """Address of the service's main port, from its `ready` line. Raises RuntimeError if the service does not start."""
     end = time.monotonic() + START_SECONDS
     while time.monotonic() < end and service.poll() is None:
         for line in log.read_bytes().splitlines():
@@ -121,37 +122,37 @@ def ready_address(log: Path, service: "subprocess.Popen[bytes]") -> str:
     raise RuntimeError(f"{log.stem} did not start:\n{log.read_text(errors='replace')[-4000:]}")
 
 
-async def _ask(calls: list[Any], asked: Streams) -> Seen:
-    arrivals: list[list[float]] = [[] for _ in range(asked.streams)]
+async def _read_streams(calls: list[Any], plan: Streams) -> Seen:
+    arrivals: list[list[float]] = [[] for _ in range(plan.streams)]
     tokens = 0
     began = time.perf_counter()
 
     async def one(i: int) -> None:
         nonlocal tokens
-        submitted, own, at = time.perf_counter(), arrivals[i], 0
-        async for event in calls[i % len(calls)](_request(asked, i)):
+        submitted, times, at = time.perf_counter(), arrivals[i], 0
+        async for event in calls[i % len(calls)](_request(plan, i)):
             count = event.delta.token_count
             if count:
-                own.append(time.perf_counter() - submitted)
+                times.append(time.perf_counter() - submitted)
                 if event.delta.token_offset != at:
-                    raise RuntimeError(f"stream {i} goes on at {event.delta.token_offset} after {at} tokens")
+                    raise RuntimeError(f"stream {i} continues at token {event.delta.token_offset} after {at} tokens")
                 at += count
         tokens += at
 
-    await asyncio.gather(*map(one, range(asked.streams)))
-    gaps = [1000 * (b - a) for own in arrivals for a, b in pairwise(own)]
+    await asyncio.gather(*map(one, range(plan.streams)))
+    gaps = [1000 * (b - a) for times in arrivals for a, b in pairwise(times)]
     return Seen(
         time.perf_counter() - began,
         sum(map(len, arrivals)),
         tokens,
-        percentile([1000 * own[0] for own in arrivals], 50),
+        percentile([1000 * times[0] for times in arrivals], 50),
         percentile(gaps, 50),
         percentile(gaps, 99),
     )
 
 
-def _request(asked: Streams, number: int) -> pb.GenerateStreamRequest:
-    stopping, output = StoppingCriteria(max_tokens=asked.rows), pb.OutputOptions(stream_interval=asked.row_tokens)
+def _request(plan: Streams, number: int) -> pb.GenerateStreamRequest:
+    stopping, output = StoppingCriteria(max_tokens=plan.rows), pb.OutputOptions(stream_interval=plan.row_tokens)
     return pb.GenerateStreamRequest(
         spec=pb.GenerationSpec(text=f"{PROMPT}{number}\n" * 4, stopping=stopping, output=output)
     )
@@ -169,7 +170,7 @@ def main() -> None:
     loop = uvloop.new_event_loop()
     asyncio.set_event_loop(loop)
     calls = loop.run_until_complete(_connect(sys.argv[1]))
-    serve_questions(Streams, lambda asked: loop.run_until_complete(_ask(calls, asked)))
+    serve_questions(Streams, lambda plan: loop.run_until_complete(_read_streams(calls, plan)))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """An engine and a detokenizer that compute nothing: python -m bench.systems.scripted_peers ENGINE DETOKENIZER SECONDS.
 
-They answer every request with `max_tokens` rows of `stream_interval` tokens: a row per request and step, and a step
-takes SECONDS per row in it. So a router can be measured alone, at a speed that is known.
+They answer every request with `max_tokens` rows of `stream_interval` tokens: one row per request and step, and a step
+takes SECONDS per row. So a router can be measured alone, at a known token rate.
 """
 
 import secrets
@@ -25,7 +25,7 @@ from sluice.ring.wire import Cancel, Submit, ToDetokenizer, ToEngine
 MOST_REQUESTS = 4096
 LEAST_STEP_SECONDS = 0.002
 TEXT = " word"
-"""Of each token."""
+"""Text of each token."""
 TOKEN = 300
 
 
@@ -33,13 +33,14 @@ TOKEN = 300
 class _Stream:
     submit: Submit
     computed: int = 0
-    """Tokens so far, of which the router was sent the first `sent`."""
+    """Tokens so far."""
     sent: int = 0
+    """Tokens sent to the router."""
     started: bool = False
 
     @property
     def tokens(self) -> int:
-        """In all: `max_tokens` rows."""
+        """Total number of tokens: `max_tokens` rows."""
         return self.submit.stopping.max_tokens * self.submit.text.interval
 
 
@@ -60,18 +61,18 @@ class ScriptedPeers:
         self._beat_at = 0.0
 
     def run(self) -> None:
-        """Until the process is killed."""
+        """Runs until the process is killed."""
         while True:
-            self._take()
+            self._receive()
             running = list(self._streams.values())
             ends = time.monotonic() + max(LEAST_STEP_SECONDS, len(running) * self._row_seconds)
             while (left := ends - time.monotonic()) > 0:
-                self._beat()
+                self._send_heartbeats()
                 self._engine.wait(left)
-                self._take()
+                self._receive()
             self._step(running)
 
-    def _take(self) -> None:
+    def _receive(self) -> None:
         for message in (*self._engine.receive(), *self._detokenizer.receive()):
             if isinstance(message, Hello):
                 self._greeted[message.address] = None
@@ -86,7 +87,7 @@ class ScriptedPeers:
             stream.computed = min(stream.computed + stream.submit.text.interval, stream.tokens)
             by_router.setdefault(stream.submit.router, []).append(stream)
         for router, streams in by_router.items():
-            # A full lane refuses it: the next batch has these tokens too.
+            # If the lane is full, the next batch includes these tokens too.
             if self._lane(router).send(_batch(streams)):
                 self._mark_sent(streams)
 
@@ -96,7 +97,7 @@ class ScriptedPeers:
             if stream.sent == stream.tokens:
                 self._streams.pop((stream.submit.request, stream.submit.attempt), None)
 
-    def _beat(self) -> None:
+    def _send_heartbeats(self) -> None:
         now = time.monotonic()
         if now < self._beat_at:
             return

@@ -1,4 +1,4 @@
-"""The engine alone, with a stopwatch around the parts of a step.
+"""The engine alone, with a timer around each part of a step.
 
 python -m bench.systems.step_profile [the engine's own flags, such as --model]
 """
@@ -28,13 +28,14 @@ OPENVINO_NODES = {
 
 
 class StepTimes(msgspec.Struct, frozen=True):
-    """Milliseconds of each step by part, in order of the steps. Kernels' are right only in the mean of many steps."""
+    """Milliseconds of each step by part, in the order of the steps. Times of kernels are accurate only as means over
+    many steps."""
 
     steps: list[dict[str, float]]
 
 
 class Stopwatch:
-    """Time of nested parts: each without the parts within it."""
+    """Measures nested parts: the time of a part excludes the parts within it."""
 
     def __init__(self) -> None:
         self.parts: dict[str, float] = defaultdict(float)
@@ -58,7 +59,7 @@ class Stopwatch:
         setattr(owner, name, self.around(part, getattr(owner, name)))
 
     def split(self, part: str, shares: dict[str, float]) -> None:
-        """Of the part's time since the last `read`, by seconds that were measured within it."""
+        """Moves time of `part` since the last `read` to other parts; `shares` are seconds measured within it."""
         for name, seconds in shares.items():
             self.parts[name] += seconds
             self.parts[part] -= seconds
@@ -71,7 +72,7 @@ class Stopwatch:
 class StepProfile:
     def __init__(self, settings: EngineSettings) -> None:
         if settings.backend != "torch":
-            _let_openvino_count()
+            _enable_openvino_profiling()
         self._alone = alone = EngineAlone(settings)
         self._watch = watch = Stopwatch()
         self._times: list[dict[str, float]] = []
@@ -81,9 +82,9 @@ class StepProfile:
             watch.wrap(forward, name, part)
         self._request: Any = getattr(forward, "_request", None)
         self._calls = 0
-        """Of OpenVINO."""
+        """OpenVINO's request, whose nodes are profiled. None with torch."""
         self._by_node: dict[str, float] = defaultdict(float)
-        """Seconds in its nodes so far, by part."""
+        """Seconds in OpenVINO's nodes so far, by part."""
         if self._request is None:
             for layer in (Linear, SummedLinear):
                 watch.wrap(layer, "__call__", PRODUCTS)
@@ -110,7 +111,7 @@ class StepProfile:
         return busy
 
     def _node_times(self) -> dict[str, float]:
-        """Seconds of the latest call of OpenVINO by part, computed from what it keeps: the mean of all its calls."""
+        """Seconds of OpenVINO's latest call by part. OpenVINO reports means over all its calls."""
         self._calls += 1
         before, self._by_node = self._by_node, defaultdict(float)
         for node in self._request.get_profiling_info():
@@ -120,7 +121,7 @@ class StepProfile:
         return {part: seconds - before[part] for part, seconds in self._by_node.items()}
 
 
-def _let_openvino_count() -> None:
+def _enable_openvino_profiling() -> None:
     from engine_worker.openvino.compiled import _core
 
     _core().set_property("CPU", {"PERF_COUNT": True})

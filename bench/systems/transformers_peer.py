@@ -13,7 +13,7 @@ import transformers
 from transformers import AutoModelForCausalLM, ContinuousBatchingConfig, GenerationConfig
 
 from bench.harness.children import serve
-from bench.harness.load import Ask, Feed, Load, Run, Trace
+from bench.harness.load import Feed, Load, PlannedRequest, Run, Trace
 
 PAD = 0
 PAGE_TOKENS = 32
@@ -24,10 +24,11 @@ Clock = Callable[[], float]
 
 
 @torch.inference_mode()
-def generate(model: Any, asks: Sequence[Ask], clock: Clock) -> list[Trace]:
-    """One group, padded on the left; it runs as long as its longest output."""
+def generate(model: Any, requests: Sequence[PlannedRequest], clock: Clock) -> list[Trace]:
+    """Generates for a static batch, padded on the left, until its longest output ends."""
     begun = clock()
-    longest = max(len(ask.prompt) for ask in asks)
+    lengths = [len(request.prompt) for request in requests]
+    longest = max(lengths)
     steps: list[float] = []
 
     def note_step(ids: torch.Tensor, _scores: Any, **_: Any) -> torch.Tensor:
@@ -35,17 +36,19 @@ def generate(model: Any, asks: Sequence[Ask], clock: Clock) -> list[Trace]:
         return torch.zeros(len(ids), dtype=torch.bool)
 
     out = model.generate(
-        input_ids=torch.tensor([[PAD] * (longest - len(ask.prompt)) + ask.prompt for ask in asks]),
-        attention_mask=torch.tensor([[0] * (longest - len(ask.prompt)) + [1] * len(ask.prompt) for ask in asks]),
-        max_new_tokens=max(ask.max_tokens for ask in asks),
+        input_ids=torch.tensor([[PAD] * (longest - len(request.prompt)) + request.prompt for request in requests]),
+        attention_mask=torch.tensor(
+            [[0] * (longest - len(request.prompt)) + [1] * len(request.prompt) for request in requests]
+        ),
+        max_new_tokens=max(request.max_tokens for request in requests),
         stopping_criteria=[note_step],
     )
-    wanted = [row[longest : longest + ask.max_tokens] for row, ask in zip(out.tolist(), asks, strict=True)]
+    wanted = [row[longest : longest + request.max_tokens] for row, request in zip(out.tolist(), requests, strict=True)]
     return [Trace(begun, steps[: len(ids)], [1] * len(ids), ids) for ids in wanted]
 
 
 def start_manager(model: Any, width: int) -> Any:
-    """The library's own scheduler over a paged cache, at most `width` requests at a time."""
+    """The library's scheduler over a paged cache, with at most `width` requests at a time."""
     config = ContinuousBatchingConfig(
         page_size=PAGE_TOKENS,
         num_blocks=CACHE_PAGES,
@@ -63,9 +66,9 @@ def run_continuous(manager: Any, load: Load, clock: Clock) -> list[Trace]:
     feed = Feed(load)
     submitted: dict[str, float] = {}
     results: dict[str, Any] = {}
-    while len(results) < len(load.asks):
-        for ask in (load.asks[i] for i in feed.due()):
-            name = manager.add_request(ask.prompt, max_new_tokens=ask.max_tokens, record_timestamps=True)
+    while len(results) < len(load.requests):
+        for request in (load.requests[i] for i in feed.due()):
+            name = manager.add_request(request.prompt, max_new_tokens=request.max_tokens, record_timestamps=True)
             submitted[name] = clock()
         result = manager.get_result(timeout=60)
         if result is None or result.error is not None:
@@ -93,7 +96,7 @@ def main() -> None:
     def run(load: Load, clock: Clock) -> list[Trace]:
         if manager is not None:
             return run_continuous(manager, load, clock)
-        groups = [load.asks[at : at + load.width] for at in range(0, len(load.asks), load.width)]
+        groups = [load.requests[at : at + load.width] for at in range(0, len(load.requests), load.width)]
         return [trace for group in groups for trace in generate(model, group, clock)]
 
     def answer(load: Load) -> Run:

@@ -1,4 +1,4 @@
-"""vLLM on the CPU: its engine in this process, chunked prompts and prefix caching on. Imported in its own environment.
+"""vLLM's engine in process, on the CPU, with chunked prompts and prefix caching. Imported in the peer's environment.
 
 float32 and bfloat16: weights, activations and KV cache. It reads the checkpoint as it is, and compiles it when it
 first starts.
@@ -53,12 +53,12 @@ def _serve(engine: Any, load: Load, clock: Clock) -> list[Trace]:
     feed, traces = Feed(load), list[Trace]()
     while True:
         for i in feed.due():
-            ask = load.asks[i]
+            request = load.requests[i]
             params = vllm.SamplingParams(
-                temperature=0, max_tokens=ask.max_tokens, ignore_eos=True, detokenize=False, output_kind=delta
+                temperature=0, max_tokens=request.max_tokens, ignore_eos=True, detokenize=False, output_kind=delta
             )
             traces.append(Trace(clock(), [], [], []))
-            engine.add_request(str(i), {"prompt_token_ids": ask.prompt}, params)
+            engine.add_request(str(i), {"prompt_token_ids": request.prompt}, params)
         if not engine.has_unfinished_requests():
             return traces
         outputs = engine.step()

@@ -1,4 +1,4 @@
-"""The engine alone, with constant logits in place of the model: what a step costs beside the model's computation.
+"""The engine alone, with constant logits instead of the model: the cost of a step without the model's computation.
 
 Run as a file, in any checkout: python bench/systems/without_model.py [the engine's own flags, such as --model]
 """
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# The modules of the checkout that is measured, which may be another one than this file's.
+# Import the modules of the measured checkout, which may differ from the one that contains this file.
 sys.path.insert(0, os.getcwd())
 
 from bench.harness.children import serve

@@ -1,4 +1,4 @@
-"""What beam search costs: beams of width w beside w sampled sequences of the same requests."""
+"""The cost of beam search: a width of w compared with n = w sampled sequences of the same requests."""
 
 import statistics
 from pathlib import Path
@@ -7,7 +7,7 @@ import msgspec
 from matplotlib.figure import Figure
 from msgspec.structs import asdict
 
-from bench.harness.load import Ask, Load
+from bench.harness.load import Load, PlannedRequest
 from bench.harness.models import TINY, python_prompts
 from bench.harness.stats import rate, ratio
 from bench.harness.style import BLUE, GREY, ORANGE, Series, canvas, frame, lines
@@ -24,7 +24,7 @@ class BeamsPlan(Plan, frozen=True):
     models: tuple[str, ...] = ("tiny", "25M")
     widths: tuple[int, ...] = (2, 4, 8)
     at_once: int = 4
-    """Requests."""
+    """Requests in flight."""
     requests: int = 8
     prompt: int = 128
     tokens: int = 96
@@ -35,16 +35,16 @@ class BeamsPoint(msgspec.Struct, frozen=True):
     model: str
     width: int
     sampled: float
-    """Tokens/s of all sequences: the median of the rounds."""
+    """Tokens/s of all sampled sequences: median of the rounds."""
     speed: float
-    """Of beams, by that of as many sampled sequences: the median of the rounds' ratios."""
+    """Speed of beams divided by that of as many sampled sequences: median of the rounds' ratios."""
 
 
 class BeamsResult(BeamsPlan, frozen=True, kw_only=True):
     points: list[BeamsPoint]
 
     def of(self, model: str) -> list[BeamsPoint]:
-        """By width."""
+        """The points of a model, by width."""
         return [point for point in self.points if point.model == model]
 
 
@@ -67,7 +67,7 @@ def measure(plan: BeamsPlan, logs: Path, step: Step) -> BeamsResult:
 def _load(plan: BeamsPlan, width: int, *, beams: bool) -> Load:
     prompts = python_prompts(TINY, plan.requests, plan.prompt)
     return Load(
-        [Ask(prompt, plan.tokens, temperature=1.0, n=width, beams=beams) for prompt in prompts],
+        [PlannedRequest(prompt, plan.tokens, temperature=1.0, n=width, beams=beams) for prompt in prompts],
         plan.at_once,
         salt=f"{width}{beams}",
     )
@@ -77,23 +77,23 @@ def section(result: BeamsResult) -> Section:
     worst = min(result.points, key=lambda point: point.speed)
     return Section(
         "Beam search",
-        f"The engine driven in process: {result.at_once} requests at a time, {result.tokens} tokens after "
-        f"{result.prompt}; beams of width w beside n = w sampled sequences, in turns. No token ends a beam, so both "
-        "compute the same number of tokens.",
+        f"The engine in process: {result.at_once} requests at a time, {result.tokens} output tokens after "
+        f"{result.prompt} prompt tokens; beam search of width w compared with n = w sampled sequences, in turns. No "
+        "token ends a beam, so both compute the same number of tokens.",
         [
-            f"Beams have at least **{worst.speed:.2f}×** the speed of as many sampled sequences ({worst.model}, width "
-            f"{worst.width}; goal: {GOAL}×)."
+            f"Beam search has at least **{worst.speed:.2f}×** the speed of as many sampled sequences ({worst.model}, "
+            f"width {worst.width}; goal: {GOAL}×)."
         ],
         [
             table(
-                "beams' speed by that of n = w | " + " | ".join(f"w = {width}" for width in result.widths),
+                "speed of beam search / n = w | " + " | ".join(f"w = {width}" for width in result.widths),
                 [
                     f"{model} | " + " | ".join(f"{point.speed:.2f}×" for point in result.of(model))
                     for model in result.models
                 ],
             ),
             table(
-                "tokens/s of n = w | " + " | ".join(f"w = {width}" for width in result.widths),
+                "tokens/s with n = w | " + " | ".join(f"w = {width}" for width in result.widths),
                 [
                     f"{model} | " + " | ".join(number(point.sampled) for point in result.of(model))
                     for model in result.models
@@ -104,14 +104,14 @@ def section(result: BeamsResult) -> Section:
 
 
 def draw(result: BeamsResult) -> Figure:
-    about = f"Speed of beams by that of as many sampled sequences, {result.at_once} requests at a time."
+    about = f"Speed divided by that of as many sampled sequences, {result.at_once} requests at a time."
     figure, ((axes,),) = canvas((1, 1), (7, 4.6), "Beam search", about)
     shown = [
         Series(model, colour, [point.speed for point in result.of(model)])
         for model, colour in zip(result.models, COLOURS, strict=False)
     ]
     lines(axes, result.widths, shown)
-    frame(axes, "Beams of width w, n = w", "times as fast", x="width", grid="y")
+    frame(axes, "Width w compared with n = w", "ratio of speeds", x="width", grid="y")
     axes.axhline(GOAL, color=GREY, linestyle=":", linewidth=1)
     return figure
 

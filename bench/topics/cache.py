@@ -1,4 +1,4 @@
-"""What the KV cache saves: a prefix found again, a system prompt kept by priority, evicted blocks in host memory."""
+"""Savings by the KV cache: prefix reuse, a system prompt retained by priority, evicted blocks in host memory."""
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -9,7 +9,7 @@ import msgspec
 from matplotlib.figure import Figure
 from msgspec.structs import asdict, replace
 
-from bench.harness.load import Ask, Load, System, Trace
+from bench.harness.load import Load, PlannedRequest, System, Trace
 from bench.harness.models import TINY, python_prompts
 from bench.harness.style import BLUE, GREY, ORANGE, Series, bars, canvas, dashed, frame, lines
 from bench.harness.tables import Section, number, numbers, plural, table
@@ -21,37 +21,37 @@ from sluice.ring.params import RangeRetention, RetentionParams
 
 PRIORITY = 100
 FLOOD_TOKENS = 256
-"""Of each prompt of a flood."""
+"""Tokens of each prompt of a flood."""
 QUESTION_TOKENS = 32
 OUTPUT_TOKENS = 8
 BYTES_PER_TOKEN = 6 * 2 * 2 * 64 * 4
-"""Of the tiny model's KV cache: layers, keys and values, heads, head size, float32."""
+"""KV cache of the tiny model: layers, keys and values, heads, head size, float32."""
 
 
 class Side(NamedTuple):
     load: Load
     counted: slice
-    """Of its requests, those that are evaluated."""
+    """The requests that are evaluated."""
     tokens: int
-    """Of each of those: prompt tokens that could be cached."""
+    """Prompt tokens of each evaluated request that could be cached."""
 
 
 class CachePlan(Plan, frozen=True):
     prompts: tuple[int, ...] = (256, 512, 1024, 1920)
-    """Tokens of each; `share` of it is in the cache."""
+    """Lengths of prompts in tokens. `share` of each is in the cache."""
     share: float = 0.9
     repeats: int = 7
     pool_tokens: int = 4096
     system_tokens: int = 512
     floods: tuple[float, ...] = (0.5, 1.0, 2.0, 4.0)
-    """Tokens of other prompts between two visits of the system prompt, in pools."""
+    """Tokens of other prompts between two uses of the system prompt, in multiples of the pool."""
     visits: int = 3
     seconds: float = 3600.0
     tier_prompt_tokens: int = 504
     working_sets: tuple[float, ...] = (0.5, 1.0, 2.0, 3.0, 4.0)
-    """Tokens of all prompts together, in pools."""
+    """Tokens of all prompts together, in multiples of the pool."""
     revisits: int = 2
-    """Of each prompt, after the first, in the same order: the least recently used is needed next."""
+    """Repetitions of each prompt, in the same order: the least recently used prompt is always needed next."""
     tier_repeats: int = 2
 
     @property
@@ -61,11 +61,15 @@ class CachePlan(Plan, frozen=True):
     def reuse(self, tokens: int) -> dict[str, Side]:
         prompt, other = python_prompts(TINY, 2, tokens)
         earlier = {"cold": other, "cached": prompt}
-        asks = {name: [Ask(ids[: int(tokens * self.share)], 1), Ask(prompt, 1)] for name, ids in earlier.items()}
-        return {name: Side(Load(own, 1, f"{name}-{tokens}"), slice(1, None), tokens) for name, own in asks.items()}
+        requests = {
+            name: [PlannedRequest(ids[: int(tokens * self.share)], 1), PlannedRequest(prompt, 1)]
+            for name, ids in earlier.items()
+        }
+        return {name: Side(Load(own, 1, f"{name}-{tokens}"), slice(1, None), tokens) for name, own in requests.items()}
 
     def retention(self, flood: float) -> dict[str, Side]:
-        """Visits with a flood before each but the first. The priority expires before the last flood."""
+        """Uses of the system prompt, with a flood before each but the first. The priority expires before the last
+        flood."""
         count = round(flood * self.pool_tokens / FLOOD_TOKENS)
         kept = RetentionParams((RangeRetention(0, self.system_tokens, PRIORITY, self.seconds),))
         within, after = slice(count + 1, -1, count + 1), slice(-1, None)
@@ -79,39 +83,39 @@ class CachePlan(Plan, frozen=True):
             )
         }
 
-    def _visits(self, count: int, retention: RetentionParams) -> list[Ask]:
+    def _visits(self, count: int, retention: RetentionParams) -> list[PlannedRequest]:
         (system,) = python_prompts(TINY, 1, self.system_tokens)
         first, *questions = python_prompts(TINY, self.visits + 2, QUESTION_TOKENS)
-        # The first stretch of the source is the system prompt's own beginning.
+        # The first prompt is the beginning of the system prompt itself.
         others = iter(python_prompts(TINY, 1 + count * (self.visits + 2), FLOOD_TOKENS)[1:])
-        floods = [[Ask(next(others), 1) for _ in range(count)] for _ in questions]
-        # The engine's clock skips past the priority; nothing waits for an hour.
+        floods = [[PlannedRequest(next(others), 1) for _ in range(count)] for _ in questions]
+        # Advance the engine's clock beyond the priority's duration, without waiting for an hour.
         floods[-1][0] = replace(floods[-1][0], passed=self.seconds + 1)
-        asks = [Ask(system + first, 1, retention=retention)]
+        requests = [PlannedRequest(system + first, 1, retention=retention)]
         for prompts, question in zip(floods, questions, strict=True):
-            asks += [*prompts, Ask(system + question, 1, retention=retention)]
-        return asks
+            requests += [*prompts, PlannedRequest(system + question, 1, retention=retention)]
+        return requests
 
     def tier(self, working_set: float) -> dict[str, Side]:
         count = round(working_set * self.pool_tokens / (self.tier_prompt_tokens + OUTPUT_TOKENS))
         prompts = python_prompts(TINY, count, self.tier_prompt_tokens)
-        asks = [Ask(prompt, OUTPUT_TOKENS) for prompt in prompts * (1 + self.revisits)]
+        requests = [PlannedRequest(prompt, OUTPUT_TOKENS) for prompt in prompts * (1 + self.revisits)]
         return {
-            name: Side(Load(asks, 1, settings=settings), slice(count, None), self.tier_prompt_tokens)
-            for name, settings in (("device alone", {"kv_host_memory": 0}), ("with host tier", {}))
+            name: Side(Load(requests, 1, settings=settings), slice(count, None), self.tier_prompt_tokens)
+            for name, settings in (("device only", {"kv_host_memory": 0}), ("with host tier", {}))
         }
 
 
 class Found(msgspec.Struct, frozen=True):
-    """One side; medians of the rounds, first tokens in milliseconds."""
+    """One side: medians of the rounds, times to first token in milliseconds."""
 
     tokens: int
-    """That could be cached, of all requests evaluated in a round."""
+    """Tokens of all evaluated requests of a round that could be cached."""
     cached: int
-    """As the server reports: whole blocks only."""
+    """Cached tokens as reported by the server: whole blocks only."""
     first_token_p50: float
     first_token_p99: float | None = None
-    """Older results have it of the host tier only."""
+    """None in older results, except for the host tier."""
 
     @property
     def share(self) -> float:
@@ -124,13 +128,15 @@ class Found(msgspec.Struct, frozen=True):
 
 class CachePoint(msgspec.Struct, frozen=True):
     size: float
-    """Tokens of a prompt; a flood or a working set in pools."""
+    """Tokens of a prompt, or a flood or a working set in multiples of the pool."""
     sides: list[Found]
     ratio: float | None = None
-    """First token of the first side by that of the second: median of the rounds' ratios. Some older results lack it."""
+    """Time to first token of the first side divided by that of the second: median of the rounds' ratios. None in some
+    older results."""
     same: int = 0
+    """Number of outputs that are equal on the first two sides."""
     outputs: int = 0
-    """Compared on these two sides."""
+    """Number of outputs compared."""
 
     @property
     def sooner(self) -> float:
@@ -139,7 +145,7 @@ class CachePoint(msgspec.Struct, frozen=True):
 
     @property
     def saved(self) -> float:
-        """Share of the first side's recomputed tokens that the second saves; 0 if there were none."""
+        """Share of the first side's recomputed tokens that the second side does not recompute; 0 if there are none."""
         first, second, *_ = self.sides
         return 1 - second.recomputed / first.recomputed if first.recomputed else 0.0
 
@@ -185,35 +191,40 @@ def section(result: CacheResult) -> Section:
     longest, worst = result.reused[-1], result.retained[-1]
     plain, kept, after = (f"**{side.share:.0%}**" for side in worst.sides)
     return Section(
-        "What the KV cache saves",
-        f"*Reuse*: one stream through the ring; an earlier request computed {result.share:.0%} of the prompt. Only "
+        "Savings by the KV cache",
+        f"*Reuse*: one stream through the ring; an earlier request has computed {result.share:.0%} of the prompt. Only "
         f"whole blocks are reused. *Retention*: a pool of {result.pool_tokens:,} tokens. A system prompt of "
-        f"{result.system_tokens} tokens comes with a new question each time, and other prompts flood the pool between "
-        f"two visits; *kept* gives it priority {PRIORITY} for {result.seconds / 3600:g} h. "
-        f"{plural(result.visits, 'visit')} within that time, and one after it. *Host tier*: a pool of "
+        f"{result.system_tokens} tokens is used with a new question each time, and other prompts flood the pool "
+        f"between two uses; *retained* sets priority {PRIORITY} for {result.seconds / 3600:g} h. There are "
+        f"{plural(result.visits, 'use')} within that time, and one after it. *Host tier*: a pool of "
         f"{result.pool_tokens:,} tokens and a host tier of {result.host_tokens:,}. Prompts of "
-        f"{result.tier_prompt_tokens} tokens are visited one after the other, then {result.revisits} more times in the "
-        "same order: the worst case of a cache. Figures are of all visits but the first of each prompt.",
+        f"{result.tier_prompt_tokens} tokens are used one after the other, then {result.revisits} more times in the "
+        "same order, which is the worst case for a cache. Figures exclude the first use of each prompt.",
         [
-            f"A prompt of {longest.size:g} tokens gets its first token **{longest.sooner:.1f}×** sooner.",
-            f"Floods of {worst.size:g} pools leave {plain} of a plain system prompt and {kept} of a kept one, {after} "
-            "once the priority has expired.",
+            f"With a prompt of {longest.size:g} tokens, reuse makes the time to first token **{longest.sooner:.1f}×** "
+            "shorter.",
+            f"After floods of {worst.size:g} pools, {plain} of a system prompt without priority is still cached, "
+            f"{kept} of a retained one, and {after} once the priority has expired.",
             *(
-                f"A working set of {point.size:g} pools: **{point.saved:.0%}** fewer prompt tokens computed again; the "
-                f"first token **{point.sooner:.1f}×** sooner; {point.same} of {point.outputs} outputs the same."
+                f"With a working set of {point.size:g} pools, the host tier saves **{point.saved:.0%}** of the "
+                f"recomputed prompt tokens and makes the time to first token **{point.sooner:.1f}×** shorter; "
+                f"{point.same} of {point.outputs} outputs are the same."
                 for point in result.tiered
                 if point.saved
             ),
         ],
         [
-            table("prompt tokens | from the cache | cold, ms | cached, ms | sooner", map(_reuse_row, result.reused)),
             table(
-                "flood, in pools | plain: found | kept: found | kept: found after its time | "
-                "plain: first token, ms | kept: first token, ms | after its time, ms",
+                "prompt tokens | from the cache | first token, cold, ms | cached, ms | cold / cached",
+                map(_reuse_row, result.reused),
+            ),
+            table(
+                "flood, in pools | cached, no priority | cached, retained | cached, expired | "
+                "first token, no priority, ms | retained, ms | expired, ms",
                 map(_retention_row, result.retained),
             ),
             table(
-                "working set, in pools | prompt tokens of revisits | computed again | with host tier | saved | "
+                "working set, in pools | prompt tokens of repetitions | recomputed | with host tier | saved | "
                 "first token p50 · p99, ms | with host tier | same outputs",
                 map(_tier_row, result.tiered),
             ),
@@ -241,30 +252,30 @@ def _tier_row(point: CachePoint) -> str:
 
 
 def draw(result: CacheResult) -> Figure:
-    pool = f"a pool of {result.pool_tokens:,} tokens, {result.host_tokens:,} more on the host"
+    pool = f"a pool of {result.pool_tokens:,} tokens, and {result.host_tokens:,} tokens on the host"
     figure, ((reuse, found, again),) = canvas(
-        (1, 3), (17, 4.8), "What the KV cache saves", f"Left: through the ring. Others: {pool}."
+        (1, 3), (17, 4.8), "Savings by the KV cache", f"Left: through the ring. Others: {pool}."
     )
     times = _series(
         result.reused, {"cold": ORANGE, f"{result.share:.0%} cached": BLUE}, lambda side: side.first_token_p50
     )
     lines(reuse, [point.size for point in result.reused], times)
-    frame(reuse, "First token, ms", x="prompt tokens", grid="y")
-    kept = {"plain": GREY, "kept": BLUE, "kept, after its time": ORANGE}
+    frame(reuse, "Time to first token, ms", x="prompt tokens", grid="y")
+    kept = {"no priority": GREY, "retained": BLUE, "expired": ORANGE}
     shares = _series(result.retained, kept, lambda side: 100 * side.share)
     bars(found, [f"{point.size:g}" for point in result.retained], shares)
-    frame(found, "Found in the cache", "% of the system prompt", x="flood between two visits, in pools")
-    tiers = {"device alone": ORANGE, "with host tier": BLUE}
+    frame(found, "Cached", "% of the system prompt", x="flood between two uses, in pools")
+    tiers = {"device only": ORANGE, "with host tier": BLUE}
     recomputed = _series(result.tiered, tiers, lambda side: 100 - 100 * side.share)
     lines(again, [point.size for point in result.tiered], recomputed)
     dashed(again, 1.0, "device full")
     dashed(again, 1 + result.host_tokens / result.pool_tokens, "both full")
-    frame(again, "Computed again", "% of the prompt tokens of revisits", x="working set, in pools", grid="y")
+    frame(again, "Recomputed", "% of the prompt tokens of repetitions", x="working set, in pools", grid="y")
     return figure
 
 
 def _series(points: Sequence[CachePoint], colours: Mapping[str, str], value: Callable[[Found], float]) -> list[Series]:
-    """One for each side, by its name."""
+    """One series per side; `colours` has the sides' names in order."""
     sides = enumerate(colours.items())
     return [Series(name, colour, [value(point.sides[i]) for point in points]) for i, (name, colour) in sides]
 

@@ -1,4 +1,4 @@
-"""A draft model beside lookups: how many of their guesses are accepted, and what they bring."""
+"""A draft model compared with prompt lookup: accepted draft tokens and gain."""
 
 import statistics
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from bench.systems.engine_alone import engine_alone
 
 LOOKUP, MODEL = "lookup", "draft model"
 STRENGTH = 0.1
-"""Of the layers that make the larger model."""
+"""Strength of the added layers of the larger model."""
 
 
 class DrafterPlan(Plan, frozen=True, kw_only=True):
@@ -25,7 +25,7 @@ class DrafterPlan(Plan, frozen=True, kw_only=True):
     repeats: int = 3
     drafter_batches: tuple[int, ...] = (1, 4)
     copies: int = 4
-    """Of the tiny model's layers, added to it to make the larger model."""
+    """Copies of the tiny model's layers that are added to make the larger model."""
 
 
 class DrafterPoint(msgspec.Struct, frozen=True):
@@ -33,11 +33,11 @@ class DrafterPoint(msgspec.Struct, frozen=True):
     batch: int
     drafter: str
     speed_up: float
-    """By the speed without drafts: median of the rounds' ratios."""
+    """Speed divided by that without drafts: median of the rounds' ratios."""
     steps_saved: float
-    """Part of the plain run's steps that drafts made unnecessary."""
+    """Fraction of the steps of the run without drafts that drafts saved."""
     accepted: float
-    """Part of the drafted tokens."""
+    """Fraction of the draft tokens that were accepted."""
 
 
 def engine(plan: DrafterPlan, logs: Path) -> Any:
@@ -71,14 +71,14 @@ def _point(kind: str, batch: int, drafter: str, plain: Sequence[Run], runs: Sequ
 
 
 def tables(found: Sequence[DrafterPoint], copies: int) -> list[Table]:
-    """None where nothing was measured."""
+    """Empty if nothing was measured."""
     rows = [
         f"{point.kind} | {point.batch} | {point.drafter} | {number(100 * point.accepted)} | "
         f"{number(100 * point.steps_saved)} | {point.speed_up:.2f}×"
         for point in found
     ]
     head = (
-        f"a made-up pair: the tiny model with {copies} weak copies of its layers, and itself as draft model | "
-        "at a time | drafts by | accepted, % | steps saved, % | speed by that without"
+        f"an artificial pair: the tiny model with {copies} weak copies of its layers, and the tiny model as draft "
+        "model | in flight | drafts by | accepted, % | steps saved, % | speed / without drafts"
     )
     return [table(head, rows)] if rows else []

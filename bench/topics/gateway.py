@@ -1,4 +1,4 @@
-"""What the HTTP gateway costs: CPU time per request and per chunk, between a router and HTTP clients."""
+"""The cost of the HTTP gateway: CPU time per request and per chunk, between a router and HTTP clients."""
 
 from pathlib import Path
 from statistics import median
@@ -15,13 +15,13 @@ from bench.systems.gateway_alone import GatewayAlone, HttpStreams, gateway_alone
 
 class GatewayPlan(Plan, frozen=True, kw_only=True):
     sizes: list[int]
-    """Streams at once."""
+    """Concurrent streams."""
     chunks: int = 16_000
-    """In all, of one measurement."""
+    """Total chunks of one measurement."""
     requests: int = 512
-    """In all, where each has a single chunk."""
+    """Total requests of the load in which each has a single chunk."""
     row_seconds: float = 0.0005
-    """Of the scripted engine, per chunk."""
+    """Speed of the scripted engine: seconds per chunk."""
     repeats: int = 5
 
 
@@ -57,7 +57,7 @@ def measure(plan: GatewayPlan, logs: Path, step: Step) -> GatewayResult:
 
 
 def _cost(gateway: GatewayAlone, plan: GatewayPlan, streams: int) -> GatewayCost:
-    """From two loads that differ in how many chunks a request has."""
+    """Solves for the costs from two loads that differ in the number of chunks per request."""
     short = [gateway.run(HttpStreams(streams, 1)) for _ in range(max(1, plan.requests // streams))]
     long = gateway.run(HttpStreams(streams, max(2, plan.chunks // streams)))
     counts = [(len(short) * streams, sum(seen.chunks for seen in short)), (streams, long.chunks)]
@@ -69,9 +69,10 @@ def _cost(gateway: GatewayAlone, plan: GatewayPlan, streams: int) -> GatewayCost
 def section(result: GatewayResult) -> Section:
     costs = [_medians(point) for point in result.points]
     return Section(
-        "What the HTTP gateway costs",
-        "A gateway between a router of scripted peers, which compute nothing, and HTTP clients that read chats as "
-        "server-sent events, a token a chunk. Two loads (one chunk; many) give the CPU time per request and per chunk.",
+        "Cost of the HTTP gateway",
+        "A gateway between a router with scripted peers, which compute nothing, and HTTP clients that read chats as "
+        "server-sent events, one token per chunk. Two loads (one chunk, and many chunks per request) give the CPU "
+        "time per request and per chunk.",
         [
             f"**{span([cost.request / 1000 for cost in costs], '.1f')} ms** per request and "
             f"**{span([cost.chunk for cost in costs], '.0f')} µs** per chunk."
@@ -101,7 +102,7 @@ def _costs(result: GatewayResult, costs: list[GatewayCost]) -> Table:
 def draw(result: GatewayResult) -> Figure:
     costs = [_medians(point) for point in result.points]
     about = "CPU time of the gateway's process, between a router and HTTP clients. Medians."
-    figure, ((requests, chunks),) = canvas((1, 2), (9, 4.2), "What the HTTP gateway costs", about)
+    figure, ((requests, chunks),) = canvas((1, 2), (9, 4.2), "Cost of the HTTP gateway", about)
     names = [plural(point.streams, "stream") for point in result.points]
     for axes, heading, what, colour in (
         (requests, "Per request", "request", GREY),

@@ -1,4 +1,4 @@
-"""What guided decoding costs: a step of guided streams beside one of plain streams, and the wait for a new guide."""
+"""The cost of guided decoding: a step of guided streams compared with plain streams, and the wait for a new guide."""
 
 import json
 import time
@@ -39,7 +39,7 @@ GUIDES: Mapping[str, Guide] = {
     "regex of free text": Guide(GuideKind.REGEX, r"(?s).*"),
 }
 LIMIT = 1.1
-"""Times that a step of 32 guided streams may take of one of plain streams."""
+"""Highest acceptable ratio between the times of a step of 32 guided and 32 plain streams."""
 
 
 class GuidedPlan(Plan, frozen=True):
@@ -56,15 +56,15 @@ class GuidedPoint(msgspec.Struct, frozen=True):
     streams: int
     threads: int
     milliseconds: float
-    """Of a step: the median of the rounds' medians."""
+    """Time of a step: median of the rounds' medians."""
     times_plain: float
-    """The median of the rounds' quotients."""
+    """Time divided by that of plain streams: median of the rounds' ratios."""
 
 
 class Wait(msgspec.Struct, frozen=True):
     guide: str
     milliseconds: float
-    """From the request for a new guide until streams can follow it; the median."""
+    """Time to prepare a new guide: median."""
 
 
 class GuidedResult(GuidedPlan, frozen=True, kw_only=True):
@@ -80,7 +80,7 @@ class GuidedResult(GuidedPlan, frozen=True, kw_only=True):
 
 
 class Streams:
-    """Generating sequences with the same guide, or none."""
+    """Generating sequences with the same guide, or without a guide."""
 
     def __init__(self, runner: ModelRunner, guides: Guides, guide: Guide | None, count: int, plan: GuidedPlan) -> None:
         self._runner = runner
@@ -108,7 +108,7 @@ class Streams:
         self._restart()
         for prompt, blocks in zip(self._prompts, self._tables, strict=True):
             self._runner.run(EngineStep((Slice(prompt[:-1], 0, blocks),)))
-        # The first one makes the matchers.
+        # The first step creates the matchers.
         return median([self._step() for _ in range(steps + 1)][1:])
 
     def _step(self) -> float:
@@ -121,7 +121,7 @@ class Streams:
                 raise RuntimeError(result.fault.message)
             self._at[i] += 1
             if result.complete:
-                # Another text begins behind this one.
+                # The output is complete: start another one.
                 self._outputs[i], self._programs[i] = [], self._program()
             else:
                 self._outputs[i].append(result.token)
@@ -134,7 +134,7 @@ class Streams:
 
 
 def _thread_counts(plan: GuidedPlan) -> list[int]:
-    """The engine's default, which leaves a core to others, and all."""
+    """The engine's default, which leaves one core free, and all cores."""
     return sorted({max(1, plan.threads - 1), plan.threads})
 
 
@@ -181,7 +181,7 @@ def _waits(guides: Guides, plan: GuidedPlan, step: Step) -> list[Wait]:
     _wait(guides, Guide(GuideKind.CHOICE, '["the first one starts the processes"]'))
     for number_of_round in range(plan.compiles):
         for name, guide in GUIDES.items():
-            # One that was not compiled before: its schema has another title, its expression one more alternative.
+            # Make the guide new: another title in the schema, or one more alternative in the expression.
             found[name].append(1e3 * _wait(guides, _another(guide, number_of_round)))
         step(f"new guides, round {number_of_round + 1} of {plan.compiles}")
     for guide in GUIDES.values():
@@ -208,22 +208,23 @@ def section(result: GuidedResult) -> Section:
     most, default, columns = result.streams[-1], result.default_threads, _columns(result)
     slowest = max(result.waits, key=lambda wait: wait.milliseconds)
     return Section(
-        "What guided decoding costs",
-        f"The engine's runner in process, {result.model} Qwen3 shape. The guide worker computes masks meanwhile: on "
-        "the core that the engine leaves free by default, or beside its threads if these use all cores. Greedy.",
+        "Cost of guided decoding",
+        f"The engine's runner in process, {result.model} Qwen3 shape, greedy. The guide worker computes masks during "
+        "the forward pass: on the core that the engine leaves free by default, or competing with its threads if these "
+        "use all cores.",
         [
-            f"A step of {most} guided streams takes at most **{_most_times(result, default)} ×** the time of one of "
+            f"A step of {most} guided streams takes at most **{_most_times(result, default)} ×** the time of a step of "
             f"plain streams (limit: {number(LIMIT)}), and {_most_times(result, result.threads)} × if the engine uses "
             f"all cores; a new guide is ready within {number(slowest.milliseconds)} ms."
         ],
         [
             table(
-                "a step, ms (times plain) | "
+                "a step, ms (ratio to plain streams) | "
                 + " | ".join(f"{plural(count, 'stream')}, {plural(threads, 'thread')}" for threads, count in columns),
                 [f"{name} | " + " | ".join(_cell(result, name, *column) for column in columns) for name in _kinds()],
             ),
             table(
-                "a new guide | ms until streams can follow it",
+                "a new guide | ms until it is ready",
                 [f"{wait.guide} | {number(wait.milliseconds)}" for wait in result.waits],
             ),
         ],
@@ -248,8 +249,8 @@ def draw(result: GuidedResult) -> Figure:
     figure, ((steps, waits),) = canvas(
         (1, 2),
         (12, 4.6),
-        "What guided decoding costs",
-        "Steps of streams that follow a guide, and the wait for a new one.",
+        "Cost of guided decoding",
+        "Steps of guided streams, and the wait for a new guide.",
     )
     most = result.streams[-1]
     shown = [
@@ -261,9 +262,9 @@ def draw(result: GuidedResult) -> Figure:
         for threads, colour in zip(_thread_counts(result), (BLUE, GREY), strict=False)
     ]
     bars(steps, list(_kinds()), shown)
-    frame(steps, "A step", "times that of plain streams", grid="y")
+    frame(steps, "A step", "ratio to plain streams", grid="y")
     bars(waits, list(GUIDES), [Series("ms", BLUE, [wait.milliseconds for wait in result.waits])])
-    frame(waits, "A new guide", "ms until streams can follow it", grid="y")
+    frame(waits, "A new guide", "ms until it is ready", grid="y")
     return figure
 
 

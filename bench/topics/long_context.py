@@ -1,4 +1,4 @@
-"""What a token of a long prompt costs, by the prompt's length, beside OpenVINO GenAI."""
+"""The cost of a token of a long prompt, by the prompt's length, compared with OpenVINO GenAI."""
 
 from pathlib import Path
 
@@ -47,8 +47,8 @@ class LongContextResult(msgspec.Struct, frozen=True):
 def measure(plan: LongContextPlan, logs: Path, step: Step) -> LongContextResult:
     works = [peers.Work(f"a prompt of {tokens:,} tokens", 1, 1, tokens, 1, 1) for tokens in plan.lengths]
     bout = peers.Bout(plan.model, works, [], ALONE, kv_cache_tokens=3 * max(plan.lengths))
-    asked = peers.PeersPlan([bout], plan.repeats, [OPENVINO.name], threads=plan.threads)
-    return LongContextResult(peers.measure(asked, logs, step))
+    peers_plan = peers.PeersPlan([bout], plan.repeats, [OPENVINO.name], threads=plan.threads)
+    return LongContextResult(peers.measure(peers_plan, logs, step))
 
 
 def section(result: LongContextResult) -> Section:
@@ -57,11 +57,12 @@ def section(result: LongContextResult) -> Section:
     cells = " | ".join(f"{tokens:,} tokens" for tokens in lengths)
     return Section(
         "Long prompts",
-        "One prompt at a time, in the tiny model's shape with random weights: time to the first token by the tokens of "
-        "the prompt, in microseconds. In brackets: the time to the first token. " + peers.heading(result.beside),
+        "One prompt at a time, in the tiny model's shape with random weights: time to first token divided by the "
+        "number "
+        "of prompt tokens, in microseconds; in brackets the time to first token. " + peers.heading(result.beside),
         [
-            f"{system}: a token of a prompt of {lengths[-1]:,} costs **{own[-1] / own[0]:.1f}×** that of one of "
-            f"{lengths[0]:,}."
+            f"{system}: a token of a prompt of {lengths[-1]:,} tokens costs **{own[-1] / own[0]:.1f}×** as much as a "
+            f"token of a prompt of {lengths[0]:,}."
             for system, own in costs.items()
         ],
         [
@@ -83,7 +84,7 @@ def section(result: LongContextResult) -> Section:
 
 def draw(result: LongContextResult) -> Figure:
     figure, ((axes,),) = canvas((1, 1), (8, 5), "Long prompts", "Microseconds per token of the prompt, by its length")
-    # Ours are whole lines, others dotted; one colour for each precision.
+    # Solid lines for Sluice, dotted ones for others; one colour per precision.
     entries = result.beside.tables[0].entries
     kinds = [entry.system.partition(", ")[2].removeprefix("engine alone, ") for entry in entries]
     colours = dict(zip(dict.fromkeys(kinds), COLOURS, strict=False))

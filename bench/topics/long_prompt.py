@@ -1,4 +1,4 @@
-"""A long prompt arrives while others generate and short prompts follow: who waits, with and without chunking."""
+"""A long prompt arrives while streams generate, and short prompts follow: waiting times with and without chunking."""
 
 import statistics
 from collections.abc import Mapping, Sequence
@@ -9,7 +9,7 @@ import msgspec
 from matplotlib.axes import Axes
 from msgspec.structs import replace
 
-from bench.harness.load import Ask, Load, Run, System, Trace
+from bench.harness.load import Load, PlannedRequest, Run, System, Trace
 from bench.harness.models import TINY, python_prompts
 from bench.harness.style import BLUE, ORANGE, SOFT, frame, note
 from bench.harness.tables import Table, number, numbers, short, table
@@ -29,11 +29,11 @@ class LongPromptPlan(msgspec.Struct, frozen=True):
     streams: int = 8
     stream_tokens: int = 96
     context_tokens: int = 2000
-    """Of the long prompt: nearly the tiny model's whole context."""
+    """Length of the long prompt: nearly the tiny model's whole context."""
     newcomers: int = 8
     newcomer_tokens: int = 16
     output_tokens: int = 4
-    """Of long prompt and newcomers."""
+    """Output tokens of the long prompt and of the newcomers."""
     tokens_per_step: int = 256
     repeats: int = 15
 
@@ -43,10 +43,10 @@ class LongPromptPlan(msgspec.Struct, frozen=True):
         (long,) = python_prompts(TINY, 1, self.context_tokens)
         brief = python_prompts(TINY, self.newcomers + 1, self.newcomer_tokens)[1:]
         pause = seconds / self.newcomers
-        asks = [Ask(prompt, self.stream_tokens) for prompt in streams]
-        asks.append(Ask(long, self.output_tokens, 0.0))
-        asks += (Ask(prompt, self.output_tokens, (i + 0.5) * pause) for i, prompt in enumerate(brief))
-        return Load(asks, self.streams)
+        requests = [PlannedRequest(prompt, self.stream_tokens) for prompt in streams]
+        requests.append(PlannedRequest(long, self.output_tokens, 0.0))
+        requests += (PlannedRequest(prompt, self.output_tokens, (i + 0.5) * pause) for i, prompt in enumerate(brief))
+        return Load(requests, self.streams)
 
 
 class Arrival(msgspec.Struct, frozen=True):
@@ -61,7 +61,7 @@ class Episode(msgspec.Struct, frozen=True):
 
 
 class ModeEntry(msgspec.Struct, frozen=True):
-    """One mode; milliseconds. Percentiles are over all rounds."""
+    """Waits with one mode, in milliseconds. Percentiles are over all rounds."""
 
     mode: str
     newcomer_p50: float
@@ -75,7 +75,7 @@ class ModeEntry(msgspec.Struct, frozen=True):
 
 
 def measure(engine: System, plan: LongPromptPlan, step: Step) -> list[ModeEntry]:
-    """The long prompt is first timed alone, in one piece: the newcomers arrive within that time."""
+    """First measures the long prompt alone, in one piece; the newcomers arrive within that time."""
     common = {"max_tokens_per_step": plan.tokens_per_step, "block_reuse": False}
     settings = {mode: {**common, **own} for mode, own in MODES.items()}
     load = plan.load(_context_seconds(engine, plan, settings["in one piece"]))
@@ -88,7 +88,7 @@ def measure(engine: System, plan: LongPromptPlan, step: Step) -> list[ModeEntry]
 def _context_seconds(engine: System, plan: LongPromptPlan, settings: dict[str, Any]) -> float:
     prompts = python_prompts(TINY, 2, plan.context_tokens)
     # The first of the two warms up.
-    (*_, trace) = engine.run(Load([Ask(prompt, 1) for prompt in prompts], 1, settings=settings)).traces
+    (*_, trace) = engine.run(Load([PlannedRequest(prompt, 1) for prompt in prompts], 1, settings=settings)).traces
     return trace.arrivals[0] - trace.submitted
 
 
@@ -121,10 +121,10 @@ def _entry(mode: str, episodes: Sequence[Episode]) -> ModeEntry:
 def answers(entries: Sequence[ModeEntry]) -> list[str]:
     whole, ordered, equal = entries
     return [
-        f"A newcomer's first token, p99: **{whole.newcomer_p99 / equal.newcomer_p99:.1f}×** sooner with equal "
-        f"progress than in one piece ({number(equal.newcomer_p99)} instead of {number(whole.newcomer_p99)} ms).",
-        f"Between two tokens of a running stream, p99: {number(ordered.stream_p99)} ms chunked instead of "
-        f"{number(whole.stream_p99)} ms, **{whole.stream_p99 / ordered.stream_p99:.1f}×** less.",
+        f"The p99 time to first token of newcomers is **{whole.newcomer_p99 / equal.newcomer_p99:.1f}×** shorter with "
+        f"equal progress than in one piece ({number(equal.newcomer_p99)} instead of {number(whole.newcomer_p99)} ms).",
+        f"The p99 time between two tokens of a running stream is {number(ordered.stream_p99)} ms with chunking instead "
+        f"of {number(whole.stream_p99)} ms, **{whole.stream_p99 / ordered.stream_p99:.1f}×** less.",
     ]
 
 
@@ -135,7 +135,7 @@ def waits(entries: Sequence[ModeEntry]) -> Table:
         for entry in entries
     )
     cells = "newcomers: first token p50 · p99, ms | streams: inter-token p50 · p99, ms"
-    return table(f"the long prompt | {cells} | its own first token, ms | newcomers measured", rows)
+    return table(f"the long prompt | {cells} | long prompt: first token, ms | newcomers measured", rows)
 
 
 def draw(column: Sequence[Axes], entries: Sequence[ModeEntry]) -> None:

@@ -1,5 +1,5 @@
-"""What LoRA adapters cost: several in one batch beside none, and an engine that could serve some beside one that could
-not."""
+"""The cost of LoRA adapters: several in one batch compared with none, and an engine with LoRA that no request uses
+compared with an engine without."""
 
 import statistics
 from contextlib import ExitStack
@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from msgspec.structs import asdict
 
 from bench.harness.adapters import write_adapter
-from bench.harness.load import Ask, Load
+from bench.harness.load import Load, PlannedRequest
 from bench.harness.models import TINY, python_prompts
 from bench.harness.stats import rate, ratio
 from bench.harness.style import BLUE, GREY, ORANGE, Series, canvas, frame, lines
@@ -24,34 +24,35 @@ from sluice.ring.adapters import Adapter
 COLOURS = (BLUE, ORANGE)
 GOAL = 0.85
 GOAL_COUNT = 4
-"""Adapters at once for which the goal holds."""
+"""Number of adapters in a batch for which the goal applies."""
 
 
 class LoraPlan(Plan, frozen=True):
     models: tuple[str, ...] = ("tiny", "25M")
     counts: tuple[int, ...] = (1, 4, 16)
-    """Adapters at once."""
+    """Numbers of adapters in a batch."""
     rank: int = 8
     at_once: int = 16
-    """Requests."""
+    """Requests in flight."""
     requests: int = 32
     prompt: int = 64
     tokens: int = 96
     repeats: int = 3
     starts: int = 7
-    """Of the two engines whose difference is small: two processes of the same code differ by more."""
+    """Starts of the engines with and without LoRA, whose difference is smaller than that between two processes."""
 
 
 class LoraPoint(msgspec.Struct, frozen=True):
     model: str
     off: float
-    """Tokens/s of an engine without LoRA, by torch: the median of the rounds."""
+    """Tokens/s of an engine without LoRA, with torch: median of the rounds."""
     unused: float
-    """Speed with LoRA but without adapters, by that: the median over the starts of the medians over the rounds."""
+    """Speed with LoRA that no request uses divided by `off`: median over the starts of the medians over the rounds."""
     speeds: tuple[float, ...]
-    """Speed with so many adapters as `counts` says, by that of no adapters on the same engine."""
+    """Speed with `counts` adapters divided by that without adapters on the same engine."""
     openvino: float
-    """Speed of an engine without LoRA as the settings leave it, which is what LoRA gives up on a CPU."""
+    """Speed of an engine without LoRA with the default backend, divided by `off`: the speed that LoRA gives up on a
+    CPU."""
 
 
 class LoraResult(LoraPlan, frozen=True, kw_only=True):
@@ -59,12 +60,13 @@ class LoraResult(LoraPlan, frozen=True, kw_only=True):
 
 
 class Settings(NamedTuple):
-    """Of engines."""
+    """Settings of three engines."""
 
     default: dict[str, Any]
     off: dict[str, Any]
-    """By torch."""
+    """Without LoRA, with torch."""
     on: dict[str, Any]
+    """With LoRA."""
 
 
 def measure(plan: LoraPlan, logs: Path, step: Step) -> LoraResult:
@@ -110,11 +112,11 @@ def _unused(plan: LoraPlan, name: str, settings: Settings, logs: Path, step: Ste
 
 def _load(plan: LoraPlan, adapters: list[Adapter]) -> Load:
     prompts = python_prompts(TINY, plan.requests, plan.prompt)
-    asks = [
-        Ask(prompt, plan.tokens, adapter=adapters[i % len(adapters)] if adapters else None)
+    requests = [
+        PlannedRequest(prompt, plan.tokens, adapter=adapters[i % len(adapters)] if adapters else None)
         for i, prompt in enumerate(prompts)
     ]
-    return Load(asks, plan.at_once, salt=f"{len(adapters)}")
+    return Load(requests, plan.at_once, salt=f"{len(adapters)}")
 
 
 def section(result: LoraResult) -> Section:
@@ -124,25 +126,25 @@ def section(result: LoraResult) -> Section:
     counts = " | ".join(f"{count} adapters" for count in result.counts)
     return Section(
         "LoRA adapters",
-        f"The engine driven in process, by torch: {result.at_once} requests at a time, {result.tokens} tokens after "
-        f"{result.prompt}; adapters of rank {result.rank} on all seven linear maps, in turns. Each request has one of "
-        "the adapters.",
+        f"The engine in process, with torch: {result.at_once} requests at a time, {result.tokens} output tokens after "
+        f"{result.prompt} prompt tokens; adapters of rank {result.rank} on all seven linear maps, in turns. Each "
+        "request has one of the adapters.",
         [
-            f"{result.counts[index]} adapters in one batch have at least **{worst.speeds[index]:.2f}×** the speed of "
-            f"none ({worst.model}; goal: {GOAL}×).",
-            f"An engine with LoRA that no request uses has at least **{unused.unused:.3f}×** the speed of one without "
-            f"({unused.model}; {result.starts} starts of both).",
+            f"With {result.counts[index]} adapters in one batch the engine has at least **{worst.speeds[index]:.2f}×** "
+            f"its speed without adapters ({worst.model}; goal: {GOAL}×).",
+            f"An engine with LoRA that no request uses has at least **{unused.unused:.3f}×** the speed of an engine "
+            f"without LoRA ({unused.model}; {result.starts} starts of both).",
         ],
         [
             table(
-                f"speed by that of no adapter | unused, by LoRA off | {counts}",
+                f"speed / without adapters | LoRA unused / LoRA off | {counts}",
                 [
                     f"{point.model} | {point.unused:.3f}× | " + " | ".join(f"{speed:.2f}×" for speed in point.speeds)
                     for point in result.points
                 ],
             ),
             table(
-                "LoRA off | tokens/s by torch | the default backend, by torch",
+                "LoRA off | tokens/s with torch | default backend / torch",
                 [f"{point.model} | {number(point.off)} | {point.openvino:.2f}×" for point in result.points],
             ),
         ],
@@ -150,13 +152,13 @@ def section(result: LoraResult) -> Section:
 
 
 def draw(result: LoraResult) -> Figure:
-    about = f"Speed with adapters by that without, {result.at_once} requests at a time."
+    about = f"Speed with adapters divided by that without, {result.at_once} requests at a time."
     figure, ((axes,),) = canvas((1, 1), (7, 4.6), "LoRA adapters", about)
     shown = [
         Series(point.model, colour, list(point.speeds)) for point, colour in zip(result.points, COLOURS, strict=False)
     ]
     lines(axes, result.counts, shown)
-    frame(axes, f"Adapters of rank {result.rank} in one batch", "times as fast", x="adapters", grid="y")
+    frame(axes, f"Adapters of rank {result.rank} in one batch", "ratio of speeds", x="adapters", grid="y")
     axes.axhline(GOAL, color=GREY, linestyle=":", linewidth=1)
     return figure
 

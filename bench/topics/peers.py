@@ -1,4 +1,4 @@
-"""Side by side with other systems on the same CPU: the same checkpoints, requests and lengths, in turns in one run."""
+"""Comparison with other systems on the same CPU: the same checkpoints, requests and lengths, in turns in one run."""
 
 import random
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ import msgspec
 from matplotlib.figure import Figure
 from msgspec.structs import replace
 
-from bench.harness.load import Ask, Load, Run
+from bench.harness.load import Load, PlannedRequest, Run
 from bench.harness.machine import MachineTimes, Meanwhile
 from bench.harness.models import TINY, python_prompts
 from bench.harness.stats import Figures, figures, ratio
@@ -28,7 +28,7 @@ class Work(msgspec.Struct, frozen=True):
     shortest: int
     longest: int
     shared_tokens: int = 0
-    """With which every prompt begins."""
+    """Length of the prefix that all prompts share."""
     shortest_prompt: int | None = None
     """Prompts have between this and `prompt_tokens` tokens; None: all have `prompt_tokens`."""
 
@@ -36,22 +36,22 @@ class Work(msgspec.Struct, frozen=True):
         lengths = random.Random(0)
         prompts = python_prompts(TINY, self.requests, self.prompt_tokens)
         least = self.prompt_tokens if self.shortest_prompt is None else self.shortest_prompt
-        asks = []
+        requests = []
         for prompt in prompts:
             whole = prompts[0][: self.shared_tokens] + prompt[self.shared_tokens :]
-            own = whole[: lengths.randint(least, self.prompt_tokens)]
-            asks.append(Ask(own, lengths.randint(self.shortest, self.longest)))
-        # The title, so that no work finds in a cache what another left there.
-        return Load(asks, self.width, salt=self.title, with_ids=True)
+            cut = whole[: lengths.randint(least, self.prompt_tokens)]
+            requests.append(PlannedRequest(cut, lengths.randint(self.shortest, self.longest)))
+        # The salt is the title, so that no work has prefix cache hits from another one.
+        return Load(requests, self.width, salt=self.title, with_ids=True)
 
 
 class Bout(msgspec.Struct, frozen=True):
-    """Loads on one checkpoint, and what serves them beside the installed peers."""
+    """Loads on one checkpoint, and the systems that serve them in addition to the installed peers."""
 
     model: str
     works: list[Work]
     bases: list[str]
-    """Of transformers: generate, continuous."""
+    """Modes of transformers: generate, continuous."""
     ours: Sequence[Ours] = OURS
     kv_cache_tokens: int = 65536
     precisions: Sequence[str] = PRECISIONS
@@ -73,11 +73,11 @@ class PeerEntry(msgspec.Struct, frozen=True):
     is_ours: bool
     figures: Figures
     by_best: float | None
-    """Tokens per second by those of the fastest peer: median of the rounds' ratios. None without a peer."""
+    """Tokens per second divided by those of the fastest peer: median of the rounds' ratios. None without a peer."""
     by_best_alike: float | None
-    """The same by the fastest peer of this precision; None without one."""
+    """The same for the fastest peer of this precision. None if there is none."""
     same: int
-    """Requests whose greedy tokens are those of the first system."""
+    """Number of requests with the same greedy tokens as the first system."""
 
 
 class PeerTable(msgspec.Struct, frozen=True):
@@ -130,11 +130,11 @@ def _by_fastest(own: list[Run], peers: Sequence[list[Run]]) -> float | None:
 
 
 def heading(result: PeersResult) -> str:
-    """What ran and what did not."""
+    """The peers that ran, and those that are not installed."""
     ran = ", ".join(f"{title} {version}" for title, version in result.installed.items())
     absent = ", ".join(result.absent)
     return " ".join(
-        filter(None, (f"Beside: {ran}." if ran else "", f"Not installed here: {absent}." if absent else ""))
+        filter(None, (f"Compared with {ran}." if ran else "", f"Not installed: {absent}." if absent else ""))
     )
 
 
@@ -144,10 +144,9 @@ def section(result: PeersResult) -> Section:
         "Every system loads the same checkpoint (the bundled one, or random weights), uses the same number of threads, "
         "and serves the same requests with greedy sampling and fixed output lengths. transformers' `generate` and "
         "onnxruntime-genai run padded batches, each until its longest request ends; the others batch in flight. "
-        "[bench/peers](../../bench/peers/README.md) lists each peer's settings. *By best*: tokens/s by those of the "
-        "fastest peer, and by those of the fastest peer of the same "
-        "precision. *Same tokens*: requests whose output equals that of the first row; other kernels may round "
-        "otherwise. " + heading(result),
+        "[bench/peers](../../bench/peers/README.md) lists each peer's settings. *Ratio to best*: tokens/s divided by "
+        "those of the fastest peer, and by those of the fastest peer of the same precision. *Same tokens*: requests "
+        "whose output equals that of the first row; other kernels may round differently. " + heading(result),
         [_answer(found) for found in result.tables],
         [*map(_speeds, result.tables), meanwhile(result.tables)],
     )
@@ -156,12 +155,16 @@ def section(result: PeersResult) -> Section:
 def _answer(found: PeerTable) -> str:
     best = max(found.peers, key=lambda entry: entry.figures.tokens_per_second)
     ours = max((each for each in found.entries if each.is_ours), key=lambda each: each.figures.tokens_per_second)
-    text = f"{found.model}, {found.work.title}: {ours.system} reaches **{_times(ours.by_best)}** of {best.system}."
+    reached = f"**{_times(ours.by_best)}** the tokens/s of {best.system}"
+    text = f"{found.model}, {found.work.title}: {ours.system} reaches {reached}."
     between = [(entry.figures.inter_token_p50, entry) for entry in found.peers]
     shortest = min((gap for gap, _ in between if gap is not None), default=None)
     own = ours.figures.inter_token_p50
     if found.work.width == 1 and shortest and own:
-        text += f" Between tokens {number(own)} ms, the best peer {number(shortest)} ms (**{own / shortest:.2f}×**)."
+        text += (
+            f" The time between tokens is {number(own)} ms, with the best peer {number(shortest)} ms "
+            f"(**{own / shortest:.2f}×**)."
+        )
     return text
 
 
@@ -172,7 +175,7 @@ def _speeds(found: PeerTable) -> Table:
         return f"{entry.system} | {speed_cells(entry.figures, ratios)} | {entry.same}/{found.work.requests}"
 
     return table(
-        f"{found.model}, {found.work.title} | tokens/s (range) | by best · of its precision | "
+        f"{found.model}, {found.work.title} | tokens/s (range) | ratio to best · of its precision | "
         "first token p50 · p99, ms | inter-token p50 · p99, ms | same tokens",
         map(row, found.entries),
     )
@@ -183,18 +186,19 @@ def _times(ratio: float | None) -> str:
 
 
 def meanwhile(tables: Sequence[PeerTable]) -> Table:
-    """Whether the machine was quiet."""
+    """Use of the machine by other processes during the measurement."""
     rows = (
         f"{found.model}, {found.work.title} | {found.meanwhile.seconds:.0f} | {found.meanwhile.ours:.0%} | "
         f"{found.meanwhile.foreign:.1%} | {found.meanwhile.steal:.1%}"
         for found in tables
     )
-    return table("the machine meanwhile | seconds | our CPU time | other processes | stolen by the host", rows)
+    return table("use of the machine | seconds | benchmark's CPU time | other processes | stolen by the host", rows)
 
 
 def draw(result: PeersResult) -> Figure:
     about = (
-        "Output tokens per second: same checkpoint, requests, greedy sampling and threads. In brackets: by the best."
+        "Output tokens per second: same checkpoint, requests, greedy sampling and threads. In brackets: ratio to the "
+        "best peer."
     )
     columns = min(2, len(result.tables))
     rows = -(-len(result.tables) // columns)
@@ -226,7 +230,7 @@ WORKS_06B = [
     Work("32 requests at once, 16 tokens in, 8 out", 32, 32, 16, 8, 8),
 ]
 SMALL = Bout("25M", WORKS_25M, list(BASES))
-# Memory: a dozen processes in float32 would need 50 GB, and each ring is one more engine.
+# To limit memory: a dozen processes in float32 would need 50 GB, and each ring has another engine.
 LARGE = Bout(
     "0.6B",
     WORKS_06B,

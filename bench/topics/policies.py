@@ -1,4 +1,4 @@
-"""Scheduling policies: in-flight against static batches on mixed output lengths, and a long prompt with and without
+"""Scheduling policies: in-flight and static batching with mixed output lengths, and a long prompt with and without
 chunking."""
 
 import random
@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from msgspec.structs import asdict, replace
 
-from bench.harness.load import Ask, Load, Run, System
+from bench.harness.load import Load, PlannedRequest, Run, System
 from bench.harness.models import TINY, python_prompts
 from bench.harness.stats import Figures, figures, ratio
 from bench.harness.style import BLUE, FAINT, ORANGE, TEAL, canvas, frame
@@ -30,19 +30,20 @@ POLICIES = {
 BASE = "static_batch"
 COLOURS = {"max_utilization": BLUE, "guaranteed_no_evict": TEAL, BASE: ORANGE}
 GROUP = 8
-"""Requests of which one is long, if few are."""
+"""One request in GROUP is long, if `few_long`."""
 SHORT = 4  # Longest short output, in multiples of the shortest.
 
 
 class Mix(msgspec.Struct, frozen=True):
     title: str
     few_long: bool
-    """One in eight has the longest output, the others short ones; otherwise lengths are spread evenly."""
+    """One request in eight has the longest output, the others have short ones. Otherwise lengths are distributed
+    evenly."""
     batch: int
     pool: int | None = None
-    """Tokens of the KV cache. None: all that the engine has, enough for every request."""
+    """Tokens of the KV cache. None: the engine's whole cache, which is large enough for all requests."""
     max_tokens: int | None = None
-    """What each request asks for, though its output ends earlier. None: exactly its output length."""
+    """max_tokens of each request, whose output ends earlier. None: exactly its output length."""
 
     def lengths(self, count: int, shortest: int, longest: int) -> list[int]:
         draws = random.Random(0)
@@ -74,13 +75,15 @@ class PoliciesPlan(Plan, frozen=True):
     long: long_prompt.LongPromptPlan = long_prompt.LongPromptPlan()
 
     def load(self, mix: Mix) -> Load:
-        """Wide enough for all requests: the engine's scheduler decides which of them run."""
+        """The load submits all requests together; the engine's scheduler decides which of them run."""
         prompts = python_prompts(TINY, self.requests, self.prompt_tokens)
         lengths = mix.lengths(self.requests, self.shortest, self.longest)
-        asks = [Ask(prompt, length) for prompt, length in zip(prompts, lengths, strict=True)]
+        requests = [PlannedRequest(prompt, length) for prompt, length in zip(prompts, lengths, strict=True)]
         if mix.max_tokens is not None:
-            asks = [replace(ask, max_tokens=mix.max_tokens, ends_after=ask.max_tokens) for ask in asks]
-        return Load(asks, self.requests)
+            requests = [
+                replace(request, max_tokens=mix.max_tokens, ends_after=request.max_tokens) for request in requests
+            ]
+        return Load(requests, self.requests)
 
 
 class Life(msgspec.Struct, frozen=True):
@@ -92,12 +95,12 @@ class PolicyEntry(msgspec.Struct, frozen=True):
     policy: str
     figures: Figures
     ratio: float
-    """Tokens per second by those of static batches: median of the rounds' ratios."""
+    """Tokens per second divided by those of static batches: median of the rounds' ratios."""
     steps: int
     step_milliseconds: float
     lives: list[Life]
     longest_pause: float | None = None
-    """Longest time between two tokens of one request, in ms: median of the rounds. Older results lack it."""
+    """Longest time between two tokens of one request, in ms: median of the rounds. None in older results."""
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -153,14 +156,14 @@ def section(result: PoliciesResult) -> Section:
     plan = result.long
     return Section(
         "Scheduling policies",
-        f"*In-flight and static batches*: {result.requests} requests of {result.prompt_tokens} tokens with "
-        f"{result.shortest} to {result.longest} tokens of output arrive at once; the engine is driven in process. "
-        "*Steps* are exact: the gain on a device whose step takes as long for a full batch as for one sequence. A "
-        "cache named in a title is too small for all running requests; with max_tokens unset a request may fill the "
-        f"model's context, though it ends long before. *Chunked context*: a prompt of {plan.context_tokens:,} tokens "
-        f"arrives while {plan.streams} streams generate; newcomers of {plan.newcomer_tokens} tokens arrive evenly "
-        f"within the time that it takes in one piece. Chunked, a step computes {plan.tokens_per_step} tokens at most. "
-        "Streams: while the long prompt is computed.",
+        f"*In-flight and static batches*: {result.requests} requests with {result.prompt_tokens} prompt tokens and "
+        f"{result.shortest} to {result.longest} output tokens arrive together; the engine runs in process. *Steps* are "
+        "exact, and equal to the gain on a device where the batch size does not change the duration of a step. A cache "
+        "named in a title is too small for all running requests; with max_tokens unset a request may fill the model's "
+        f"context, but it ends much earlier. *Chunked context*: a prompt of {plan.context_tokens:,} tokens arrives "
+        f"while {plan.streams} streams generate; newcomers of {plan.newcomer_tokens} tokens arrive evenly within the "
+        f"time that the long prompt takes in one piece. With chunking, a step computes at most {plan.tokens_per_step} "
+        "tokens. Times of streams are those while the long prompt is computed.",
         [*map(_answer, result.outcomes), *long_prompt.answers(result.modes)],
         [*map(_table, result.outcomes), long_prompt.waits(result.modes)],
     )
@@ -171,18 +174,18 @@ def _answer(outcome: Outcome) -> str:
     title = outcome.mix.title.capitalize()
     if outcome.mix.pool is not None:
         return (
-            f"{title}: MAX_UTILIZATION in {packed.steps} steps, GUARANTEED_NO_EVICT in {promised.steps} "
+            f"{title}: MAX_UTILIZATION takes {packed.steps} steps, GUARANTEED_NO_EVICT {promised.steps} "
             f"(**{promised.steps / packed.steps:.2f}×**)."
         )
     return (
-        f"{title}: in flight **{packed.ratio:.2f}×** the tokens/s of static batches, in {packed.steps} steps instead "
-        f"of {static.steps} (**{static.steps / packed.steps:.2f}×** fewer)."
+        f"{title}: in-flight batching has **{packed.ratio:.2f}×** the tokens/s of static batches, with {packed.steps} "
+        f"steps instead of {static.steps} (**{static.steps / packed.steps:.2f}×** fewer)."
     )
 
 
 def _table(outcome: Outcome) -> Table:
     return table(
-        f"{outcome.mix.title}, {outcome.tokens:,} tokens | steps | ms per step | tokens/s (range) | by static | "
+        f"{outcome.mix.title}, {outcome.tokens:,} tokens | steps | ms per step | tokens/s (range) | ratio to static | "
         "first token p50 · p99, ms | inter-token p50 · p99, ms | longest pause, ms",
         (
             f"{POLICIES[entry.policy]} | {entry.steps} | {number(entry.step_milliseconds)} | "
@@ -197,9 +200,9 @@ def draw(result: PoliciesResult) -> Figure:
         (len(POLICIES), len(result.outcomes) + 1),
         (6 + 4.6 * len(result.outcomes), 7.6),
         "Scheduling policies",
-        f"{result.requests} requests of {result.shortest} to {result.longest} output tokens: a bar is a request, a row "
-        "a place in the batch, pale is an empty place. Right: a long prompt (orange) among running streams (grey) and "
-        "newcomers (blue), each until its first token.",
+        f"{result.requests} requests of {result.shortest} to {result.longest} output tokens: a bar is a request, a "
+        "row a slot of the batch, a pale area an empty slot. Right: a long prompt (orange) with running streams "
+        "(grey) and newcomers (blue), each until its first token.",
     )
     *batches, episodes = zip(*grid, strict=True)
     for column, outcome in zip(batches, result.outcomes, strict=True):
@@ -216,7 +219,7 @@ def draw(result: PoliciesResult) -> Figure:
 
 
 def _draw_lives(axes: Axes, lives: Sequence[Life], places: int, colour: str) -> None:
-    # Results hold no slots: each request is drawn in the place that has been free longest.
+    # Results contain no slots: each request is drawn in the slot that has been free longest.
     free_at = [0.0] * places
     axes.barh(range(places), max(life.last_token for life in lives), 0.7, color=FAINT, zorder=-1)
     for life in sorted(lives, key=lambda life: life.first_token):

@@ -1,4 +1,4 @@
-"""What rules on the tokens so far cost a step: penalties, bad words, n-grams."""
+"""The cost of rules that depend on earlier tokens: penalties, bad words, n-grams."""
 
 import random
 import time
@@ -22,9 +22,9 @@ from engine_worker.step import Draw
 from sluice.ring.params import SamplingParams
 
 LIMIT = 30.0
-"""Microseconds that the rules of a sequence may cost in a step."""
+"""Highest acceptable cost of the rules of a sequence in a step, in microseconds."""
 COMMON_TOKENS = 3000
-"""Prompts and outputs are drawn from so many, as texts repeat their words."""
+"""Prompts and outputs consist of this many different tokens, since texts repeat their words."""
 WORDS = tuple((i, i + 1, i + 2) for i in range(100))
 KINDS: Mapping[str, Mapping[str, Any]] = {
     "none": {},
@@ -48,21 +48,21 @@ class ProgramsPoint(msgspec.Struct, frozen=True):
     sequences: int
     prompt: int
     step: float
-    """Microseconds of sampling, from the draws to the tokens: the median of the rounds' medians."""
+    """Microseconds of sampling, from the draws to the tokens: median of the rounds' medians."""
     added: float
-    """Microseconds per sequence more than without rules, in the same rounds."""
+    """Additional microseconds per sequence compared with the same rounds without rules."""
 
 
 class ProgramsResult(ProgramsPlan, frozen=True, kw_only=True):
     points: list[ProgramsPoint]
 
     def of(self, kind: str, prompt: int) -> list[ProgramsPoint]:
-        """By the number of sequences."""
+        """The points by number of sequences."""
         return [point for point in self.points if (point.kind, point.prompt) == (kind, prompt)]
 
 
 class Sequences:
-    """Greedy sequences of one kind, in the midst of their outputs."""
+    """Greedy sequences with one kind of rules, after some output tokens."""
 
     def __init__(self, kind: str, count: int, prompt: int) -> None:
         options = {key: value for each in KINDS.values() for key, value in each.items()} if kind == ALL else KINDS[kind]
@@ -74,7 +74,7 @@ class Sequences:
         ]
 
     def timed_step(self, logits: torch.Tensor) -> float:
-        """CPU seconds of one draw of each: other processes on the machine do not count."""
+        """CPU seconds of one draw per sequence. CPU time excludes other processes on the machine."""
         both = zip(self._outputs, self._programs, strict=True)
         draws = [Draw(self._params, 0, len(output), output, program) for output, program in both]
         logits = logits.clone()
@@ -116,12 +116,12 @@ def section(result: ProgramsResult) -> Section:
     dearest = max((point for point in result.points if point.sequences == most), key=lambda point: point.added)
     single = [point.added for point in result.points if point.kind != ALL and point.sequences == most]
     return Section(
-        "What rules on the tokens so far cost",
-        "Greedy draws from random logits over a vocabulary of "
-        f"{result.vocabulary:,} on one thread, no model: CPU time of sampling with and without rules, in turns.",
+        "Cost of penalties, bad words and n-gram bans",
+        f"Greedy sampling from random logits over a vocabulary of {result.vocabulary:,} on one thread, without a "
+        "model: CPU time of sampling with and without these rules, in turns.",
         [
-            f"Among {most} sequences one kind of rule costs **{number(max(single))} µs** per sequence and step at most "
-            f"(limit: {number(LIMIT)}), all together {number(dearest.added)} µs, after prompts of up to "
+            f"With {most} sequences, one kind of rule costs at most **{number(max(single))} µs** per sequence and step "
+            f"(limit: {number(LIMIT)}), and all kinds together {number(dearest.added)} µs, after prompts of up to "
             f"{result.prompts[-1]:,} tokens."
         ],
         [_table(result, prompt) for prompt in result.prompts],
@@ -136,14 +136,16 @@ def _table(result: ProgramsResult, prompt: int) -> Table:
     ]
     plain = " | ".join(number(point.step) for point in result.of("none", prompt))
     names = " | ".join(f"{count:,} sequences" if count > 1 else "1 sequence" for count in result.sequences)
-    return table(f"µs more per sequence, prompts of {prompt:,} | {names}", [*rows, f"*a step without rules* | {plain}"])
+    return table(
+        f"added µs per sequence, prompts of {prompt:,} | {names}", [*rows, f"*a step without rules* | {plain}"]
+    )
 
 
 def draw(result: ProgramsResult) -> Figure:
     about = (
         f"CPU µs that rules add per sequence and step, by the number of sequences. Vocabulary {result.vocabulary:,}."
     )
-    figure, (row,) = canvas((1, len(result.prompts)), (12, 4.6), "What rules on the tokens so far cost", about)
+    figure, (row,) = canvas((1, len(result.prompts)), (12, 4.6), "Cost of penalties, bad words and n-gram bans", about)
     colours = dict(zip((*KINDS, ALL), (GREY, BLUE, TEAL, ORANGE, INK), strict=True))
     for axes, prompt in zip(row, result.prompts, strict=True):
         shown = [

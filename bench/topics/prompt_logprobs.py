@@ -1,4 +1,4 @@
-"""What log-probabilities of a prompt cost beside the same prompt without them."""
+"""The cost of log-probabilities of a prompt, compared with the same prompt without them."""
 
 import json
 import statistics
@@ -8,7 +8,7 @@ import msgspec
 from matplotlib.figure import Figure
 from msgspec.structs import asdict, replace
 
-from bench.harness.load import Ask, Load
+from bench.harness.load import Load, PlannedRequest
 from bench.harness.models import QWEN3_25M, TINY, python_prompts, write_shape
 from bench.harness.stats import ratio
 from bench.harness.style import BLUE, GREY, ORANGE, Series, bars, canvas, frame
@@ -17,7 +17,7 @@ from bench.harness.topic import Plan, Step, Topic, engine_settings, interleave
 from bench.systems.engine_alone import engine_alone
 
 LIMIT = 1.3
-"""Times a prompt without them, where the head is a small part of the model."""
+"""Highest acceptable ratio to a prompt without log-probabilities, for a model whose head is small."""
 TOPS = (0, 20)
 BACKENDS = ("torch", "openvino")
 
@@ -35,11 +35,11 @@ class PromptLogprobsPoint(msgspec.Struct, frozen=True):
     model: str
     backend: str
     head: float
-    """Its multiplications by those of all other matrices."""
+    """Multiplications of the head divided by those of all other matrices."""
     plain: float
-    """Milliseconds of a prompt without."""
+    """Milliseconds of a prompt without log-probabilities."""
     cost: list[float]
-    """Time by that of a prompt without, for each of TOPS."""
+    """Time divided by that of a prompt without log-probabilities, for each of TOPS."""
 
 
 class PromptLogprobsResult(PromptLogprobsPlan, frozen=True, kw_only=True):
@@ -56,11 +56,11 @@ def measure(plan: PromptLogprobsPlan, logs: Path, step: Step) -> PromptLogprobsR
             random = {} if folder == TINY else {"weights": "random"}
             settings = engine_settings(plan.threads, backend=backend, **random)
             with engine_alone(folder, settings, logs) as engine:
-                asks = [Ask(prompt, 1) for prompt in python_prompts(TINY, plan.requests, plan.prompt)]
+                requests = [PlannedRequest(prompt, 1) for prompt in python_prompts(TINY, plan.requests, plan.prompt)]
                 sides = {
                     f"{name}, {backend}, {'plain' if top is None else f'{top} alternatives'}": (
                         engine,
-                        Load([replace(ask, prompt_logprobs=top) for ask in asks], 1),
+                        Load([replace(request, prompt_logprobs=top) for request in requests], 1),
                     )
                     for top in (None, *TOPS)
                 }
@@ -90,39 +90,41 @@ def section(result: PromptLogprobsResult) -> Section:
     tiny = [cost for point in result.points if point.model == small.model for cost in point.cost]
     return Section(
         "Log-probabilities of the prompt",
-        f"Prompts of {result.prompt:,} tokens, one at a time, the engine driven in process, nothing cached. The head "
-        "computes logits for every position: *the head* is what its products add to those of all other matrices.",
+        f"Prompts of {result.prompt:,} tokens, one at a time, with the engine in process and nothing cached. The head "
+        "computes logits for every position; *with the head* is the ratio to be expected from the number of its "
+        "multiplications.",
         [
-            f"The {small.model} model: **{min(tiny):.2f} to {max(tiny):.2f}×** a prompt without (goal: {LIMIT}×; by "
-            f"the head's products {1 + small.head:.2f}×).",
+            f"The {small.model} model: **{min(tiny):.2f} to {max(tiny):.2f}×** the time of a prompt without "
+            f"log-probabilities (goal: {LIMIT}×; expected from the head's multiplications: {1 + small.head:.2f}×).",
             *_by_the_head(result, small),
         ],
-        [table(f"model | ms without | the head | {head}", rows)],
+        [table(f"model | ms without log-probabilities | with the head | {head}", rows)],
     )
 
 
 def _by_the_head(result: PromptLogprobsResult, small: PromptLogprobsPoint) -> list[str]:
-    """Of models whose head is a large part."""
+    """The answer for models with a large head."""
     large = [point for point in result.points if point.model != small.model]
     if not large:
         return []
     costs = [cost / (1 + point.head) for point in large for cost in point.cost]
     return [
-        f"The {large[0].model} model: {min(costs):.2f} to {max(costs):.2f}× what the head's products alone make it."
+        f"The {large[0].model} model: {min(costs):.2f} to {max(costs):.2f}× the time that is expected from the head's "
+        "multiplications."
     ]
 
 
 def draw(result: PromptLogprobsResult) -> Figure:
-    about = f"Time of a prompt of {result.prompt:,} tokens by that without them."
+    about = f"Time of a prompt of {result.prompt:,} tokens, divided by that without log-probabilities."
     figure, ((axes,),) = canvas((1, 1), (8, 4.8), "Log-probabilities of the prompt", about)
     names = [f"{point.model}, {point.backend}" for point in result.points]
-    series = [Series("the head's products", GREY, [1 + point.head for point in result.points])]
+    series = [Series("expected from the head", GREY, [1 + point.head for point in result.points])]
     series += [
         Series(f"{top} alternatives", colour, [point.cost[i] for point in result.points])
         for i, (top, colour) in enumerate(zip(TOPS, (BLUE, ORANGE), strict=True))
     ]
     bars(axes, names, series)
-    frame(axes, below="times a prompt without", grid="y")
+    frame(axes, below="ratio to a prompt without", grid="y")
     return figure
 
 

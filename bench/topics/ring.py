@@ -1,11 +1,11 @@
-"""What the ring costs: the engine alone against the same engine behind router, detokenizers and gRPC."""
+"""The cost of the ring: the engine alone compared with the same engine behind router, detokenizers and gRPC."""
 
 from pathlib import Path
 
 import msgspec
 from matplotlib.figure import Figure
 
-from bench.harness.load import Ask, Load, System
+from bench.harness.load import Load, PlannedRequest, System
 from bench.harness.models import TINY, python_prompts, write_qwen3_06b
 from bench.harness.stats import Figures, figures, ratio
 from bench.harness.style import BLUE, GREY, ORANGE, TEAL, Series, bars, canvas, frame
@@ -32,7 +32,7 @@ class ModelPlan(msgspec.Struct, frozen=True):
     title: str
     shapes: list[StreamShape]
     random_weights: bool = False
-    """In the shape of Qwen3-0.6B; otherwise the tiny model."""
+    """Random weights in the shape of Qwen3-0.6B, instead of the tiny model."""
 
 
 class RingPlan(Plan, frozen=True):
@@ -45,7 +45,7 @@ class RingPoint(msgspec.Struct, frozen=True):
     alone: Figures
     ring: Figures
     ratio: float
-    """Tokens per second through the ring by those of the engine alone: median of the rounds' ratios."""
+    """Tokens per second through the ring divided by those of the engine alone: median of the rounds' ratios."""
 
 
 class RingModel(msgspec.Struct, frozen=True):
@@ -70,7 +70,7 @@ def _measure_model(model: ModelPlan, plan: RingPlan, logs: Path, step: Step) -> 
         points = []
         for shape in model.shapes:
             prompts = python_prompts(folder, shape.streams, shape.prompt_tokens)
-            load = Load([Ask(prompt, shape.output_tokens) for prompt in prompts], width=shape.streams)
+            load = Load([PlannedRequest(prompt, shape.output_tokens) for prompt in prompts], width=shape.streams)
             sides: dict[str, tuple[System, Load]] = {"alone": (alone, load), "ring": (ring, load)}
             of_alone, of_ring = interleave(sides, plan.repeats, step)
             points.append(RingPoint(shape, figures(of_alone), figures(of_ring), ratio(of_ring, of_alone)))
@@ -80,8 +80,8 @@ def _measure_model(model: ModelPlan, plan: RingPlan, logs: Path, step: Step) -> 
 def section(result: RingResult) -> Section:
     return Section(
         "Engine alone and through the ring",
-        "The same engine driven in process, and behind router, two detokenizers and a gRPC client. All streams begin "
-        "at once; *inter-token* time is that between two deltas.",
+        "The same engine in process, and behind router, two detokenizers and a gRPC client. All streams start "
+        "together; *inter-token* is the time between two deltas.",
         [_share(model) for model in result.models],
         [each for model in result.models for each in (_speeds(model), _costs(model))],
     )
@@ -92,9 +92,9 @@ def _share(model: RingModel) -> str:
     shares = [_ring_share(point.ring) for point in model.points]
     clients = [point.ring.cpu_per_token["client"] for point in model.points]
     return (
-        f"**{model.title}**: through the ring {span(ratios, '.0%')} of the engine's own tokens/s. The ring (router "
-        f"and detokenizers) takes {span(shares, '.1%')} of the servers' CPU time; the load generator on the same "
-        f"cores costs another {span(clients, '.0f')} µs per token."
+        f"**{model.title}**: the ring reaches {span(ratios, '.0%')} of the tokens/s of the engine alone. The ring "
+        f"(router and detokenizers) takes {span(shares, '.1%')} of the servers' CPU time; the load generator on the "
+        f"same cores takes another {span(clients, '.0f')} µs per token."
     )
 
 
@@ -124,9 +124,9 @@ def _costs(model: RingModel) -> Table:
 
 
 def draw(result: RingResult) -> Figure:
-    about = "Grey: the engine driven in process. Blue: the same engine behind router, detokenizers and gRPC."
+    about = "Grey: the engine in process. Blue: the same engine behind router, detokenizers and gRPC."
     rows = len(result.models)
-    figure, grid = canvas((rows, 4), (18, 0.8 + 3.4 * rows), "What the ring costs", about)
+    figure, grid = canvas((rows, 4), (18, 0.8 + 3.4 * rows), "Cost of the ring", about)
     for (rates, first, inter, cpu), model in zip(grid, result.models, strict=True):
         streams = [plural(point.shape.streams, "stream") for point in model.points]
         sides = [(name, colour, [getattr(p, name) for p in model.points]) for name, colour in SIDES.items()]

@@ -1,4 +1,4 @@
-"""What a router costs: CPU time per request, per delta and per token, between scripted peers and real clients."""
+"""The cost of a router: CPU time per request, per delta and per token, between scripted peers and real clients."""
 
 from pathlib import Path
 from statistics import median
@@ -13,36 +13,37 @@ from bench.harness.topic import Plan, Step, Topic
 from bench.systems.router_alone import RouterAlone, Seen, Streams, router_alone
 
 JOINED = 8
-"""Tokens per row where rows have several."""
+"""Tokens per row of the load in which rows have several."""
 
 
 class RouterPlan(Plan, frozen=True, kw_only=True):
     sizes: list[int]
-    """Streams at once."""
+    """Concurrent streams."""
     rows: int = 16_000
-    """In all, of one measurement."""
+    """Total rows of one measurement."""
     requests: int = 1000
-    """In all, where each has a single row."""
+    """Total requests of the load in which each has a single row."""
     row_seconds: float = 0.0005
-    """Of a scripted engine that a router keeps up with."""
+    """Seconds per row of a scripted engine that the router can keep up with."""
     fast_row_seconds: float = 0.00002
-    """Of one that it does not keep up with."""
+    """Seconds per row of a scripted engine that is faster than the router."""
     repeats: int = 5
 
 
 class RouterCost(msgspec.Struct, frozen=True):
-    """µs of the router's CPU time. What follows is of streams with one token a row, times in ms."""
+    """CPU time of the router in µs, and waiting times in ms."""
 
     request: float
     delta: float
     token: float
     first_token_p50: float
+    """The waiting times are those of streams with one token per row."""
     gap_p50: float
     gap_p99: float
 
 
 class RouterPoint(msgspec.Struct, frozen=True):
-    """One of each per round; `fast`: with the engine that is faster than the router."""
+    """Results per round; `fast` are those with the engine that is faster than the router."""
 
     streams: int
     costs: list[RouterCost]
@@ -70,7 +71,7 @@ def measure(plan: RouterPlan, logs: Path, step: Step) -> RouterResult:
 
 
 def _cost(router: RouterAlone, plan: RouterPlan, streams: int) -> RouterCost:
-    """From three loads that differ in how many deltas and tokens a request has."""
+    """Solves for the costs from three loads that differ in the numbers of deltas and tokens per request."""
     rows = max(2, plan.rows // streams)
     short = [router.run(Streams(streams, 1)) for _ in range(max(1, plan.requests // streams))]
     single, joined = router.run(Streams(streams, rows)), router.run(Streams(streams, rows, JOINED))
@@ -84,9 +85,10 @@ def _cost(router: RouterAlone, plan: RouterPlan, streams: int) -> RouterCost:
 def section(result: RouterResult) -> Section:
     costs = [_medians(point) for point in result.points]
     return Section(
-        "What a router costs",
+        "Cost of a router",
         "A router between scripted peers, which compute nothing, and gRPC clients on eight connections. Three loads "
-        f"(one token; many rows of one; as many of {JOINED}) give the CPU time per request, delta and token.",
+        f"(one token per request; many rows of one token; as many rows of {JOINED} tokens) give the CPU time per "
+        "request, delta and token.",
         [
             f"**{span([cost.request / 1000 for cost in costs], '.1f')} ms** per request, "
             f"**{span([cost.delta for cost in costs], '.0f')} µs** per delta and "
@@ -122,13 +124,13 @@ def _fast(result: RouterResult) -> Table:
         used = median(1e6 * seen.router_seconds / seen.tokens for seen in point.fast)
         joined = median(seen.tokens / seen.deltas for seen in point.fast)
         rows.append(f"{plural(point.streams, 'stream')} | {number(median(rates))} | {number(used)} | {number(joined)}")
-    return table("more tokens than it can write one by one | tokens/s | CPU µs per token | tokens per delta", rows)
+    return table("an engine faster than the router | tokens/s | CPU µs per token | tokens per delta", rows)
 
 
 def draw(result: RouterResult) -> Figure:
     costs = [_medians(point) for point in result.points]
     about = "CPU time of the router's process, between scripted peers and gRPC clients. Medians."
-    figure, ((requests, deltas, tokens),) = canvas((1, 3), (13, 4.2), "What a router costs", about)
+    figure, ((requests, deltas, tokens),) = canvas((1, 3), (13, 4.2), "Cost of a router", about)
     names = [plural(point.streams, "stream") for point in result.points]
     for axes, heading, what, colour in (
         (requests, "Per request", "request", GREY),

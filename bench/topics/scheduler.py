@@ -1,4 +1,4 @@
-"""What a step costs the engine besides the model: scheduling, and the whole loop, by the number of sequences."""
+"""The cost of a step without the model: scheduling, and the whole loop, by the number of sequences."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -30,7 +30,7 @@ TOKENS_PER_BLOCK = 16
 PROMPT_TOKENS = 64
 SETTLING_STEPS = 20
 LIMIT_AT = 256
-LIMIT = 1000.0  # Microseconds that a step of LIMIT_AT sequences may take.
+LIMIT = 1000.0  # Highest acceptable time to schedule a step of LIMIT_AT sequences, in microseconds.
 
 
 class SchedulerPlan(Plan, frozen=True):
@@ -41,10 +41,10 @@ class SchedulerPlan(Plan, frozen=True):
 
 
 class StepCosts(msgspec.Struct, frozen=True):
-    """Microseconds of a step: p50 and p99 of a round's steps, medians of the rounds."""
+    """Microseconds of a step: p50 and p99 of the steps of a round, medians of the rounds."""
 
     schedule: float
-    """From taking requests in to the call of the runner: expiry, schedule, planning."""
+    """From the intake of requests to the call of the runner: expiry, schedule, planning."""
     schedule_p99: float
     whole: float
     """The step without the runner."""
@@ -62,12 +62,12 @@ class SchedulerResult(SchedulerPlan, frozen=True, kw_only=True):
     points: list[SchedulerPoint]
 
     def of(self, policy: str, waiting: int) -> list[SchedulerPoint]:
-        """By the number of running sequences."""
+        """The points by number of running sequences."""
         return [point for point in self.points if (point.policy, point.waiting) == (policy, waiting)]
 
 
 class ScriptedRunner:
-    """Draws the same token for every sequence, and records when it was called and when it returned."""
+    """Samples the same token for every sequence, and records the times of its calls and returns."""
 
     tokens_per_block = TOKENS_PER_BLOCK
     num_host_blocks = 0
@@ -89,7 +89,7 @@ class ScriptedRunner:
         self._drawn = Drawn(1)
 
     def prepare(self, spec: Submit, *, running: bool = False) -> None:
-        """Nothing has to be waited for."""
+        """No request needs a preparation."""
 
     def programs(self, spec: Submit) -> list[None]:
         return [None] * spec.n
@@ -148,13 +148,14 @@ class ScriptedEngine:
         )
 
     def timed_steps(self) -> list[tuple[float, float]]:
-        """CPU seconds of each step's scheduling, and of all but the runner. Raises RuntimeError if others run."""
+        """CPU seconds per step of scheduling, and of everything except the runner. Raises RuntimeError if a step does
+        not run exactly the expected sequences."""
         for _ in range(SETTLING_STEPS):
             self._engine.step()
         return [self._timed_step() for _ in range(self._samples)]
 
     def _timed_step(self) -> tuple[float, float]:
-        # CPU time of this thread: other processes on the machine must not count.
+        # CPU time of this thread excludes other processes on the machine.
         began = time.thread_time()
         self._engine.step()
         ended, runner = time.thread_time(), self._runner
@@ -189,10 +190,10 @@ def measure(plan: SchedulerPlan, _: Path, step: Step) -> SchedulerResult:
 
 def section(result: SchedulerResult) -> Section:
     return Section(
-        "What a step costs besides the model",
-        "The engine's core around a runner that computes nothing, every sequence generating. *Scheduling*: expiry, "
+        "Cost of a step without the model",
+        "The engine's core with a runner that computes nothing, all sequences generating. *Scheduling*: expiry, "
         "schedule, planning. The *whole* step adds committing tokens, rows and statistics. "
-        f"{result.samples} steps a round.",
+        f"{result.samples} steps per round.",
         [_answer(result, queue) for queue in result.waiting],
         [_table(result, queue) for queue in result.waiting],
     )
@@ -205,8 +206,8 @@ def _answer(result: SchedulerResult, waiting: int) -> str:
     slowest = max(point.costs.schedule for point in points if point.running == at)
     whole = max(point.costs.whole for point in points if point.running == most)
     return (
-        f"{_queue(waiting)}: scheduling {at:,} sequences takes **{number(slowest)} µs** at most (limit: "
-        f"{number(LIMIT)}), and at {most:,} the whole step **{number(whole / most)} µs** for each of them."
+        f"{_queue(waiting).capitalize()}: scheduling {at:,} sequences takes at most **{number(slowest)} µs** (limit: "
+        f"{number(LIMIT)}), and the whole step of {most:,} sequences **{number(whole / most)} µs** per sequence."
     )
 
 
@@ -230,7 +231,7 @@ def _queue(waiting: int) -> str:
 def draw(result: SchedulerResult) -> Figure:
     styles = f"Solid: empty queue; dashed: {result.waiting[-1]:,} requests wait as well."
     about = f"Median µs of a step by the number of generating sequences. {styles}"
-    figure, ((schedule, whole),) = canvas((1, 2), (12, 5.2), "What a step costs besides the model", about)
+    figure, ((schedule, whole),) = canvas((1, 2), (12, 5.2), "Cost of a step without the model", about)
     for axes, name, what in ((schedule, "Scheduling", "schedule"), (whole, "The whole step", "whole")):
         shown = [
             Series(

@@ -1,4 +1,4 @@
-"""One client stops reading: its neighbours' speed, and what the services hold for it."""
+"""One client stops reading: the speed of the other streams, and the memory of the services."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -23,7 +23,7 @@ from sluice.launch import LogLine, Ring
 from sluice.v1 import generation_pb2 as pb
 from sluice.v1.generation_pb2_grpc import GenerationServiceStub
 
-# A small fixed window: with its default one gRPC reads ahead on behalf of a client that does not read.
+# A small fixed window: with the default window, gRPC reads ahead for a client that does not read.
 SMALL_WINDOW = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1 << 16)]
 MOST_SLOWER = 0.05
 
@@ -33,36 +33,36 @@ class SlowReaderPlan(Plan, frozen=True):
     neighbour_tokens: int = 200
     slow_tokens: int = 1500
     undelivered_tokens: int = 256
-    """The bound beyond which the router gives up a stream's attempt until its client reads."""
+    """The router's setting max_undelivered_tokens, beyond which the stream pauses."""
     undelivered_bytes: int = 1 << 20
-    """The same for tensors."""
+    """The router's setting max_undelivered_bytes: the same for tensors."""
     tensors: bool = False
-    """The stream brings the logits of its tokens, 16 kB each."""
+    """The stream also returns the logits of its tokens, 16 kB each."""
     rounds: int = 8
     seconds: float = 15.0
     long_seconds: float = 600.0
 
 
 class SlowReaderResult(SlowReaderPlan, frozen=True, kw_only=True):
-    """Speeds in tokens per second of all neighbours together."""
+    """Speeds are tokens per second of all other streams together."""
 
     without: list[float]
-    """Before each round and after the last."""
+    """Speeds without a slow reader, before each round and after the last."""
     beside: list[float]
-    """One per round."""
+    """Speeds with a slow reader, one per round."""
     read_later: int
-    """Tokens or, with tensors, rows."""
+    """Tokens (with tensors, rows) that the last slow reader received when it read again."""
     slow_from: float
-    """When the last slow reader's stream paused, on the memory trails' clock."""
+    """When the last slow reader's stream paused, on the clock of the memory trails."""
     memory: list[Trail]
     cpu_without: float | None = None
-    """Microseconds of CPU time of all services per token: the median of the turns. Other load of the machine changes it
+    """CPU time of all services in microseconds per token: median of the turns. Other load on the machine changes it
     less than the speed. None: not measured."""
     cpu_beside: float | None = None
 
     @property
     def ratios(self) -> list[float]:
-        """Speed beside a slow reader by the mean of those without, before and after: drift of the machine cancels."""
+        """Speeds with a slow reader, divided by the mean of the speeds before and after, which cancels drift."""
         return [speed / fmean(self.without[i : i + 2]) for i, speed in enumerate(self.beside)]
 
     @property
@@ -80,7 +80,7 @@ def measure(plan: SlowReaderPlan, _: Path, step: Step) -> SlowReaderResult:
 class _Turn(NamedTuple):
     speed: float
     cpu: float
-    """Microseconds of all services per token."""
+    """CPU time of all services in microseconds per token."""
 
 
 @dataclass
@@ -90,7 +90,7 @@ class _Turns:
     _plan: SlowReaderPlan
     _step: Step
     _tokens: int = 0
-    """Received by the neighbours."""
+    """Tokens received by the other streams."""
 
     async def run(self) -> SlowReaderResult:
         plan = self._plan
@@ -146,16 +146,16 @@ class _Turns:
         return _Turn(tokens / (loop.time() - began), 1e6 * (self._cpu() - cpu) / max(1, tokens))
 
     def _cpu(self) -> float:
-        """Seconds of all services."""
+        """CPU seconds of all services."""
         return sum(map(cpu_seconds, self._ring.pids.values()))
 
     @asynccontextmanager
     async def _slow_reader(self, name: str) -> AsyncIterator[Any]:
-        """A stream that has paused because nothing reads it. 20 logprobs per token fill its buffers sooner."""
+        """A stream that has paused because its client does not read. 20 logprobs per token fill its buffers sooner."""
         output = pb.OutputOptions(generation_logits=True) if self._plan.tensors else pb.OutputOptions(logprobs=20)
-        asked = spec([99] * 16, self._plan.slow_tokens, f"{name}-stream", output=output)
+        request = spec([99] * 16, self._plan.slow_tokens, f"{name}-stream", output=output)
         async with aio.insecure_channel(self._ring.address, options=SMALL_WINDOW) as channel:
-            stream: Any = GenerationServiceStub(channel).GenerateStream(pb.GenerateStreamRequest(spec=asked))
+            stream: Any = GenerationServiceStub(channel).GenerateStream(pb.GenerateStreamRequest(spec=request))
             await stream.read()
             await until_logged(self._lines, GIVEN_UP, name, 1)
             yield stream
@@ -163,7 +163,7 @@ class _Turns:
 
 
 async def _read_rest(stream: Any, tensors: bool) -> int:
-    """Tokens, or rows."""
+    """Number of tokens or rows."""
     found = 0
     while (event := await stream.read()) is not aio.EOF:
         found += sum(event.tensor.shape[:1]) if tensors else event.delta.token_count
@@ -182,18 +182,19 @@ def section(result: SlowReaderResult) -> Section:
     what = "rows" if result.tensors else "tokens"
     return Section(
         f"A client that stops reading{' tensors' if result.tensors else ''}",
-        f"{result.neighbours} streams, with and without one more whose client reads nothing{_of_what(result)}, in "
-        f"turns of {result.seconds:g} s (a ratio is by the turns before and after); then {result.long_seconds:g} s "
-        f"of that, while memory is watched. Its stream pauses once {_bound(result)} undelivered.",
+        f"{result.neighbours} streams, with and without one more stream whose client does not read{_of_what(result)}, "
+        f"in turns of {result.seconds:g} s (a ratio compares a turn with those before and after it). Then that client "
+        f"does not read for {result.long_seconds:g} s, while memory is recorded. Its stream pauses once "
+        f"{_bound(result)} undelivered.",
         [
-            f"Beside it the neighbours keep **{result.ratio:.1%}** of their speed (rounds: "
-            f"{span(result.ratios, '.0%')}; it may cost {MOST_SLOWER:.0%}). When it read on it received "
-            f"{result.read_later:,} of {result.slow_tokens:,} {what}.",
+            f"The other streams keep **{result.ratio:.1%}** of their speed (rounds: {span(result.ratios, '.0%')}; "
+            f"acceptable loss: {MOST_SLOWER:.0%}). When the client read again, it received {result.read_later:,} of "
+            f"{result.slow_tokens:,} {what}.",
             *_cpu(result),
         ],
         [
-            table("round | tokens/s, all read | tokens/s, one reads nothing | ratio", speeds),
-            table(f"memory, MiB | when it paused | {result.long_seconds:g} s later | difference", memory),
+            table("round | tokens/s, all clients read | tokens/s, one does not | ratio", speeds),
+            table(f"memory, MiB | when the stream paused | {result.long_seconds:g} s later | difference", memory),
         ],
     )
 
@@ -201,14 +202,15 @@ def section(result: SlowReaderResult) -> Section:
 def _cpu(result: SlowReaderResult) -> list[str]:
     if result.cpu_without is None or result.cpu_beside is None:
         return []
-    costs = f"{number(result.cpu_without)} µs without and {number(result.cpu_beside)} µs beside it"
+    costs = f"{number(result.cpu_without)} µs without a slow client and {number(result.cpu_beside)} µs with one"
     return [
-        f"A neighbour's token takes {costs} of all services' CPU time, which the machine's other load changes less."
+        f"CPU time of all services per token of the other streams: {costs}. Other load on the machine changes it less "
+        "than the speed."
     ]
 
 
 def _of_what(result: SlowReaderResult) -> str:
-    return ", though it asked for the logits of its tokens" if result.tensors else ""
+    return " and has requested the logits of its tokens" if result.tensors else ""
 
 
 def _bound(result: SlowReaderResult) -> str:
@@ -219,15 +221,15 @@ def _bound(result: SlowReaderResult) -> str:
 
 def draw(result: SlowReaderResult) -> Figure:
     pauses = f"its stream pauses once {_bound(result)} undelivered"
-    about = f"{result.neighbours} neighbours keep {result.ratio:.1%} of their speed; {pauses}."
-    title = f"One client stops reading{' tensors' if result.tensors else ''}, the others do not notice"
+    about = f"{result.neighbours} other streams keep {result.ratio:.1%} of their speed; {pauses}."
+    title = f"One client stops reading{' tensors' if result.tensors else ''}: effect on other streams"
     figure, ((speeds, memory),) = canvas((1, 2), (12, 4.8), title, about)
     without = result.without[: len(result.beside)]
-    shown = [Series("all read", GREY, without), Series("one reads nothing", BLUE, result.beside)]
+    shown = [Series("all clients read", GREY, without), Series("one does not read", BLUE, result.beside)]
     bars(speeds, [str(round_) for round_ in range(1, len(result.beside) + 1)], shown)
-    frame(speeds, "Tokens per second", "all neighbours together", x="round")
+    frame(speeds, "Tokens per second", "all other streams together", x="round")
     trails(memory, result.memory)
-    dashed(memory, result.slow_from / 60, "nothing is read from here on")
+    dashed(memory, result.slow_from / 60, "client stops reading")
     frame(memory, "Memory, MiB", "blue: router, orange: engine, green: detokenizers", x="minutes", grid="y")
     return figure
 

@@ -1,4 +1,4 @@
-"""What drafts bring: the time of an output with and without them, by kind of text and batch size."""
+"""The gain of speculation: speed with and without drafts, by kind of text and batch size."""
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +12,7 @@ from msgspec.structs import asdict, replace
 from tokenizers import Tokenizer
 
 from bench.harness.close_ratios import CLOSE, Comparison, measure_close_again, middle_half
-from bench.harness.load import Ask, Load, Run, System
+from bench.harness.load import Load, PlannedRequest, Run, System
 from bench.harness.models import TINY, python_prompts
 from bench.harness.stats import sustained_rate
 from bench.harness.style import BLUE, GREY, ORANGE, SOFT, TEAL, Series, canvas, frame, lines
@@ -24,17 +24,17 @@ from bench.topics.drafters import DrafterPlan, DrafterPoint
 
 REPEATED = "def add_one(x):\n    return x + 1\n\n\ndef add_two(x):\n    return x + 2\n\n\n" * 4
 WRONG_EVERY = 25
-"""Of the tokens that a caller expects, one in so many is not what comes."""
+"""One in this many tokens that the caller expects is wrong."""
 REPETITIVE, EDIT, CODE, SAMPLED, NOISE = "repetitive", "an edit", "code", "code, temperature 0.8", "noise"
 KINDS: Mapping[str, str] = {
     REPETITIVE: "functions that hardly differ, greedy",
     EDIT: f"the caller expects the output, one token in {WRONG_EVERY} is wrong; code, greedy",
     CODE: "Python's standard library, greedy",
     SAMPLED: "the same, sampled",
-    NOISE: "the same at temperature 1.5: nothing that comes has come before",
+    NOISE: "the same at temperature 1.5, where the output does not repeat",
 }
 DRAFTED = (REPETITIVE, CODE, SAMPLED, NOISE)
-"""Without what callers expect, which is the same with a draft model."""
+"""Kinds measured with a draft model. EDIT is left out, because drafts of the caller take precedence over it."""
 COLOURS = dict(zip(KINDS, (TEAL, BLUE, ORANGE, SOFT, GREY), strict=True))
 
 
@@ -43,14 +43,14 @@ class SpeculationPlan(DrafterPlan, frozen=True):
     prompt: int = 200
     tokens: int = 160
     spread: int = 40
-    """Outputs are up to so much shorter or longer: otherwise all sequences of a batch would begin and end together, but
-    only without drafts."""
+    """Output lengths vary by this much. With equal lengths all sequences of a batch would start and end together
+    without drafts, but not with drafts."""
     requests: int = 4
-    """For each place in the batch, one after the other."""
+    """Consecutive requests per slot of the batch."""
     starts: int = 3
-    """Of the engine, for cells that are measured again."""
+    """Starts of the engine for cells that are measured again."""
     again: int = 4
-    """Rounds of each of them in each start."""
+    """Rounds of each such cell in each start."""
 
 
 class SpeculationPoint(msgspec.Struct, frozen=True):
@@ -61,9 +61,9 @@ class SpeculationPoint(msgspec.Struct, frozen=True):
     speed_up: float
     """Median of the rounds' ratios."""
     steps_saved: float
-    """Part of the plain run's steps that drafts made unnecessary."""
+    """Fraction of the steps of the run without drafts that drafts saved."""
     ratios: list[float] = []
-    """By round. Empty in results of versions that did not keep them."""
+    """Ratios by round. Empty in results of older versions."""
 
     @property
     def middle_half(self) -> tuple[float, float]:
@@ -79,14 +79,14 @@ class SpeculationPoint(msgspec.Struct, frozen=True):
 class SpeculationResult(SpeculationPlan, frozen=True, kw_only=True):
     points: list[SpeculationPoint]
     drafters: list[DrafterPoint] = msgspec.field(default_factory=list)
-    """Of a larger model, without and with a draft model."""
+    """Results of a larger model, without and with a draft model."""
 
     def of(self, kind: str) -> list[SpeculationPoint]:
-        """By batch size."""
+        """The points by batch size."""
         return [point for point in self.points if point.kind == kind]
 
     def speed_up(self, kind: str) -> float:
-        """Of one stream."""
+        """Speed-up of a single stream."""
         return self.of(kind)[0].speed_up
 
 
@@ -96,7 +96,7 @@ def measure(plan: SpeculationPlan, logs: Path, step: Step) -> SpeculationResult:
     with start() as engine:
         for batch in plan.batches:
             for kind in KINDS:
-                cell = _cell(kind, Load(_asks(kind, batch * plan.requests, plan, engine), batch), plan.drafts)
+                cell = _cell(kind, Load(_requests(kind, batch * plan.requests, plan, engine), batch), plan.drafts)
                 cell.measure(engine, plan.repeats, step)
                 cells[kind, batch] = cell
     measure_close_again(cells.values(), start, plan.starts, plan.again, step)
@@ -105,25 +105,27 @@ def measure(plan: SpeculationPlan, logs: Path, step: Step) -> SpeculationResult:
     with drafters.engine(plan, logs) as engine:
         for batch in plan.drafter_batches:
             for kind in DRAFTED:
-                asks = _asks(kind, batch * plan.requests, plan, engine)
-                found += drafters.points(engine, plan, kind, Load(asks, batch), step)
+                requests = _requests(kind, batch * plan.requests, plan, engine)
+                found += drafters.points(engine, plan, kind, Load(requests, batch), step)
     return SpeculationResult(**asdict(plan), points=points, drafters=found)
 
 
-def _asks(kind: str, count: int, plan: SpeculationPlan, engine: System) -> list[Ask]:
+def _requests(kind: str, count: int, plan: SpeculationPlan, engine: System) -> list[PlannedRequest]:
     prompts = python_prompts(TINY, count, plan.prompt)
     if kind == REPETITIVE:
         ids = Tokenizer.from_file(str(TINY / "tokenizer.json")).encode(REPEATED).ids
         prompts = [(ids[i:] + ids[:i])[: plan.prompt] for i in range(count)]
     temperature = {SAMPLED: 0.8, NOISE: 1.5}.get(kind, 0.0)
-    asks = [
-        Ask(prompt, plan.tokens + 37 * i % (2 * plan.spread + 1) - plan.spread, temperature=temperature)
+    requests = [
+        PlannedRequest(prompt, plan.tokens + 37 * i % (2 * plan.spread + 1) - plan.spread, temperature=temperature)
         for i, prompt in enumerate(prompts)
     ]
     if kind != EDIT:
-        return asks
-    outputs = [trace.tokens for trace in engine.run(Load(asks, count, salt="expected", settings=_settings(0))).traces]
-    return [replace(ask, expected=_with_errors(tokens)) for ask, tokens in zip(asks, outputs, strict=True)]
+        return requests
+    outputs = [
+        trace.tokens for trace in engine.run(Load(requests, count, salt="expected", settings=_settings(0))).traces
+    ]
+    return [replace(request, expected=_with_errors(tokens)) for request, tokens in zip(requests, outputs, strict=True)]
 
 
 def _with_errors(tokens: Sequence[int]) -> list[int]:
@@ -158,20 +160,25 @@ def section(result: SpeculationResult) -> Section:
     limit = max((batch for batch in result.batches if _slowest(result, batch) >= 1), default=None)
     return Section(
         "Speculation",
-        f"The tiny model, the engine driven in process: {result.tokens} ± {result.spread} tokens after "
-        f"{result.prompt}, with up to {result.drafts} draft tokens per step and without, in turns; the tokens of both "
-        "are equal. Prompt lookup, but for the edit. Speed counts while each place that becomes free is filled again. "
+        f"The tiny model, with the engine in process: {result.tokens} ± {result.spread} output tokens after "
+        f"{result.prompt} prompt tokens, with up to {result.drafts} draft tokens per step and without, in turns; both "
+        "return the same tokens. Draft tokens come from prompt lookup, except for the edit. Speed is measured until "
+        "the last request has been submitted. "
         + _about_rounds(result)
         + " ".join(f"*{kind[0].upper()}{kind[1:]}*: {about}." for kind, about in KINDS.items()),
         [
             f"One stream: repetitive text **{result.speed_up(REPETITIVE):.2f}×** (goal: 1.5×), an edit "
             f"**{result.speed_up(EDIT):.2f}×**, code **{result.speed_up(CODE):.2f}×**.",
-            f"The least of all: **{worst.speed_up:.2f}×** ({worst.kind}, {worst.batch} at a time; {_rounds(worst)}"
+            f"The lowest ratio is **{worst.speed_up:.2f}×** ({worst.kind}, {worst.batch} at a time; {_rounds(worst)}"
             "goal: 0.95×). "
-            + (f"No text is slower up to {limit} at a time." if limit else "Some text is slower at every batch size."),
+            + (
+                f"No kind of text is slower up to {limit} at a time."
+                if limit
+                else "Some kind of text is slower at every batch size."
+            ),
         ],
         [
-            _table(result, "speed by that without drafts", lambda point: point.cell),
+            _table(result, "speed / without drafts", lambda point: point.cell),
             _table(result, "steps saved, %", lambda point: number(100 * point.steps_saved)),
             _table(result, "tokens/s without drafts", lambda point: number(point.plain)),
             *drafters.tables(result.drafters, result.copies),
@@ -183,8 +190,8 @@ def _about_rounds(result: SpeculationResult) -> str:
     if not any(point.ratios for point in result.points):
         return ""
     return (
-        f"In brackets the middle half of the rounds' ratios. Cells below {CLOSE:.2f}× after {result.repeats} rounds "
-        f"get {result.again} more in each of {result.starts} further starts of the engine, and count all of them. "
+        f"In brackets are the quartiles of the rounds' ratios. Cells below {CLOSE:.2f}× after {result.repeats} rounds "
+        f"are measured in {result.again} more rounds in each of {result.starts} more starts of the engine. "
     )
 
 
@@ -204,8 +211,8 @@ def _table(result: SpeculationResult, title: str, cell: Callable[[SpeculationPoi
 
 def draw(result: SpeculationResult) -> Figure:
     about = (
-        f"Speed with up to {result.drafts} draft tokens per step, by that without. The tokens are the same. Bars: the "
-        "middle half of the rounds."
+        f"Speed with up to {result.drafts} draft tokens per step, divided by that without. The tokens are the same. "
+        "Bars: quartiles of the rounds."
     )
     figure, ((left, right),) = canvas((1, 2), (12, 4.8), "Speculation", about)
     for axes, title, value in (
@@ -214,7 +221,7 @@ def draw(result: SpeculationResult) -> Figure:
     ):
         axes.set_xscale("log", base=2)
         lines(axes, result.batches, [Series(kind, COLOURS[kind], list(map(value, result.of(kind)))) for kind in KINDS])
-        frame(axes, title, "times as fast" if axes is left else "%", x="sequences", grid="y")
+        frame(axes, title, "ratio of speeds" if axes is left else "%", x="sequences", grid="y")
     _spreads(left, result)
     left.axhline(1.0, color=GREY, linestyle=":", linewidth=1)
     return figure

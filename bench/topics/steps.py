@@ -1,4 +1,4 @@
-"""Where the time of a step goes: kernels by kind, and the engine's own work around them."""
+"""The parts of a step's time: kernels by kind, and the engine's own work."""
 
 import statistics
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ import msgspec
 from matplotlib.figure import Figure
 
 from bench.harness.children import SystemProcess
-from bench.harness.load import Ask, Load
+from bench.harness.load import Load, PlannedRequest
 from bench.harness.models import TINY, python_prompts
 from bench.harness.style import BLUE, GREY, INK, LEGEND, ORANGE, SOFT, TEAL, canvas, frame, note
 from bench.harness.tables import Section, number, short, table
@@ -31,9 +31,9 @@ KERNELS = (PRODUCTS, ATTENTION, OTHERS)
 class StepsPlan(Plan, frozen=True):
     model: str = "25M"
     widths: tuple[int, ...] = (1, 32)
-    """Sequences that generate."""
+    """Numbers of generating sequences."""
     prompt: int = 1024
-    """Tokens of each of some prompts, one after the other."""
+    """Length of the long prompts, which run one after the other."""
     prompts: int = 4
     tokens: int = 64
     repeats: int = 3
@@ -47,7 +47,7 @@ class Profile(msgspec.Struct, frozen=True):
 
     @property
     def own(self) -> float:
-        """All but the kernels."""
+        """Milliseconds of everything except the kernels."""
         return sum(ms for part, ms in self.parts.items() if part not in KERNELS)
 
 
@@ -72,21 +72,22 @@ def measure(plan: StepsPlan, logs: Path, step: Step) -> StepsResult:
             for name, child in children.items():
                 for work, (load, whole) in works.items():
                     salted = msgspec.structs.replace(load, salt=f"{work}-{number_of_round}")
-                    steps = child.ask(salted, StepTimes).steps
+                    steps = child.query(salted, StepTimes).steps
                     if number_of_round:
-                        found.setdefault((name, work), []).append(_summary(steps, len(load.asks), whole=whole))
+                        found.setdefault((name, work), []).append(_summary(steps, len(load.requests), whole=whole))
                 step(f"{name}, round {number_of_round} of {plan.repeats}")
     profiles = [Profile(name, work, _medians(rounds)) for (name, work), rounds in found.items()]
     return StepsResult(**msgspec.structs.asdict(plan), profiles=profiles)
 
 
 def _works(plan: StepsPlan) -> dict[str, tuple[Load, bool]]:
-    """By title, with whether all steps of a request count together, not the mean of the generating ones."""
+    """Loads by title, and whether the times of all steps of a request are summed (else: the mean of generation
+    steps)."""
     prompts = python_prompts(TINY, max(plan.widths), 128)
-    long = [Ask(prompt, 1) for prompt in python_prompts(TINY, plan.prompts, plan.prompt)]
+    long = [PlannedRequest(prompt, 1) for prompt in python_prompts(TINY, plan.prompts, plan.prompt)]
     generation = {
         f"a step of {width} sequence{'' if width == 1 else 's'}": (
-            Load([Ask(prompt, plan.tokens) for prompt in prompts[:width]], width),
+            Load([PlannedRequest(prompt, plan.tokens) for prompt in prompts[:width]], width),
             False,
         )
         for width in plan.widths
@@ -116,13 +117,13 @@ def _medians(rounds: list[dict[str, float]]) -> dict[str, float]:
 
 def section(result: StepsResult) -> Section:
     return Section(
-        "Where the time of a step goes",
-        f"The engine in process, {result.model} Qwen3 shape with random weights, milliseconds. Steps: those in "
-        f"which all sequences generate; the prompt: all its steps together. OpenVINO counts the time of its nodes, "
-        "which adds a little; *other kernels* holds what its call takes beside products and attention.",
+        "Parts of a step's time",
+        f"The engine in process, {result.model} Qwen3 shape with random weights, milliseconds. A step is one in which "
+        "all sequences generate; a prompt is the sum of its steps. OpenVINO's profiling of its nodes adds a little "
+        "time; *other kernels* is the time of its call without products and attention.",
         [
-            f"{work}: of {number(sum(last.parts.values()))} ms with {last.engine}, {number(last.own)} ms are the "
-            f"engine's own; torch takes {number(sum(first.parts.values()))} ms."
+            f"{work[0].upper()}{work[1:]}: {number(last.own)} of {number(sum(last.parts.values()))} ms with "
+            f"{last.engine} are the engine's own work; torch takes {number(sum(first.parts.values()))} ms."
             for work in result.works
             for first, last in [(result.of(work)[0], result.of(work)[-1])]
         ],
@@ -144,7 +145,7 @@ def section(result: StepsResult) -> Section:
 def draw(result: StepsResult) -> Figure:
     about = f"{result.model} shape, {result.threads} threads: milliseconds by part"
     works = result.works
-    figure, grid = canvas((len(works), 1), (10, 1.2 + 1.6 * len(works)), "Where the time of a step goes", about)
+    figure, grid = canvas((len(works), 1), (10, 1.2 + 1.6 * len(works)), "Parts of a step's time", about)
     for (axes,), work in zip(grid, works, strict=True):
         found = result.of(work)
         left = [0.0] * len(found)

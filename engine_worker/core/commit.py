@@ -131,7 +131,7 @@ class StepCommitter:
         """Accept the draft tokens that equal the token sampled in their place, up to the first that does not, and add
         the token sampled after them. Returns the number of new tokens.
 
-        Keys and values of rejected draft tokens stay behind the computed tokens: the prefix cache never finds them, and
+        Keys and values of rejected draft tokens remain after the computed tokens: they are never published, and
         the next slice overwrites them.
         """
         accepted = 0

@@ -95,7 +95,7 @@ class Engine:
         now, busy = self._ingest(), bool(self._in_flight)
         # Sequences that await a prompt become schedulable only with that step's results, and drafts can follow only
         # known tokens.
-        if busy and (self._in_flight[-1].decides_next or self.drafting.wants(self._in_flight[-1].schedule)):
+        if busy and (self._in_flight[-1].decides_next or self.drafting.may_draft(self._in_flight[-1].schedule)):
             self._collect()
         launched = self._launch(now)
         while len(self._in_flight) > (self._max_in_flight if launched else 0):
@@ -213,7 +213,7 @@ class Engine:
         """None if the step failed. Raises DeviceLostError."""
         try:
             return step.collect()
-        except Exception:  # noqa: BLE001 - whatever went wrong, only the sequences of this step fail
+        except Exception:  # noqa: BLE001 - only the sequences of this step fail
             names = sorted({entry.sequence.request.spec.name for entry in step.entries})
             self._log.exception("step_failed", requests=names)
             # On a lost device every later step would fail too: end the process, and routers recover its requests.

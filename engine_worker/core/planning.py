@@ -67,7 +67,7 @@ class InFlightStep(msgspec.Struct, frozen=True):
         If the launch fails, `collect` raises the error, as for a step that fails later. Raises DeviceLostError if the
         draft model's failure has shown that the device is lost."""
         moves, loads, failed = before.moves, before.loads, None
-        if moves and idle and drafting.asks_model(schedule):
+        if moves and idle and drafting.may_use_model(schedule):
             # The draft model computes in these blocks before the step does.
             before, failed = replace(before, moves=()), _move(runner, moves)
         step = plan(schedule, drafting, idle=idle and failed is None)
@@ -97,7 +97,7 @@ class InFlightStep(msgspec.Struct, frozen=True):
         return self.entries[len(self.schedule.generation) :]
 
     def collect(self) -> "StepResults":
-        """Wait for the results. Raises whatever the runner raises, RuntimeError on a wrong count."""
+        """Wait for the results. Raises the runner's exception, or RuntimeError if the number of results is wrong."""
         if isinstance(self.launched, Exception):
             raise self.launched
         drawn = self.launched.collect()

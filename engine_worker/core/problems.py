@@ -34,7 +34,7 @@ def tables_problem(spec: Submit, hidden_size: int, image_rows: int, known: Share
 
 def _table_problem(given: PromptTables, hidden_size: int, known: SharedTables[Table | Image]) -> str | None:
     if given.tables and not hidden_size:
-        return "this engine takes no prompt tables or embeddings with this model"
+        return "this engine does not support prompt tables or embeddings with this model"
     for i, table in enumerate(given.tables):
         if table.hidden_size != hidden_size:
             return f"table {i} must have rows of {hidden_size}, the model's hidden size, got {table.hidden_size}"
@@ -45,7 +45,7 @@ def _table_problem(given: PromptTables, hidden_size: int, known: SharedTables[Ta
 
 def _image_problem(given: PromptTables, image_rows: int, known: SharedTables[Table | Image]) -> str | None:
     if given.images and not image_rows:
-        return "this engine takes no images with this model"
+        return "this engine does not support images with this model"
     for i, image in enumerate(given.images):
         # The rows of a grid depend on the size of the picture, which is checked when they are computed.
         if not image.columns and image.rows != image_rows:

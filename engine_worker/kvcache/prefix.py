@@ -18,7 +18,7 @@ class Prefix(NamedTuple):
     blocks: list[int]
     """The start of the sequence's block table."""
     first_block: int
-    """Entries before this one lie behind the attention window and are never read."""
+    """Index of the first entry that is read; earlier entries are before the attention window."""
     num_computed: int
     on_host: list[tuple[int, int]]
     """(index in the table, host block) of the blocks to load; their entries in `blocks` are placeholders."""

@@ -22,7 +22,7 @@ class EventReads:
         """Latest request of each reader."""
 
     @property
-    def kept(self) -> bool:
+    def enabled(self) -> bool:
         """Whether this engine keeps events for users."""
         return self._events is not None
 

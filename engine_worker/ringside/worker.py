@@ -282,5 +282,5 @@ class Worker:
             progress=self._beacon.turns,
             cut_off=self._outbox.cut_off,
             quarantine=self._engine.intake.quarantine.holder,
-            cache_events=self._event_reads.kept,
+            cache_events=self._event_reads.enabled,
         )

@@ -1,36 +1,38 @@
-"""What drafts cost, learned from how long steps take."""
+"""The cost of drafts, learned from the durations of steps. A plain step is one without drafts."""
 
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 RATE = 0.1
-"""Weight of the latest step in averages."""
+"""Weight of the latest step in moving averages."""
 FASTER_RATE = 0.5
-"""The same for a step without drafts that took less than the average: what disturbs a step makes it longer."""
+"""Weight of a plain step that took less than the average: disturbances only make steps longer."""
 FORGETTING = 0.001
-"""Weight of what is expected, in each step without drafts: what was found too expensive is tried again."""
+"""Weight with which each plain step moves a learned cost back to the expected one, so that drafts that were found too
+expensive are tried again."""
 LONGEST = 2.0
-"""A step that takes so many times longer than expected was held up by something else."""
+"""Limit on a duration, in multiples of the expected one: what exceeds it has other causes."""
 FIRST = 3
-"""Steps without drafts, of each batch size, before any has some."""
+"""Plain steps of each batch size before the first step with drafts."""
 REFRESH = 128
-"""Steps with drafts, or behind such a step, after which there is one without."""
+"""Steps with drafts, or after a step with drafts, after which a plain step follows."""
 LEAST = 0.01
+"""Lower limit of `Cost.token`."""
 
 
 class Cost(NamedTuple):
-    """In tokens: of what steps without drafts give in the same time."""
+    """The cost of a step's drafts, in tokens: those that plain steps would generate in the additional time."""
 
     step: float
-    """Of having drafts at all."""
+    """Cost of having drafts at all."""
     token: float
-    """Of each drafted token; more than 0, at most 1."""
+    """Cost of each draft token; more than 0, at most 1."""
 
 
 @dataclass(slots=True)
 class Line:
-    """excess = step + token · drafted, as a least-squares fit to the latest steps: averages of `drafted`, its square,
-    `excess`, and their product. `excess`: by how much a step took longer, in steps without drafts."""
+    """The line excess = step + token · drafted, a least-squares fit to the latest steps. `drafted`: draft tokens of a
+    step; `excess`: its additional duration, in plain steps. The fields are moving averages."""
 
     drafted: float = 4.0
     square: float = 20.0
@@ -62,29 +64,30 @@ class Line:
 
 
 EXPECTED = Line()
+"""The cost that is assumed before the first measurement."""
 
 
 @dataclass(slots=True)
 class StepTimes:
-    """Of one batch size."""
+    """Durations of the steps of one batch size."""
 
     num_plain_due: int = FIRST
-    """Steps without drafts, before others."""
+    """Plain steps that must precede the next step with drafts."""
     num_since_plain: int = 0
     plain: float = 0.0
-    """Seconds without drafts, on average."""
+    """Average seconds of a plain step."""
     line: Line = field(default_factory=Line)
-    behind: float = 0.0
-    """Excess of the step behind one with drafts if it has none, else 0, on average. A step of another shape than the
-    one before takes longer."""
+    after: float = 0.0
+    """Average excess of a plain step after one with drafts (0 if that step has drafts too): a step takes longer if its
+    shape differs from that of the previous step."""
 
     def cost(self, batch_size: int) -> Cost | None:
         if self.num_plain_due:
             return None
         if not self.plain:
-            # On a clock that stands still, as in tests, nothing costs anything.
+            # The clock does not advance, as in tests.
             return Cost(0.0, LEAST)
-        step, token = self.line.step + max(0.0, self.behind), self.line.token
+        step, token = self.line.step + max(0.0, self.after), self.line.token
         return Cost(batch_size * step, min(1.0, max(LEAST, batch_size * token)))
 
     def add_plain(self, seconds: float) -> None:
@@ -100,15 +103,15 @@ class StepTimes:
         if self.plain:
             self.line.add(drafted, min(seconds / self.plain, LONGEST * (1 + self.line.at(drafted))) - 1)
 
-    def add_behind(self, drafted: int, seconds: float) -> None:
-        """Of a step behind one with drafts; may be another one with drafts."""
+    def add_after(self, drafted: int, seconds: float) -> None:
+        """Add a step that followed one with drafts."""
         excess = 0.0 if drafted or not self.plain else min(seconds / self.plain, LONGEST) - 1
-        self.behind += RATE * (excess - self.behind)
+        self.after += RATE * (excess - self.after)
 
 
 class DraftCost:
-    """A step without drafts gives one token per sequence. So in a batch of b sequences, what makes steps longer by a
-    part x of one costs b·x tokens."""
+    """A plain step generates one token per sequence. So in a batch of b sequences, drafts that make a step longer by a
+    fraction x of a plain step cost b·x tokens."""
 
     def __init__(self) -> None:
         self._times: dict[int, StepTimes] = {}
@@ -117,21 +120,21 @@ class DraftCost:
         """Whether the latest step had drafts."""
 
     def of(self, batch_size: int) -> Cost | None:
-        """None: the next step should have no drafts, to learn how long that takes."""
+        """None if the next step should be plain, to measure the duration of plain steps."""
         times = self._times.get(batch_size)
         return None if times is None else times.cost(batch_size)
 
     def record(self, batch_size: int, drafted: int, seconds: float) -> None:
-        """A step that computed nothing else took so long."""
+        """Record the duration of a step without context. `drafted`: its draft tokens."""
         times = self._times.setdefault(batch_size, StepTimes())
-        behind, self._drafted = self._drafted, drafted > 0
-        if behind:
-            times.add_behind(drafted, seconds)
+        after_drafts, self._drafted = self._drafted, drafted > 0
+        if after_drafts:
+            times.add_after(drafted, seconds)
         if drafted:
             times.add_drafted(drafted, seconds)
-        elif not behind:
+        elif not after_drafts:
             times.add_plain(seconds)
-        if drafted or behind:
+        if drafted or after_drafts:
             times.num_since_plain += 1
             if times.num_since_plain == REFRESH:
                 times.num_plain_due = 1

@@ -1,8 +1,8 @@
-"""Guesses by the draft model: a second, smaller model that computes the same sequences in the same blocks.
+"""Draft tokens by a draft model: a second, smaller model that computes the same sequences in the same blocks.
 
-It computes only what it needs to guess. What it has computed of a sequence is counted
-(`Sequence.num_draft_computed`, `Stored.drafted`), and it computes the rest before its next guess. A wrong count would
-make guesses worse and change no token.
+It computes a sequence only when it drafts for it: `Sequence.num_draft_computed` and `Stored.drafted` record how far it
+has computed, and it computes the rest before the next draft. If these were wrong, drafts would be worse, but the output
+would not change.
 """
 
 from collections import abc
@@ -17,12 +17,12 @@ from engine_worker.sequence import Sequence
 from engine_worker.step import Draw, Drawn, Slice
 
 MAX_FAILURES = 3
-"""In a row, after which it is not asked again."""
+"""Failures in a row after which the draft model is no longer used."""
 NEWEST = 4
-"""A sequence with more tokens than so many to compute is behind."""
+"""Tokens to compute beyond which a sequence counts as behind."""
 
 DrawAfter = Callable[[Sequence, abc.Sequence[int]], Draw]
-"""The draw of a sequence that follows its known tokens and these guesses."""
+"""Returns the draw of a sequence that follows its known tokens and these draft tokens."""
 
 
 class DraftModel:
@@ -37,93 +37,95 @@ class DraftModel:
         self._context = runner.draft_context or 0
         self._failures = 0
         self._ends: dict[Sequence, int] = {}
-        """Of those with guesses in the latest step: what it has computed of each, guesses included."""
+        """By sequence with drafts in the latest step: tokens that the draft model has computed, draft tokens included.
+        """
         self.was_behind = False
-        """Whether the latest guesses took longer because it had more to compute than the newest tokens."""
+        """Whether the latest drafts took longer because the draft model had to catch up on a sequence."""
 
     def room(self, sequence: Sequence) -> int:
-        """Tokens that it can guess."""
+        """Limit on the tokens that it can draft for a sequence."""
         if self._failures >= MAX_FAILURES or not self._cache.keeps_drafted(sequence):
             return 0
         if sequence.request.virtual is not None:
-            # Rows of prompt tables are embeddings of the model that it drafts for.
+            # Rows of prompt tables are embeddings of the target model, not of the draft model.
             return 0
         return self._context - sequence.num_tokens
 
-    def propose(self, wanted: Mapping[Sequence, int]) -> dict[Sequence, list[int]]:
-        """At most so many guesses for each; none for those of which it has still to compute more. Sequences must have
-        room in their blocks for the guesses, and no unknown token. Raises DeviceLostError."""
+    def propose(self, lengths: Mapping[Sequence, int]) -> dict[Sequence, list[int]]:
+        """Draft at most `lengths` tokens for each sequence; none for sequences on which it has not caught up yet. The
+        sequences must have room in their blocks for the draft tokens, and no promised token. Raises DeviceLostError."""
         self.was_behind = False
         self._ends.clear()
         try:
-            found = self._guess(wanted)
-        except Exception:  # noqa: BLE001 - without guesses the sequences get the same tokens
+            drafts = self._draft(lengths)
+        except Exception:  # noqa: BLE001 - the output is the same without drafts
             self._failures += 1
-            names = sorted({sequence.request.spec.name for sequence in wanted})
+            names = sorted({sequence.request.spec.name for sequence in lengths})
             self._log.exception("draft_model_failed", requests=names, gave_up=self._failures >= MAX_FAILURES)
             self._runner.check()
             return {}
         self._failures = 0
-        return found
+        return drafts
 
     def commit(self, sequence: Sequence) -> None:
-        """The draws behind its guesses were committed."""
+        """Record what the draft model has computed of a sequence, once the step with its drafts was committed."""
         end = self._ends.pop(sequence, None)
         if end is not None:
             self._cache.commit_drafted(sequence, end)
 
-    def _guess(self, wanted: Mapping[Sequence, int]) -> dict[Sequence, list[int]]:
-        found: dict[Sequence, list[int]] = {}
-        guessing = self._first_guesses(wanted, found)
-        while guessing:
-            slices = [self._next_slice(sequence, found[sequence]) for sequence in guessing]
-            drawn = dict(zip(guessing, self._runner.draft(slices), strict=True))
-            for sequence in guessing:
+    def _draft(self, lengths: Mapping[Sequence, int]) -> dict[Sequence, list[int]]:
+        drafts: dict[Sequence, list[int]] = {}
+        unfinished = self._draft_first(lengths, drafts)
+        while unfinished:
+            slices = [self._next_slice(sequence, drafts[sequence]) for sequence in unfinished]
+            drawn = dict(zip(unfinished, self._runner.draft(slices), strict=True))
+            for sequence in unfinished:
                 self._ends[sequence] += 1
-            guessing = [sequence for sequence in guessing if self._add_guess(sequence, drawn[sequence], wanted, found)]
-        return {sequence: guesses for sequence, guesses in found.items() if guesses}
+            unfinished = [sequence for sequence in unfinished if self._add(sequence, drawn[sequence], lengths, drafts)]
+        return {sequence: tokens for sequence, tokens in drafts.items() if tokens}
 
-    def _first_guesses(self, wanted: Mapping[Sequence, int], found: dict[Sequence, list[int]]) -> list[Sequence]:
-        """Compute what has not been computed, as much as fits a step; those that go on guessing."""
-        left, ends, slices = self._max_tokens_per_step, {}, []
-        for sequence in wanted:
-            # The newest token always: its logits are needed.
+    def _draft_first(self, lengths: Mapping[Sequence, int], drafts: dict[Sequence, list[int]]) -> list[Sequence]:
+        """Catch up on the sequences, as far as fits in a step, and draft the first token of each. Returns the sequences
+        whose drafts are not finished."""
+        budget, ends, slices = self._max_tokens_per_step, {}, []
+        for sequence in lengths:
+            # The newest token is always computed, because its logits are needed.
             start = min(sequence.num_draft_computed, sequence.num_tokens - 1)
-            end = min(sequence.num_tokens, start + left)
+            end = min(sequence.num_tokens, start + budget)
             if start < end:
-                left -= end - start
+                budget -= end - start
                 ends[sequence] = end
                 self.was_behind |= end - start > NEWEST
                 slices.append(self._slice(sequence, start, end))
         drawn = iter(self._runner.draft(slices))
-        guessing = []
+        unfinished = []
         for sequence, end in ends.items():
             self._cache.commit_drafted(sequence, end)
             if end == sequence.num_tokens:
-                found[sequence], self._ends[sequence] = [], end
-                if self._add_guess(sequence, next(drawn), wanted, found):
-                    guessing.append(sequence)
-        return guessing
+                drafts[sequence], self._ends[sequence] = [], end
+                if self._add(sequence, next(drawn), lengths, drafts):
+                    unfinished.append(sequence)
+        return unfinished
 
     def _slice(self, sequence: Sequence, start: int, end: int) -> Slice:
         draws = (self._draw(sequence, ()),) if end == sequence.num_tokens else ()
         return Slice(sequence.tokens_between(start, end), start, sequence.blocks, draws)
 
-    def _next_slice(self, sequence: Sequence, guesses: list[int]) -> Slice:
-        start, draws = sequence.num_tokens + len(guesses) - 1, (self._draw(sequence, guesses),)
-        return Slice(guesses[-1:], start, sequence.blocks, draws)
+    def _next_slice(self, sequence: Sequence, drafted: list[int]) -> Slice:
+        start, draws = sequence.num_tokens + len(drafted) - 1, (self._draw(sequence, drafted),)
+        return Slice(drafted[-1:], start, sequence.blocks, draws)
 
-    def _draw(self, sequence: Sequence, guesses: abc.Sequence[int]) -> Draw:
-        draw = self._draw_after(sequence, guesses)
+    def _draw(self, sequence: Sequence, drafted: abc.Sequence[int]) -> Draw:
+        draw = self._draw_after(sequence, drafted)
         if draw.sampling.logprobs is None:
             return draw
         return replace(draw, sampling=replace(draw.sampling, logprobs=None))
 
-    def _add_guess(
-        self, sequence: Sequence, drawn: Drawn, wanted: Mapping[Sequence, int], found: Mapping[Sequence, list[int]]
+    def _add(
+        self, sequence: Sequence, drawn: Drawn, lengths: Mapping[Sequence, int], drafts: Mapping[Sequence, list[int]]
     ) -> bool:
-        """Returns whether another one should follow."""
+        """Add a sampled token to the draft of a sequence; returns whether another one should follow."""
         if not drawn.drew:
             return False
-        found[sequence].append(drawn.token)
-        return len(found[sequence]) < wanted[sequence] and drawn.token not in sequence.request.stops
+        drafts[sequence].append(drawn.token)
+        return len(drafts[sequence]) < lengths[sequence] and drawn.token not in sequence.request.stops

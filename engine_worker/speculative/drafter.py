@@ -1,4 +1,4 @@
-"""Guesses the next tokens of one sequence. Guesses never change the tokens that it gets, only how many per step."""
+"""Drafts the next tokens of one sequence. Drafts never change its tokens, only how many it gains per step."""
 
 from collections.abc import Sequence
 
@@ -7,66 +7,70 @@ from engine_worker.speculative.pace import EXPECTED, EXPECTED_OF_CALLER, Pace
 
 
 def begin_lookup(prompt: Sequence[int], expected: Sequence[int] = ()) -> Lookup:
-    """Of what is known before the output. Takes as long as the prompt is."""
-    found = Lookup()
-    # What the prompt ends with is followed by the output, not by what is expected.
-    found.extend([*expected, *prompt] if expected else prompt)
-    return found
+    """A lookup over the tokens that are known before the output. Its cost grows with the prompt. `expected`: see
+    `Drafter`."""
+    lookup = Lookup()
+    # The prompt comes last, because the output follows it.
+    lookup.extend([*expected, *prompt] if expected else prompt)
+    return lookup
 
 
 class Drafter:
-    """By what the caller expects, while the output follows it; else by lookup in that, the prompt and the output.
+    """Drafts by the output that the caller expects, while the output follows it; otherwise by lookup in the expected
+    output, the prompt and the output so far.
 
-    Where there is a draft model, its guesses replace lookups; `Drafting` asks for them.
+    Where there is a draft model, its drafts replace lookups; see `Drafting`.
     """
 
     def __init__(
         self, begun: Lookup, max_tokens: int, expected: Sequence[int] = (), *, has_model: bool = False
     ) -> None:
-        """`begun`: see `begin_lookup`; the sequences of a request share it. `max_tokens`: tokens per step. `expected`:
-        tokens that the caller expects as the output, from its start."""
+        """`begun`: from `begin_lookup`; the sequences of a request share it. `max_tokens`: limit on draft tokens per
+        step. `expected`: the output that the caller expects, from its start."""
         self._pace = Pace(max_tokens, EXPECTED_OF_CALLER if expected else EXPECTED)
         self.model_pace = Pace(max_tokens) if has_model else None
-        """None: there is no draft model."""
+        """The pace of the draft model's drafts; None: there is no draft model."""
         self._lookup = Lookup(begun)
         self._expected = tuple(expected)
         self._follows = bool(self._expected)
         """Whether the output has equalled `expected` so far."""
         self._fed = 0
-        self._guess: int | None = None
-        """Of the token after those fed."""
+        """Output tokens processed so far."""
+        self._next_token: int | None = None
+        """Prediction of the token after these, if there is one."""
         self.by_model = False
-        """Whether the draft model has made the latest proposal."""
+        """Whether the draft model has made the latest draft."""
         self.drafted = 0
+        """Draft tokens since the start."""
         self.accepted = 0
-        """Tokens since the start."""
+        """Accepted draft tokens since the start."""
 
     def follows(self, output: Sequence[int]) -> bool:
-        """Whether the output, which only grows, is what the caller expects, and more of that is left."""
+        """Whether `output`, which only grows, is the beginning of the expected output."""
         self._feed(output)
         return self._follows and self._fed < len(self._expected)
 
     def pays(self, cost: float) -> bool:
-        """Whether it would draft, if it finds what to draft. `cost`: of a drafted token, in tokens."""
+        """Whether its drafts are accurate enough. `cost`: of a draft token, in tokens."""
         return self._pace.length(cost) > 0
 
     def propose(self, output: Sequence[int], room: int, cost: float) -> Sequence[int]:
-        """At max_tokens `room` tokens that may follow `output`, which only grows. `cost`: see `pays`."""
+        """At most `room` tokens that may follow `output`, which only grows. `cost`: see `pays`."""
         self._feed(output)
         self.by_model = False
         length = self._pace.length(cost)
-        found = self._find(max(1, length))
-        # Learned from even if it is not drafted, which costs nothing.
-        self._guess = found[0] if found else None
-        return found[: max(0, min(length, room))]
+        tokens = self._find(max(1, length))
+        # Its accuracy is recorded even if nothing is drafted: that is free.
+        self._next_token = tokens[0] if tokens else None
+        return tokens[: max(0, min(length, room))]
 
     def expects(self, drafted: int) -> float:
-        """How many tokens of a draft of this length are accepted."""
+        """Expected number of accepted tokens of a draft of this length."""
         return self._pace.expects(drafted)
 
     def record(self, drafted: int, accepted: int) -> None:
-        """Of the latest proposal, which was computed."""
-        self._guess = None
+        """Record the result of the latest draft, after its step was committed."""
+        self._next_token = None
         self.drafted += drafted
         self.accepted += accepted
         if self.by_model and self.model_pace is not None:
@@ -78,14 +82,14 @@ class Drafter:
         if len(output) == self._fed:
             return
         new = output[self._fed :]
-        if self._guess is not None:
-            self._pace.record(1, int(self._guess == new[0]))
-            self._guess = None
+        if self._next_token is not None:
+            self._pace.record(1, int(self._next_token == new[0]))
+            self._next_token = None
         if self._follows and self._expected[self._fed : self._fed + len(new)] != tuple(new):
             self._follows = False
         self._lookup.extend(new)
         self._fed += len(new)
 
     def _find(self, length: int) -> Sequence[int]:
-        found = self._expected[self._fed : self._fed + length] if self._follows else ()
-        return found or self._lookup.propose(length)
+        expected = self._expected[self._fed : self._fed + length] if self._follows else ()
+        return expected or self._lookup.propose(length)

@@ -1,4 +1,4 @@
-"""Which sequences of a step get drafts, and how many."""
+"""Decides which sequences of a step have drafts, and how many tokens."""
 
 from collections import abc
 from collections.abc import Callable
@@ -16,6 +16,8 @@ Drafts = dict[Sequence, abc.Sequence[int]]
 
 
 class DraftCounts(NamedTuple):
+    """Sequences with drafts in a step, and their draft tokens."""
+
     sequences: int = 0
     drafted: int = 0
     accepted: int = 0
@@ -25,8 +27,8 @@ NO_DRAFTS = DraftCounts()
 
 
 class Drafting:
-    """Drafts take what the context leaves of a step's tokens, and the room that sequences have in their blocks: nothing
-    is allocated for guesses."""
+    """Drafts use the part of a step's token budget that context leaves, and the room in the blocks of their sequences:
+    no block is allocated for them."""
 
     def __init__(
         self,
@@ -35,19 +37,19 @@ class Drafting:
         clock: Callable[[], float],
         model: ModelDrafting | None = None,
     ) -> None:
-        """`max_batch_size`: steps of more sequences have no drafts, which would slow down all of them. `model`: guesses
-        before lookups do."""
+        """`max_batch_size`: steps with more sequences have no drafts, which would slow down all of them. `model`: used
+        instead of lookups where it pays."""
         self._clock = clock
         self._max_tokens_per_step = max_tokens_per_step
         self._max_batch_size = max_batch_size
         self.model = model
         self.gain = Gain()
-        """Of drafts that take no time to find."""
+        """Gain of drafts by lookup or from the caller."""
         self._searches = Searches()
         self._counts = NO_DRAFTS
 
-    def wants(self, in_flight: Schedule) -> bool:
-        """Whether one of these sequences may get drafts once its newest token is known."""
+    def may_draft(self, in_flight: Schedule) -> bool:
+        """Whether any sequence of the in-flight step may have drafts once its newest token is known."""
         sequences = [*in_flight.generation, *(sequence for sequence, _ in in_flight.context)]
         if len(sequences) > self._max_batch_size:
             return False
@@ -56,30 +58,36 @@ class Drafting:
             cost = self.gain.cost.of(len(sequences))
             if any(_may_draft(sequence, cost) for sequence in sequences):
                 return True
-        return model is not None and any(_asks(each) and model.wants(each, len(sequences)) for each in sequences)
+        if model is None:
+            return False
+        return any(
+            sequence.request.max_drafts > 0 and model.may_draft(sequence, len(sequences)) for sequence in sequences
+        )
 
-    def asks_model(self, schedule: Schedule) -> bool:
+    def may_use_model(self, schedule: Schedule) -> bool:
         """Whether the draft model may compute before this step does."""
         small = len(schedule.generation) + len(schedule.context) <= self._max_batch_size
-        return self.model is not None and small and bool(_asking(schedule))
+        return self.model is not None and small and bool(_eligible(schedule))
 
     def propose(self, schedule: Schedule, *, idle: bool = True) -> Drafts:
-        """`idle`: no step is in flight. The draft model would wait for one that is, so it is not asked."""
+        """The drafts of a step. `idle`: no step is in flight; otherwise the draft model, which would have to wait for
+        it, is not used."""
         batch_size = len(schedule.generation) + len(schedule.context)
         if batch_size > self._max_batch_size:
             return {}
-        asking = _asking(schedule)
-        if not asking:
+        eligible = _eligible(schedule)
+        if not eligible:
             return {}
         budget = self._max_tokens_per_step - len(schedule.generation) - sum(size for _, size in schedule.context)
         if self.model is None:
-            return self._propose(asking, batch_size, budget)
-        guessed = self.model.propose({each: self._drafter(each) for each in asking}, batch_size, budget, idle=idle)
-        others = [sequence for sequence in asking if sequence not in guessed]
-        return guessed | self._propose(others, batch_size, budget - sum(map(len, guessed.values())))
+            return self._propose(eligible, batch_size, budget)
+        drafters = {sequence: self._drafter(sequence) for sequence in eligible}
+        by_model = self.model.propose(drafters, batch_size, budget, idle=idle)
+        rest = [sequence for sequence in eligible if sequence not in by_model]
+        return by_model | self._propose(rest, batch_size, budget - sum(map(len, by_model.values())))
 
     def record(self, sequence: Sequence, drafted: int, accepted: int) -> None:
-        """The draws behind its drafts were committed."""
+        """Record the result of a sequence's draft, after its step was committed."""
         counts, drafter = self._counts, self._drafter(sequence)
         self._counts = DraftCounts(counts.sequences + 1, counts.drafted + drafted, counts.accepted + accepted)
         drafter.record(drafted, accepted)
@@ -89,11 +97,11 @@ class Drafting:
             self.gain.record(accepted)
 
     def end_step(self, schedule: Schedule, drafted: int, seconds: float) -> DraftCounts:
-        """What was recorded since the step before. `drafted`: tokens of this one, which took so long."""
+        """Record the duration of a step; returns the counts of its drafts. `drafted`: its draft tokens."""
         batch_size = len(schedule.generation)
-        # What drafts cost is learned where some may come, so that other steps do not pay for it.
-        if batch_size <= self._max_batch_size and not schedule.context and _asking(schedule):
-            if self.model is None or not self.model.asked:
+        # Costs are learned only in steps that may have drafts, so that other steps do not pay for the bookkeeping.
+        if batch_size <= self._max_batch_size and not schedule.context and _eligible(schedule):
+            if self.model is None or not self.model.used:
                 gained = self.gain.of(self.gain.cost.of(batch_size), drafted) if drafted else 0.0
                 self._searches.record(gained, batch_size / seconds if seconds else 0.0)
                 self.gain.cost.record(batch_size, drafted, seconds)
@@ -105,55 +113,52 @@ class Drafting:
             self.model.gain.end_step(drafted)
         return counts
 
-    def _propose(self, asking: list[Sequence], batch_size: int, budget: int) -> Drafts:
-        """What callers expect, and what is looked up."""
+    def _propose(self, eligible: list[Sequence], batch_size: int, budget: int) -> Drafts:
+        """Drafts by lookup or from the caller."""
         if not self._searches.due:
             self._searches.skip()
             return {}
         cost = self.gain.cost.of(batch_size)
         if cost is None:
             return {}
-        # Before the clock starts: the first search of a sequence reads its prompt.
-        drafters = list(map(self._drafter, asking))
+        # Before the time is taken: creating a drafter reads the whole prompt.
+        drafters = list(map(self._drafter, eligible))
         start = self._clock()
-        found: Drafts = {}
+        drafts: Drafts = {}
         expected = 0.0
-        for sequence, drafter in zip(asking, drafters, strict=True):
-            drafts = drafter.propose(sequence.output, min(budget, room_of(sequence)), cost.token)
-            if drafts:
-                found[sequence] = drafts
-                budget -= len(drafts)
-                expected += drafter.expects(len(drafts))
+        for sequence, drafter in zip(eligible, drafters, strict=True):
+            tokens = drafter.propose(sequence.output, min(budget, room_of(sequence)), cost.token)
+            if tokens:
+                drafts[sequence] = tokens
+                budget -= len(tokens)
+                expected += drafter.expects(len(tokens))
         self._searches.add(self._clock() - start)
-        if not self.gain.pays(cost, expected, sum(map(len, found.values()))):
+        if not self.gain.pays(cost, expected, sum(map(len, drafts.values()))):
             return {}
         self.gain.expect(expected)
-        return found
+        return drafts
 
     def _drafter(self, sequence: Sequence) -> Drafter:
-        """Made for the first step that generates: many requests end before."""
+        """The sequence's drafter. Created for its first generation step, because many requests end before."""
         if sequence.drafter is None:
             request = sequence.request
             expected = request.spec.speculation.draft_token_ids
             has_model = self.model is not None and request.virtual is None
             if request.lookup is None:
                 prompt, virtual = request.spec.prompt, request.virtual
-                # Guesses are tokens that can be drawn.
+                # Without virtual tokens, which cannot be sampled.
                 request.lookup = begin_lookup(prompt if virtual is None else virtual.without(prompt), expected)
             sequence.drafter = Drafter(request.lookup, request.max_drafts, expected, has_model=has_model)
         return sequence.drafter
 
 
-def _asking(schedule: Schedule) -> list[Sequence]:
-    # In every step: without a call per sequence.
+def _eligible(schedule: Schedule) -> list[Sequence]:
+    """The generating sequences whose requests allow drafts."""
+    # No call per sequence, because this runs in every step.
     return [sequence for sequence in schedule.generation if sequence.request.max_drafts]
 
 
-def _asks(sequence: Sequence) -> bool:
-    return sequence.request.max_drafts > 0
-
-
 def _may_draft(sequence: Sequence, cost: Cost | None) -> bool:
-    if cost is None or not _asks(sequence):
+    if cost is None or not sequence.request.max_drafts:
         return False
     return sequence.drafter is None or sequence.drafter.pays(cost.token)

@@ -1,43 +1,45 @@
-"""Whether drafts of one kind bring more tokens than they cost."""
+"""Decides whether drafts of one kind gain more tokens than they cost."""
 
 from engine_worker.speculative.cost import FORGETTING, Cost, DraftCost
 
 TRUST_RATE = 0.05
+"""Weight of the latest drafts in the average of `_trust`."""
 MARGIN = 1.3
-"""What drafts must bring by what they cost. More than 1: both are estimates, and a loss is noticed only after it."""
+"""Least ratio of expected gain to expected cost. More than 1, because both are estimates, and a loss is noticed
+late."""
 
 
 class Gain:
     def __init__(self) -> None:
         self.cost = DraftCost()
         self._trust = 1.0
-        """Tokens that were accepted by those that should have been, on average."""
+        """Average ratio of accepted tokens to expected ones."""
         self._expected = 0.0
-        """Tokens of the latest drafts that should be accepted."""
+        """Expected number of accepted tokens of the latest drafts."""
         self._accepted = 0
-        """Of them."""
+        """Accepted tokens of the latest drafts."""
 
     def pays(self, cost: Cost, expected: float, drafted: int) -> bool:
-        """Whether a step should draft so many tokens, of which so many should be accepted."""
+        """Whether drafts of `drafted` tokens should pay. `expected`: expected number of accepted tokens."""
         return self._trust * expected >= MARGIN * (cost.step + cost.token * drafted)
 
     def of(self, cost: Cost | None, drafted: int) -> float:
-        """Tokens that the latest drafts gained, where there were so many. `cost`: None where it is unknown."""
+        """Tokens that the latest drafts, of `drafted` tokens, have gained. `cost`: None if it is unknown."""
         return 0.0 if cost is None or not drafted else self._accepted - cost.step - cost.token * drafted
 
     def expect(self, accepted: float) -> None:
-        """The next step has drafts, of which so many tokens should be accepted."""
+        """Record the expected number of accepted tokens of the next step."""
         self._expected, self._accepted = accepted, 0
 
     def record(self, accepted: int) -> None:
-        """Of one sequence's drafts."""
+        """Record the number of accepted tokens of one sequence."""
         self._accepted += accepted
 
     def end_step(self, drafted: int) -> None:
-        """`drafted`: tokens of the step, of any kind."""
+        """Update the average. `drafted`: draft tokens of the step, of all kinds."""
         if drafted and self._expected:
             self._trust += TRUST_RATE * (self._accepted / self._expected - self._trust)
             self._expected = 0.0
         elif self._trust != 1.0:
-            # What did not pay is tried again.
+            # Recovers, so that drafts that did not pay are tried again.
             self._trust += FORGETTING * (1 - self._trust)

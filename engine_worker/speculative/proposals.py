@@ -1,4 +1,4 @@
-"""Draft tokens that the caller drew from a distribution of its own. They change how a token is drawn, not only when."""
+"""Draft tokens with logits from the caller. Unlike other drafts, they change how tokens are sampled."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,40 +12,41 @@ from sluice.ring.tensors import BYTES
 from sluice.ring.wire import Submit
 
 STORED: dict[str, str] = {"float32": "<f4", "float16": "<f2", "bfloat16": "<u2"}
+"""numpy's name of each data type. It has no bfloat16, which is the upper half of a float32."""
 
 
 class Proposals:
-    """Of one request."""
+    """The draft tokens of one request."""
 
     def __init__(self, tokens: Sequence[int], logits: DraftLogits, threshold: float | None) -> None:
-        """`logits`: a row for each of the tokens."""
+        """`logits`: a row per token. `threshold`: see `Proposal`."""
         self._tokens = list(tokens)
         self._rows: NDArray[Any] = np.frombuffer(logits.data, STORED[logits.dtype]).reshape(len(tokens), -1)
         self._threshold = threshold
 
     @staticmethod
     def of(spec: Submit) -> "Proposals | None":
-        """None if none can change how the request's tokens are drawn."""
+        """None if the request has no draft logits, or if they make no difference."""
         speculation = spec.speculation
-        # Greedy: the most likely token is always accepted, and any other one rejected in favour of it.
+        # In greedy sampling the most likely token is accepted and replaces any other, whatever the logits.
         if speculation.draft_logits is None or spec.sampling.greedy:
             return None
         return Proposals(speculation.draft_token_ids, speculation.draft_logits, speculation.acceptance_threshold)
 
     def after(self, output: Sequence[int], drafted: Sequence[int] = ()) -> Proposal | None:
-        """For the token after these; None once the output has left the draft."""
+        """The proposal for the token after these; None once the output differs from the draft."""
         position = len(output) + len(drafted)
         if position >= len(self._tokens) or self._tokens[:position] != [*output, *drafted]:
             return None
         return Proposal(self._tokens[position], _widened(self._rows[position]), self._threshold)
 
     def invalid_row(self) -> int | None:
-        """The first that is no distribution: with NaN or +inf, or of -inf alone."""
+        """Index of the first row that is no distribution, because its maximum is NaN or infinite."""
         return next((i for i, row in enumerate(self._rows) if not np.isfinite(_widened(row).max())), None)
 
 
 def proposals_problem(spec: Submit, vocab_size: int) -> str | None:
-    """Why `Proposals` cannot be made of the request."""
+    """Why the request's draft logits are invalid; None if they are valid."""
     speculation = spec.speculation
     logits, count = speculation.draft_logits, len(speculation.draft_token_ids)
     if logits is None:
@@ -54,11 +55,10 @@ def proposals_problem(spec: Submit, vocab_size: int) -> str | None:
         return "draft_logits cannot be combined with beam search"
     size = count * vocab_size * BYTES[logits.dtype]
     if not size or len(logits.data) != size:
-        return f"has {len(logits.data)} bytes, must have {size}: {vocab_size} logits for each of {count} draft tokens"
+        return f"must have {size} bytes, {vocab_size} logits for each of {count} draft tokens, got {len(logits.data)}"
     row = Proposals(speculation.draft_token_ids, logits, None).invalid_row()
-    return None if row is None else f"has NaN, +inf or nothing but -inf in row {row}, must have a finite maximum"
+    return None if row is None else f"must have a finite maximum in each row: row {row} has NaN, +inf or only -inf"
 
 
 def _widened(row: NDArray[Any]) -> NDArray[np.float32]:
-    # numpy has no bfloat16, which is the upper half of a float32.
     return (row.astype("<u4") << 16).view("<f4") if row.dtype == "<u2" else row.astype(np.float32, copy=False)

@@ -1,29 +1,29 @@
-"""How often to search for drafts: a search takes time, too, in every step and for each of its sequences."""
+"""Decides how often to search for drafts. A search takes time in a step, for each of its sequences."""
 
 RATE = 0.125
 """Weight of the latest search in averages."""
 MARGIN = 2.0
-"""What searches must bring by the time they take: more than 1, because they also displace what a step has in the
-caches of the processor."""
+"""Least ratio of the tokens that searches gain to the tokens that their time costs. More than 1, because they also
+evict a step's data from the processor's caches."""
 INTERVAL = 8
-"""Steps per search while searches bring less."""
+"""Steps per search while searches do not pay."""
 EXPECTED = 1.0
-"""Tokens that a search is assumed to bring before the first one."""
+"""Tokens that a search is assumed to gain before the first one."""
 
 
 class Searches:
-    """They bring tokens and take time, on average over the latest ones. Where they do not pay, most steps have none."""
+    """Averages the gain and the time of the latest searches. While they do not pay, most steps skip the search."""
 
     def __init__(self) -> None:
         self._gained = EXPECTED
         self._spent = 0.0
-        """In tokens that steps without drafts give in the same time."""
+        """Time of a search, in tokens that steps without drafts generate in that time."""
         self._searched = False
-        """Whether there was a search since the last record."""
+        """Whether there was a search since the last `record`."""
         self._seconds = 0.0
-        """That it took."""
+        """Duration of that search."""
         self._pause = 0
-        """Steps before the next search."""
+        """Steps to skip before the next search."""
 
     @property
     def due(self) -> bool:
@@ -33,11 +33,12 @@ class Searches:
         self._pause -= 1
 
     def add(self, seconds: float) -> None:
-        """A search took so long."""
+        """Record the duration of a search."""
         self._searched, self._seconds = True, seconds
 
     def record(self, gained: float, tokens_per_second: float) -> None:
-        """What drafts of a step, if it had any, gained in tokens, and how fast steps are without them."""
+        """Record a step. `gained`: tokens that its drafts have gained; 0 if it had none. `tokens_per_second`: speed of
+        steps without drafts."""
         if self._searched:
             self._searched = False
             self._gained += RATE * (gained - self._gained)

@@ -1,1 +1,1 @@
-"""A request's life: admitted, placed, submitted, recovered, ended; one state, one log of its tokens."""
+"""A request's life: admission, placement, submission, recovery, end. One state and one log of tokens per request."""

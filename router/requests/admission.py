@@ -1,4 +1,4 @@
-"""Admission to the ring: permits by capacity, a bounded queue beyond it, refusals at once beyond that."""
+"""Admission to the ring: permits up to the capacity, then a bounded queue, then immediate refusals."""
 
 import asyncio
 import heapq
@@ -13,33 +13,33 @@ from sluice.ring.params import place_in_line
 from sluice.settings.router import AdmissionSettings
 
 PROMPT_COST = 1.0
-"""To a tenant's share, of a prompt token that is computed."""
+"""Cost of one computed prompt token, charged to its tenant."""
 CACHED_COST = 0.1
-"""Of a prompt token from the prefix cache."""
+"""Cost of one prompt token from the prefix cache."""
 OUTPUT_COST = 2.0
-"""Of a generated token."""
+"""Cost of one generated token."""
 
 
 @dataclass(slots=True, eq=False)
 class Permit:
-    """One request's place on the ring, charged to its tenant."""
+    """Permission for one request to be on the ring, charged to its tenant."""
 
     _admission: "Admission | None"
-    """None once it is released."""
+    """None once the permit has been released."""
     _tenant: str
 
     def credit_cached(self, tokens: int) -> None:
-        """So many prompt tokens were found in the prefix cache, after the whole prompt was charged."""
+        """Refund `tokens` prompt tokens that were in the prefix cache: the whole prompt was charged at admission."""
         self._charge((CACHED_COST - PROMPT_COST) * tokens)
 
     def charge_output(self, tokens: int) -> None:
         self._charge(OUTPUT_COST * tokens)
 
     def release(self) -> None:
-        """Pass it to the next request. Idempotent."""
+        """Return the permit, so that the next request is admitted. Idempotent."""
         if self._admission is not None:
             admission, self._admission = self._admission, None
-            admission.give_back(self._tenant)
+            admission.release(self._tenant)
 
     def _charge(self, cost: float) -> None:
         if self._admission is not None:
@@ -47,20 +47,20 @@ class Permit:
 
 
 class FairShare:
-    """Which tenant is next: the one that was served the least, for its weight, in tokens that really were computed.
+    """Decides which tenant is next: the one with the least service relative to its weight, by tokens really computed.
 
-    Virtual token counters (Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024). A tenant is present
-    while it has a request here, waiting or live. One that returns starts at the least-served present tenant's count, so
-    absence earns nothing; what it was served beyond that is remembered while any tenant is present.
+    Implements virtual token counters (Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024). A tenant
+    is present while it has a waiting or live request. A tenant that returns starts at the counter of the least-served
+    present tenant, so absence earns no credit; a higher counter is remembered while any tenant is present.
     """
 
     def __init__(self, weights: Mapping[str, float]) -> None:
-        """A tenant of weight 2 gets twice the service of one of weight 1, which is the default."""
+        """A tenant of weight 2 gets twice the service of a tenant of weight 1, the default."""
         self._weights = dict(weights)
         self._served: dict[str, float] = {}
-        """Cost over weight, of the present tenants and of absent ones that were served more than these."""
+        """Cost divided by weight, of the present tenants and of absent ones whose counter is higher than theirs."""
         self._present: Counter[str] = Counter()
-        """Requests by tenant."""
+        """Number of waiting and live requests by tenant."""
 
     @property
     def tenants(self) -> int:
@@ -73,9 +73,11 @@ class FairShare:
     def enter(self, tenant: str) -> None:
         if tenant not in self._present:
             floor = min((self._served[other] for other in self._present), default=0.0)
-            # Absent tenants at or below the floor would start at the floor anyway: forget them.
-            behind = [other for other, served in self._served.items() if other not in self._present and served <= floor]
-            for other in behind:
+            # Absent tenants at or below the floor would start at the floor anyway, so forget them.
+            forgotten = [
+                other for other, served in self._served.items() if other not in self._present and served <= floor
+            ]
+            for other in forgotten:
                 del self._served[other]
             self._served[tenant] = max(floor, self._served.get(tenant, 0.0))
         self._present[tenant] += 1
@@ -91,85 +93,94 @@ class FairShare:
         self._served[tenant] += cost / self._weights.get(tenant, 1.0)
 
     def first(self, tenants: Iterable[str]) -> str:
-        """The next of these tenants, which are present."""
+        """The next of these tenants, all of which must be present."""
         return min(tenants, key=self._served.__getitem__)
 
 
 @dataclass(slots=True, order=True)
 class _Waiter:
     place: float
-    """In the queue: see `place_in_line`."""
+    """Position in the queue, see `place_in_line`."""
     arrival: int
     tenant: str = field(compare=False)
     context_tokens: int = field(compare=False)
     admitted: "asyncio.Future[None]" = field(compare=False)
-    gone: bool = field(default=False, compare=False)
-    """Its turn came after it had been cancelled."""
+    removed: bool = field(default=False, compare=False)
+    """The waiter was cancelled and is no longer in the queue."""
 
 
 class Admission:
-    """The next request is of the tenant that is first by `FairShare`; within a tenant by priority with aging, then
+    """Admits the next request of the tenant that `FairShare` chooses; within a tenant by priority with aging, then by
     arrival.
 
-    Once tenants are named, a part of the `places` for requests that run at once is reserved for tenants that hold less
-    than their share: so one that arrives in a flood need not wait for the flood's requests to end.
+    Once a request names a tenant, some of the batch slots are reserved for tenants that hold less than their share. So
+    a tenant that arrives while another one floods the router need not wait for the flood's requests to end.
     """
 
     def __init__(self, settings: AdmissionSettings, clock: Callable[[], float] = time.monotonic) -> None:
         self.live = 0
-        """Permits held."""
+        """Number of permits held."""
         self.waiting = 0
+        """Number of waiting requests."""
         self.waiting_tokens = 0
+        """Context tokens of the waiting requests."""
         self.refused = 0
+        """Number of refused requests."""
         self.shares = FairShare(settings.tenant_weights)
         self._settings = settings
-        self.capacity = self._places = settings.max_live
-        """Permits that may be held; and how many of these requests can run at once."""
+        self.capacity = settings.max_live
+        """Maximum number of permits."""
+        self._batch_slots = settings.max_live
+        """Number of admitted requests that the engines can run at the same time."""
         self._clock = clock
         self._tenants_named = bool(settings.tenant_weights)
         self._held: Counter[str] = Counter()
         """Permits by tenant."""
         self._queues: dict[str, list[_Waiter]] = {}
-        """Heaps by tenant, none of them empty."""
+        """By tenant: a non-empty heap."""
         self._waiting_of: Counter[str] = Counter()
+        """Waiting requests by tenant."""
         self._arrivals = 0
 
     @property
     def held_by_tenant(self) -> dict[str, int]:
-        """Permits."""
+        """Number of permits by tenant."""
         return dict(self._held)
 
     @property
     def waiting_by_tenant(self) -> dict[str, int]:
+        """Number of waiting requests by tenant."""
         return dict(self._waiting_of)
 
-    def resize(self, capacity: int, places: int | None = None) -> None:
-        """Change the number of permits, and of requests that can run at once.
+    def resize(self, capacity: int, batch_slots: int | None = None) -> None:
+        """Change the number of permits and of requests that can run at the same time.
 
-        Below the number of permits held, no request is admitted until enough were released.
+        If more permits are held than `capacity`, no request is admitted until enough were released.
         """
-        self.capacity, self._places = capacity, min(capacity, places or capacity)
+        self.capacity, self._batch_slots = capacity, min(capacity, batch_slots or capacity)
         self._admit()
 
     def check(self, tenant: str) -> None:
-        """Raises RequestError OVERLOADED if any further request of this tenant would be refused, whatever its size."""
+        """Raises RequestError OVERLOADED if any further request of this tenant would be refused, regardless of size."""
         if not self.waiting and self._has_room(tenant):
             return
-        waiting, most = self._waiting_of[tenant], self._settings.tenant_waiting
-        if (self._tenants_named or tenant) and waiting >= most:
-            self._refuse(f"{waiting} requests of the tenant {tenant!r} wait; at most {most} may (max_tenant_waiting)")
-        most = self._settings.max_waiting
-        if self.waiting >= most:
+        waiting, limit = self._waiting_of[tenant], self._settings.tenant_waiting
+        if (self._tenants_named or tenant) and waiting >= limit:
             self._refuse(
-                f"{self.live} requests are live and {self.waiting} wait; at most {most} may wait (max_waiting)"
+                f"{waiting} requests of the tenant {tenant!r} are waiting, at most {limit} may (max_tenant_waiting)"
+            )
+        limit = self._settings.max_waiting
+        if self.waiting >= limit:
+            self._refuse(
+                f"{self.live} requests are live and {self.waiting} are waiting, at most {limit} may wait (max_waiting)"
             )
 
     async def acquire(self, priority: int, context_tokens: int, tenant: str = "", *, refusable: bool = True) -> Permit:
-        """Wait for a permit; cancelling the caller takes it off the queue. `context_tokens` have to be computed before
-        the first new one.
+        """Wait for a permit. If the caller is cancelled, its request leaves the queue.
 
-        Raises RequestError OVERLOADED at once if the queue is full. A paused request, which gave its permit back
-        for a while, is not `refusable`.
+        `context_tokens`: number of tokens to compute before the first new one. `refusable`: whether to raise
+        RequestError OVERLOADED immediately if the queue is full. False for a paused request, which has released its
+        permit for a while.
         """
         if refusable:
             self.check(tenant)
@@ -181,8 +192,8 @@ class Admission:
             self._grant(tenant, context_tokens)
         return Permit(self, tenant)
 
-    def give_back(self, tenant: str) -> None:
-        """A permit is free; only `Permit` calls this."""
+    def release(self, tenant: str) -> None:
+        """Take a permit back. Called only by `Permit`."""
         self.live -= 1
         self._held[tenant] -= 1
         if not self._held[tenant]:
@@ -204,19 +215,19 @@ class Admission:
         try:
             await admitted
         except asyncio.CancelledError:
-            # Cancelled after the permit was granted, but before this coroutine ran again: no other code returns it.
+            # If the permit was granted before this coroutine ran again, nothing else would release it.
             if admitted.done() and not admitted.cancelled():
-                self.give_back(tenant)
+                self.release(tenant)
             else:
                 self._remove(waiter)
             raise
 
     def _check_tokens(self, context_tokens: int) -> None:
-        # An empty queue takes a prompt of any length: else a long one could never wait.
+        # An empty queue accepts a prompt of any length; otherwise a long one could never wait.
         if self.waiting and self.waiting_tokens + context_tokens > self._settings.max_waiting_tokens:
             self._refuse(
-                f"{self.waiting} requests with {self.waiting_tokens} tokens of prompts and resumed outputs wait and "
-                f"this one has {context_tokens}; at most {self._settings.max_waiting_tokens} tokens may wait "
+                f"{self.waiting} requests with {self.waiting_tokens} tokens of prompts and resumed outputs are waiting "
+                f"and this one has {context_tokens}, at most {self._settings.max_waiting_tokens} tokens may wait "
                 "(max_waiting_tokens)"
             )
 
@@ -225,33 +236,33 @@ class Admission:
         raise RequestError(ErrorCode.OVERLOADED, message)
 
     def _has_room(self, tenant: str) -> bool:
-        """For one more request of this tenant."""
+        """Whether one more request of this tenant may be admitted."""
         if self.live >= self.capacity:
             return False
         if not self._tenants_named:
-            # There is no other tenant to reserve places for.
+            # There is no other tenant to reserve slots for.
             return True
         fraction = self._settings.tenant_reserved_fraction
-        reserved = max(1, round(fraction * self._places)) if fraction else 0
-        if self.live < self._places - reserved:
+        reserved = max(1, round(fraction * self._batch_slots)) if fraction else 0
+        if self.live < self._batch_slots - reserved:
             return True
         present = self.shares.tenants + (0 if self.shares.requests(tenant) else 1)
-        # At least two shares: another tenant may arrive at any time.
-        return self._held[tenant] < max(1, self._places // max(2, present))
+        # Assume at least two shares: another tenant may arrive at any time.
+        return self._held[tenant] < max(1, self._batch_slots // max(2, present))
 
     def _admit(self) -> None:
         while self._queues:
-            able = [tenant for tenant in self._queues if self._has_room(tenant)]
-            if not able:
+            eligible = [tenant for tenant in self._queues if self._has_room(tenant)]
+            if not eligible:
                 return
-            tenant = self.shares.first(able)
+            tenant = self.shares.first(eligible)
             waiter = heapq.heappop(self._queues[tenant])
             if not self._queues[tenant]:
                 del self._queues[tenant]
             self._count(waiter, -1)
             if waiter.admitted.done():
-                # Cancelled, but its coroutine has not run yet; `_remove` must not count it off twice.
-                waiter.gone = True
+                # Cancelled, but its coroutine has not run yet; `_remove` must not count it twice.
+                waiter.removed = True
                 self.shares.leave(tenant)
             else:
                 self._grant(tenant, waiter.context_tokens)
@@ -263,10 +274,10 @@ class Admission:
         self.shares.charge(tenant, PROMPT_COST * context_tokens)
 
     def _remove(self, waiter: _Waiter) -> None:
-        """It was cancelled while it waited."""
-        if waiter.gone:
+        """Remove a waiter that was cancelled."""
+        if waiter.removed:
             return
-        waiter.gone = True
+        waiter.removed = True
         self._count(waiter, -1)
         self.shares.leave(waiter.tenant)
         queue = self._queues[waiter.tenant]

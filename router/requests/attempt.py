@@ -1,4 +1,4 @@
-"""What is known of one submission of a request to an engine."""
+"""Attempts: submissions of a request to an engine."""
 
 import time
 from dataclasses import dataclass, field
@@ -15,21 +15,21 @@ class Attempt:
     engine: EnginePeer
     detokenizer: DetokenizerPeer
     choice: Choice
-    """What placement charges for it."""
+    """The load that placement charges for the attempt."""
     tokens_before: int
-    """Tokens received by the attempts before this one."""
+    """Tokens received from earlier attempts."""
     progress_before: int
-    """`RequestLog.progress` by the attempts before this one."""
+    """`RequestLog.progress` reached by earlier attempts."""
     submitted: float = field(default_factory=lambda: time.monotonic())
-    """On time.monotonic's clock, as all times here."""
+    """By time.monotonic, like all times here."""
     started: bool = False
     has_tokens: bool = False
-    """Its first token has come, so the prompt is computed."""
+    """Whether its first token has arrived, so the prompt has been computed."""
 
 
 @dataclass(frozen=True, slots=True)
 class LostAttempt:
-    """One that was given up."""
+    """An attempt that was given up."""
 
     number: int
     engine: str
@@ -39,4 +39,4 @@ class LostAttempt:
     reason: str
     """An error code."""
     received_tokens: int
-    """By this attempt and those before it."""
+    """Tokens received from this attempt and earlier ones."""

@@ -1,4 +1,4 @@
-"""Attempts at a request: placed, sent to the ring, cancelled, given up."""
+"""Places the attempts of requests, sends them to the ring, cancels them and gives them up."""
 
 import time
 from dataclasses import dataclass, field
@@ -39,32 +39,33 @@ class AttemptSender:
     _features: EngineFeatures
     _adapters: Adapters
     _address: str
-    """Of this router's inbox, where the text is sent."""
+    """Address of this router's inbox, to which the text is sent."""
     _log: BoundLogger
     _cancels: CancelQueue = field(default_factory=CancelQueue)
 
     def try_submit(self, request: RequestState) -> bool:
-        """Place the request's next attempt and send it; False if no peer can take it now.
+        """Place the request's next attempt and send it. False if no peer can accept it now.
 
         Raises RequestError CONTEXT_OVERFLOW, for a first attempt only, and MODEL_CHANGED.
         """
         self._serving.check(request, self._membership.engines.all)
         if request.preparing:
-            # Checked again after the pipeline: only now is it known which engines may take it, and these may hold less.
+            # The pipeline has checked this for all engines. The engines that qualify for this request, known only now,
+            # may hold fewer tokens.
             longest = self._features.longest(self._reachable(request).engines)
             request.settle_max_tokens(fit(request.spec, len(request.prompt), longest))
-        found = self._candidates(request)
+        candidates = self._candidates(request)
         # Only engines that would accept a Submit: full and unconnected lanes reject it, quarantined engines return it.
-        ready = [peer for peer in found.engines if peer.lane.ready() and not peer.quarantined]
+        ready = [peer for peer in candidates.engines if peer.lane.ready() and not peer.quarantined]
         if (adapter := request.spec.adapter) is not None:
             ready = [peer for peer in ready if not self._adapters.loads.is_supplying(peer, adapter.version)]
         ring_size = self._ring_size()
         alone = self._suspects.is_quarantined(request.suspicion, ring_size)
-        found = self._apply_quarantine(request, found._replace(engines=ready), ring_size if alone else None)
-        if not found:
+        candidates = self._apply_quarantine(request, candidates._replace(engines=ready), ring_size if alone else None)
+        if not candidates:
             return False
-        # Peers where it failed before are better than none.
-        attempt = self._place(request, found.without(request.avoided) or found)
+        # If no other peers are left, use those where the request has failed before.
+        attempt = self._place(request, candidates.without(request.avoided) or candidates)
         if not attempt.engine.lane.send(self._submit_message(request, attempt, alone)):
             return False
         if alone:
@@ -74,27 +75,27 @@ class AttemptSender:
         return True
 
     def no_peers_error(self, request: RequestState) -> RequestError:
-        """Why no peers were found for a request's first attempt."""
+        """The error for a request whose first attempt found no peers."""
         if request.bound and not self._serving.engines_for(request, self._membership.engines.usable):
-            return RequestError(ErrorCode.NO_ENGINE, f"no engine with the model {request.model} is alive")
+            return RequestError(ErrorCode.NO_ENGINE, f"no engine with the model {request.model} is available")
         if not having_features(request, self._membership.engines.usable):
-            return RequestError(ErrorCode.NO_ENGINE, f"no engine with all of the {described(request)} is alive")
+            return RequestError(ErrorCode.NO_ENGINE, f"no engine that supports {described(request)} is available")
         return RequestError(ErrorCode.NO_DETOKENIZER, "no engine can reach a detokenizer")
 
     def can_move(self, request: RequestState) -> bool:
-        """Whether there are peers that could take another attempt."""
+        """Whether there are peers that could accept another attempt."""
         return bool(self._candidates(request))
 
     def on_tokens(self, request: RequestState) -> None:
-        """Tokens of this attempt have come, so its prompt is computed."""
+        """Tokens of the current attempt have arrived, so its prompt has been computed."""
         if not request.attempt.has_tokens:
             request.on_first_token()
             self._placement.on_first_token(request.attempt.choice)
 
     def cancel(self, request: RequestState, sequence: int | None = None) -> None:
-        """Stop the attempt, or one sequence of it, at its engine; no effect if all of it is being cancelled.
+        """Cancel the attempt, or one sequence of it, at its engine. No effect if the whole attempt is being cancelled.
 
-        It stays on the ring until its terminal rows come.
+        The attempt stays on the ring until its terminal rows arrive.
         """
         if request.phase is RequestPhase.ON_RING:
             if sequence is None:
@@ -102,12 +103,15 @@ class AttemptSender:
             self._send_cancel(request, sequence)
 
     def give_up(self, request: RequestState, phase: RequestPhase) -> None:
-        """Stop waiting for the attempt on the ring; rows that still come of it are late. `phase` is the next one."""
+        """Stop waiting for the attempt on the ring. Rows of it that still arrive count as late. `phase`: the request's
+        next phase."""
         attempt = request.attempt
-        # Even if a Cancel was sent before: it may have been lost. A restarted engine does not know the attempt.
+        # Send a Cancel even if one was sent before, because it may have been lost. But not to a restarted engine, which
+        # does not know the attempt.
         if attempt.engine in self._membership.engines.all:
             self._send_cancel(request)
-        # A detokenizer's successor may have rows of it: engines send to its address, not to its epoch.
+        # If the detokenizer was restarted, the new process may have rows of the attempt: engines send to an address,
+        # not to an epoch.
         for peer in self._membership.detokenizers.all:
             if peer.address == attempt.detokenizer.address:
                 self._cancels.send(peer, Drop(request.number, attempt.number))
@@ -116,13 +120,13 @@ class AttemptSender:
         request.log.forget_ends()
 
     def leave_ring(self, request: RequestState, phase: RequestPhase) -> None:
-        """No row of its attempt is awaited any more."""
+        """Take the request off the ring: no further row of its attempt is expected."""
         self._placement.release(request.attempt.choice, request.attempt.has_tokens)
         self._suspects.leave_quarantine(request.suspicion)
         self._requests.leave_ring(request, phase)
 
     def forget_peer(self, peer: EnginePeer | DetokenizerPeer, gone: bool) -> None:
-        """It was lost, with its load and its cache; `gone`: its lane will be closed."""
+        """Forget the load and the cache of a lost peer. `gone`: the peer's lane will be closed."""
         self._placement.forget(peer.epoch)
         if gone:
             self._cancels.forget(peer)
@@ -131,45 +135,45 @@ class AttemptSender:
         self._cancels.close()
 
     def _candidates(self, request: RequestState) -> Candidates:
-        """Peers whose engines can hold all of it."""
+        """Peers whose engines can hold the whole request."""
         total = len(request.prompt) + request.max_tokens
-        found = self._reachable(request)
-        able = [peer for peer in found.engines if peer.heartbeat and peer.heartbeat.max_sequence_tokens >= total]
-        return found._replace(engines=able)
+        reachable = self._reachable(request)
+        engines = [peer for peer in reachable.engines if peer.heartbeat and peer.heartbeat.max_sequence_tokens >= total]
+        return reachable._replace(engines=engines)
 
     def _reachable(self, request: RequestState) -> Candidates:
-        """Peers whose engines serve its model and have what it needs, of any length."""
-        found = Candidates.of(self._membership.engines.usable, self._membership.detokenizers.usable)
-        serving = self._serving.engines_for(request, found.engines)
-        return found._replace(engines=having_features(request, serving))
+        """Peers whose engines serve the request's model and support its features, regardless of its length."""
+        usable = Candidates.of(self._membership.engines.usable, self._membership.detokenizers.usable)
+        serving = self._serving.engines_for(request, usable.engines)
+        return usable._replace(engines=having_features(request, serving))
 
-    def _place(self, request: RequestState, found: Candidates) -> Attempt:
+    def _place(self, request: RequestState, candidates: Candidates) -> Attempt:
         choice = self._placement.choose(
-            [peer.heartbeat for peer in found.engines if peer.heartbeat],
-            [peer.heartbeat for peer in found.detokenizers if peer.heartbeat],
+            [peer.heartbeat for peer in candidates.engines if peer.heartbeat],
+            [peer.heartbeat for peer in candidates.detokenizers if peer.heartbeat],
             request.prompt,
             request.spec.domain,
             request.spec.sequences,
             request.virtual,
         )
-        engine = next(peer for peer in found.engines if peer.epoch == choice.engine)
-        detokenizer = next(peer for peer in found.detokenizers if peer.epoch == choice.detokenizer)
+        engine = next(peer for peer in candidates.engines if peer.epoch == choice.engine)
+        detokenizer = next(peer for peer in candidates.detokenizers if peer.epoch == choice.detokenizer)
         return Attempt(request.attempts, engine, detokenizer, choice, request.log.received, request.log.progress)
 
     def _ring_size(self) -> int:
-        """Engines that are alive, or were so recently that they may come back."""
+        """Number of engines that are alive, or were alive so recently that they may return."""
         since = time.monotonic() - self._suspects.patience
         return sum(peer.alive or peer.last_heartbeat_at > max(0.0, since) for peer in self._membership.engines.all)
 
-    def _apply_quarantine(self, request: RequestState, found: Candidates, ring_size: int | None) -> Candidates:
-        """The candidates for this request. A suspect that must run alone (`ring_size` is given) gets only the engine of
-        its quarantine, or none; any other request avoids the engine that is reserved for a suspect."""
-        loads = {peer.epoch: self._placement.requests(peer.epoch) for peer in found.engines}
+    def _apply_quarantine(self, request: RequestState, candidates: Candidates, ring_size: int | None) -> Candidates:
+        """The candidates for this request. `ring_size` is given for a suspect that must run alone: it gets only the
+        engine of its quarantine, or none. Any other request avoids the engine that is reserved for a suspect."""
+        loads = {peer.epoch: self._placement.requests(peer.epoch) for peer in candidates.engines}
         if ring_size is not None:
             epoch = self._suspects.quarantine(request.suspicion, loads, ring_size)
-            return found._replace(engines=[peer for peer in found.engines if peer.epoch == epoch])
+            return candidates._replace(engines=[peer for peer in candidates.engines if peer.epoch == epoch])
         reserved = self._suspects.reserved(loads)
-        return found if reserved is None else found.without({reserved})
+        return candidates if reserved is None else candidates.without({reserved})
 
     def _enter_quarantine(self, request: RequestState, attempt: Attempt) -> None:
         self._suspects.enter_quarantine(request.suspicion, attempt.engine.epoch)
@@ -192,7 +196,7 @@ class AttemptSender:
             text=msgspec.structs.replace(spec.text, interval=request.interval),
             priority=spec.priority,
             salt=spec.salt,
-            # Never negative, which is out of bounds: if the time is up, the engine ends it with TIME_LIMIT.
+            # At least 1 ms, because the message's bounds exclude 0: then the engine ends the request with TIME_LIMIT.
             time_limit=None if spec.time_limit is None else max(0.001, spec.time_limit - elapsed),
             detokenizer=attempt.detokenizer.heartbeat.address,
             router=self._address,
@@ -203,7 +207,7 @@ class AttemptSender:
             speculation=spec.speculation,
             guide=spec.guide,
             client_id=spec.client_id,
-            # All of a prompt's log-probabilities come before its first token.
+            # Complete once the first token has arrived, since all of a prompt's log-probabilities precede it.
             prompt_logprobs=None if request.log.prompt.complete else spec.prompt_logprobs,
             tensors=request.log.tensors.missing(request.log.live),
             adapter=spec.adapter,

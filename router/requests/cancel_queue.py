@@ -1,4 +1,4 @@
-"""Cancels and drops on their way to peers whose lanes may be full."""
+"""Sends Cancels and Drops to peers whose lanes may be full."""
 
 import asyncio
 
@@ -9,9 +9,9 @@ CANCEL_RETRY_SECONDS = 0.02
 
 
 class CancelQueue:
-    """Cancels to engines and drops to detokenizers. While a lane is full they are kept and sent again, in order.
+    """Sends Cancels to engines and Drops to detokenizers. While a lane is full, they are queued and retried in order.
 
-    Bounded by the sequences of live requests: each attempt has at most one cancel per peer.
+    The queue is bounded by the sequences of live requests.
     """
 
     def __init__(self) -> None:
@@ -20,7 +20,7 @@ class CancelQueue:
 
     def send(self, peer: EnginePeer | DetokenizerPeer, cancel: Cancel | Drop) -> None:
         waiting = self._unsent.get(peer)
-        # Behind the messages that wait already, so that their order is kept.
+        # If other messages are waiting, queue behind them to preserve the order.
         if waiting is None and peer.lane.send(cancel):
             return
         self._unsent.setdefault(peer, {})[cancel] = None

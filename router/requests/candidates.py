@@ -1,4 +1,4 @@
-"""Peers that could take an attempt."""
+"""Peers that could accept an attempt."""
 
 from collections.abc import Collection
 from typing import NamedTuple, TypeVar
@@ -9,7 +9,7 @@ P = TypeVar("P", EnginePeer, DetokenizerPeer)
 
 
 class Candidates(NamedTuple):
-    """Each engine reaches at least one of the detokenizers."""
+    """Each engine can reach at least one of the detokenizers."""
 
     engines: list[EnginePeer]
     detokenizers: list[DetokenizerPeer]
@@ -19,7 +19,7 @@ class Candidates(NamedTuple):
         return cls([peer for peer in engines if any(reaches(peer, to) for to in detokenizers)], detokenizers)
 
     def without(self, avoided: Collection[int]) -> "Candidates":
-        """Without these epochs, if others are left."""
+        """The candidates without these epochs. A kind of peer of which none would be left is not filtered."""
         return Candidates.of(_without(self.engines, avoided), _without(self.detokenizers, avoided))
 
     def __bool__(self) -> bool:
@@ -27,7 +27,7 @@ class Candidates(NamedTuple):
 
 
 def reaches(engine: EnginePeer, detokenizer: DetokenizerPeer) -> bool:
-    """Whether rows get from one to the other, by the engine's latest heartbeat."""
+    """Whether the engine can send rows to the detokenizer, according to the engine's latest heartbeat."""
     if engine.heartbeat is None or detokenizer.heartbeat is None:
         return False
     return detokenizer.heartbeat.address not in engine.heartbeat.cut_off

@@ -1,4 +1,4 @@
-"""Requests onto the ring, and rows off it."""
+"""Submits requests to the ring and receives their rows."""
 
 import asyncio
 import time
@@ -27,7 +27,7 @@ FULL_LANE_RETRY_SECONDS = 0.005
 
 @dataclass(eq=False)
 class Dispatcher:
-    """Owns a request from its first submit to its last terminal row, over as many attempts as that takes."""
+    """Owns a request from its first submission to its last terminal row, over as many attempts as it takes."""
 
     _requests: Requests
     _membership: Membership
@@ -36,24 +36,25 @@ class Dispatcher:
     _losses: Losses
     _suspects: Suspects
     _peer_wait: float
-    """Seconds that a first attempt waits for peers."""
+    """Seconds for which a first attempt waits for peers."""
     _counters: RequestCounters
     late_rows: int = 0
-    """Rows of requests or attempts that are not on the ring any more."""
+    """Rows received for requests or attempts that are no longer on the ring."""
 
     @property
     def between_attempts(self) -> int:
-        """Requests that are recovering or paused."""
+        """Number of requests that are recovering or paused."""
         return self._recovery.waiting
 
     async def submit(self, request: RequestState) -> None:
-        """Place the first attempt and send it, waiting for peers up to `peer_wait` and for a lane with room.
+        """Place and send the first attempt, waiting for peers for up to `peer_wait` and for a lane with room. If the
+        request is stopped in the meantime, nothing is sent.
 
-        Raises RequestError NO_ENGINE, NO_DETOKENIZER, MODEL_CHANGED, CONTEXT_OVERFLOW. Not sent if stopped meanwhile.
+        Raises RequestError NO_ENGINE, NO_DETOKENIZER, MODEL_CHANGED, CONTEXT_OVERFLOW.
         """
         deadline = time.monotonic() + self._peer_wait
         await self._membership.wait(deadline)
-        # Polled, because a lane gives no sign when it has room again.
+        # Poll, because a lane does not signal when it has room again.
         while request.log.open and not self._attempts.try_submit(request):
             await asyncio.sleep(FULL_LANE_RETRY_SECONDS)
             await self._membership.wait(deadline)
@@ -61,7 +62,7 @@ class Dispatcher:
                 raise self._attempts.no_peers_error(request)
 
     def abort(self, request: RequestState) -> None:
-        """End it with ABORTED, and free its id at once. Idempotent."""
+        """End a request with ABORTED and free its id immediately. Idempotent."""
         if request.aborted:
             return
         request.abort()
@@ -71,12 +72,13 @@ class Dispatcher:
             request.log.finish(FinishReason.ABORTED)
 
     def hand_back(self, request: RequestState, error: RequestError) -> None:
-        """End it with `error`, after all that has come; its client may resume it at another router."""
+        """End a request with `error`, after everything that has arrived. Its client may resume it at another router."""
         request.log.fail(error)
         self._stop(request)
 
     def close_request(self, request: RequestState) -> None:
-        """Its answer has ended. Its attempt, if one runs, is cancelled and stays on the ring until its end comes."""
+        """The request's response has ended. A running attempt is cancelled, and stays on the ring until its terminal
+        rows arrive."""
         if request.preparing:
             request.end()
         else:
@@ -112,9 +114,9 @@ class Dispatcher:
         self._attempts.close()
 
     def _stop(self, request: RequestState) -> None:
-        """End the request, whatever its phase. No effect if it has ended."""
+        """End a request in any phase. No effect if it has ended."""
         if request.on_ring and request.all_terminal:
-            # Only rows of tensors are missing: its engine has ended it, and would answer nothing.
+            # Only tensor rows are missing: the engine has ended the request and would not answer a Cancel.
             self._attempts.leave_ring(request, RequestPhase.ENDED)
         elif request.on_ring:
             self._attempts.cancel(request)
@@ -132,13 +134,14 @@ class Dispatcher:
         failed = row.end is not None and row.end.reason is FinishReason.ERROR
         if row.tokens:
             self._attempts.on_tokens(request)
-        # The tokens of a row that reports a failure count, but its end does not: another attempt may follow.
+        # Append the tokens of a row that reports a failure, but not its end: another attempt may follow.
         appended = request.log.append(row._replace(end=None) if failed else _timed(request, row))
         if appended is Appended.TAKEN and row.tokens:
             self._counters.on_tokens(request, row.sequence, len(row.tokens))
             request.charge_output(len(row.tokens))
             if request.suspicion.suspected and request.past_probation:
-                # Its engine takes other requests again; it stays a suspect up to where an engine may have died.
+                # Its engine accepts other requests again. The request stays a suspect until it has passed the token at
+                # which an engine may have died.
                 self._suspects.leave_quarantine(request.suspicion)
                 if request.progressed:
                     self._suspects.clear(request.suspicion)
@@ -146,27 +149,27 @@ class Dispatcher:
             message = f"rows of sequence {row.sequence} are missing before {row.offset}"
             self._losses.give_up_attempt(request, ErrorCode.ROWS_LOST, message)
         elif row.end is not None:
-            # Also if the log refused the row, as after a fault: the attempt has ended all the same.
+            # Even if the log did not accept the row, for example after a fault: the sequence has ended anyway.
             self._end_sequence(request, row.sequence, row.end)
         self._pause_if_slow(request)
 
     def _ingest_tensor(self, request: RequestState, part: TensorRows) -> None:
-        waiting = [sequence for sequence in request.log.sequences if sequence.held_end is not None]
+        held = [sequence for sequence in request.log.sequences if sequence.held_end is not None]
         if request.log.append_tensor(part) is Appended.HOLE:
             message = f"rows of the tensor {part.name} are missing before {part.start}"
             self._losses.give_up_attempt(request, ErrorCode.ROWS_LOST, message)
             return
-        for sequence in waiting:
+        for sequence in held:
             if sequence.end is not None and sequence.end.reason is FinishReason.STOP_STRING:
                 self._attempts.cancel(request, sequence.index)
-        if waiting and request.on_ring and request.all_terminal and not request.log.awaits_rows:
+        if held and request.on_ring and request.all_terminal and not request.log.awaits_rows:
             self._attempts.leave_ring(request, RequestPhase.ENDED)
         if not request.spec.streaming and request.log.tensors.nbytes > MAX_WHOLE_BYTES:
             self.hand_back(request, _too_large())
         self._pause_if_slow(request)
 
     def _pause_if_slow(self, request: RequestState) -> None:
-        # Not while it is being cancelled: a pause would submit it again.
+        # Do not pause a request that is being cancelled: it would be submitted again.
         if request.phase is RequestPhase.ON_RING and self._recovery.too_slow(request):
             self._recovery.pause(request)
 
@@ -176,15 +179,15 @@ class Dispatcher:
             self._losses.give_up(request, error_of(_named(fault, request.spec)))
             return
         if end.reason is FinishReason.STOP_STRING and request.log.sequences[sequence].held_end is None:
-            # The detokenizer found it, and it has no lane to the engine: only the router can tell the engine.
+            # The detokenizer found the stop string, but has no lane to the engine. So the router cancels the sequence.
             self._attempts.cancel(request, sequence)
         if request.on_terminal(sequence) and not request.log.awaits_rows:
             self._attempts.leave_ring(request, RequestPhase.ENDED)
 
 
 def _too_large() -> RequestError:
-    most = f"asks for tensors of more than {MAX_WHOLE_BYTES} bytes, the most in one message: call GenerateStream"
-    return RequestError.invalid([Violation("spec.output", most, reason=Reason.TOO_MANY)])
+    problem = f"requests tensors of more than {MAX_WHOLE_BYTES} bytes, the limit of one message: use GenerateStream"
+    return RequestError.invalid([Violation("spec.output", problem, reason=Reason.TOO_MANY)])
 
 
 def error_of(fault: Fault) -> RequestError:
@@ -194,13 +197,13 @@ def error_of(fault: Fault) -> RequestError:
 
 
 def _named(fault: Fault, spec: Spec) -> Fault:
-    """For an engine a brought adapter is like any other."""
-    brought = fault.field == "spec.lora_id" and spec.adapter_files is not None
-    return msgspec.structs.replace(fault, field="spec.lora_weights") if brought else fault
+    """`fault` with the field that the caller used: engines do not distinguish an uploaded adapter from others."""
+    uploaded = fault.field == "spec.lora_id" and spec.adapter_files is not None
+    return msgspec.structs.replace(fault, field="spec.lora_weights") if uploaded else fault
 
 
 def _timed(request: RequestState, row: TextRow) -> TextRow:
-    """`row`, whose end has times since the first submit."""
+    """`row` with the times of its end measured from the request's first submission."""
     if row.end is None:
         return row
     times = request.times_since_submit(row.end.times)

@@ -1,5 +1,5 @@
-"""What requests need that not every engine may have: logits processors and tensors, by name, adapters, rows of
-prompt tables, and images."""
+"""Matches requests with engines by optional features: named logits processors and tensors, adapters, prompt tables and
+images."""
 
 from collections.abc import Iterable
 
@@ -10,6 +10,7 @@ from sluice.ring.tensors import LOGITS_NAMES
 
 
 def having_features(request: RequestState, engines: Iterable[EnginePeer]) -> list[EnginePeer]:
+    """The engines that support every feature that the request uses."""
     processors, tensors = set(request.sampling.logits_processors), _tensors(request)
     return [
         peer
@@ -24,18 +25,21 @@ def having_features(request: RequestState, engines: Iterable[EnginePeer]) -> lis
 
 
 def described(request: RequestState) -> str:
-    """What it needs, for an error."""
-    kinds = {"logits processors": request.sampling.logits_processors, "tensors": sorted(_tensors(request))}
+    """The features that the request uses, for an error message."""
     adapter = request.spec.adapter
-    kinds["adapters"] = [] if adapter is None else [adapter.id]
-    found = [f"{kind} {', '.join(map(shown, names))}" for kind, names in kinds.items() if names]
+    kinds = {
+        "logits processors": request.sampling.logits_processors,
+        "tensors": sorted(_tensors(request)),
+        "adapters": [] if adapter is None else [adapter.id],
+    }
+    features = [f"{kind} {', '.join(map(shown, names))}" for kind, names in kinds.items() if names]
     if (hidden_size := request.spec.hidden_size) is not None:
-        found.append(f"prompt tables with rows of {hidden_size}")
+        features.append(f"prompt tables with rows of {hidden_size} values")
     if (rows := request.spec.image_rows) is not None:
-        found.append(f"images of {rows} tokens")
-    return " and ".join(found)
+        features.append(f"images of {rows} tokens")
+    return " and ".join(features)
 
 
 def _tensors(request: RequestState) -> set[str]:
-    wanted = request.spec.tensors
-    return {*wanted.context, *wanted.output}.difference(LOGITS_NAMES)
+    tensors = request.spec.tensors
+    return {*tensors.context, *tensors.output}.difference(LOGITS_NAMES)

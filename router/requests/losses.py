@@ -1,4 +1,5 @@
-"""Which attempts end when a peer is lost, frames are lost, or a peer drains; requests that kill engines."""
+"""Decides which attempts to give up when a peer is lost, frames are lost or a peer drains, and detects requests that
+kill engines."""
 
 from dataclasses import dataclass
 
@@ -20,7 +21,7 @@ from sluice.ring.heartbeats import EngineHeartbeat
 
 @dataclass(eq=False)
 class Losses:
-    """Gives up attempts that cannot go on where they are, and has their requests recovered."""
+    """Gives up attempts that cannot continue where they are, and starts the recovery of their requests."""
 
     _requests: Requests
     _membership: Membership
@@ -30,11 +31,11 @@ class Losses:
     _log: BoundLogger
 
     def give_up_attempt(self, request: RequestState, code: ErrorCode, message: str) -> None:
-        """Give up the attempt on the ring, and have the request recovered if possible."""
+        """Give up the attempt on the ring. The request is recovered if possible, and fails otherwise."""
         self.give_up(request, RequestError(code, message))
 
     def give_up(self, request: RequestState, error: RequestError) -> None:
-        """As `give_up_attempt`; every lost attempt comes here."""
+        """Like `give_up_attempt`. Every lost attempt ends here."""
         if self._recovery.recover(request, error):
             return
         if request.aborted:
@@ -44,31 +45,34 @@ class Losses:
 
     def on_frames_lost(self, detokenizer: str) -> int:
         """Give up the attempts that use this detokenizer, after frames from it were lost. Returns their number."""
-        # All of them: a gap does not show whose rows were lost, and a terminal row may be among them.
+        # All of them: a gap does not show which rows were lost, and a terminal row may be among them.
         affected = [request for request in self._requests.on_ring if request.detokenizer == detokenizer]
         for request in affected:
-            self.give_up_attempt(request, ErrorCode.ROWS_LOST, f"messages of the detokenizer {detokenizer} were lost")
+            self.give_up_attempt(request, ErrorCode.ROWS_LOST, f"messages from the detokenizer {detokenizer} were lost")
         return len(affected)
 
     def on_frames_lost_between(self, engine: int, detokenizer: DetokenizerPeer) -> int:
-        """The same for frames from the engine with this epoch to that detokenizer."""
-        at = [request for request in self._requests.on_ring if request.attempt.detokenizer is detokenizer]
-        affected = [request for request in at if request.attempt.engine.epoch == engine]
+        """Give up the attempts that use this engine, named by its epoch, and this detokenizer, after frames from the
+        engine to the detokenizer were lost. Returns their number."""
+        at_detokenizer = [request for request in self._requests.on_ring if request.attempt.detokenizer is detokenizer]
+        affected = [request for request in at_detokenizer if request.attempt.engine.epoch == engine]
         for request in affected:
-            message = f"messages of {request.engine} to {detokenizer.name} were lost"
+            message = f"messages from {request.engine} to {detokenizer.name} were lost"
             self.give_up_attempt(request, ErrorCode.ROWS_LOST, message)
         return len(affected)
 
     def on_tensor_frames_lost(self, engine: int) -> int:
-        """The same for rows of tensors from the engine with this epoch."""
-        at = [request for request in self._requests.on_ring if request.attempt.engine.epoch == engine]
-        affected = [request for request in at if request.spec.tensors]
+        """Give up the attempts with tensors at this engine, named by its epoch, after frames with tensors were lost.
+        Returns their number."""
+        at_engine = [request for request in self._requests.on_ring if request.attempt.engine.epoch == engine]
+        affected = [request for request in at_engine if request.spec.tensors]
         for request in affected:
-            self.give_up_attempt(request, ErrorCode.ROWS_LOST, f"tensors of {request.engine} were lost")
+            self.give_up_attempt(request, ErrorCode.ROWS_LOST, f"tensors from {request.engine} were lost")
         return len(affected)
 
     def on_peer_lost(self, peer: EnginePeer | DetokenizerPeer, why: str, gone: bool, died: bool = False) -> None:
-        """Give up the attempts at a lost peer. `gone`: its lane will be closed. `died`: its process ended undrained."""
+        """Give up the attempts at a lost peer. `gone`: the peer's lane will be closed. `died`: its process ended
+        without a drain."""
         code = ErrorCode.ENGINE_LOST if isinstance(peer.heartbeat, EngineHeartbeat) else ErrorCode.DETOKENIZER_LOST
         affected = [request for request in self._requests.on_ring if _is_at(request, peer)]
         poison = self._find_poison(peer, affected) if died else None
@@ -88,19 +92,21 @@ class Losses:
                 self.give_up_attempt(request, ErrorCode.ROWS_LOST, f"{engine.name} cannot reach {detokenizer.name}")
 
     def move_off_draining(self) -> None:
-        """Give up the attempts at peers that have drained for DRAIN_SETTLE_SECONDS, as soon as others can take them."""
+        """Give up the attempts at peers that have been draining for DRAIN_SETTLE_SECONDS, once other peers can accept
+        them."""
         membership = self._membership
         alive: list[EnginePeer | DetokenizerPeer] = [*membership.engines.alive, *membership.detokenizers.alive]
         draining = [peer for peer in alive if peer.should_empty]
         if not draining:
             return
         for request in self._requests.on_ring:
-            at = next((peer for peer in draining if _is_at(request, peer)), None)
-            # An attempt that is being cancelled ends soon of itself.
-            if at is not None and request.phase is RequestPhase.ON_RING and self._attempts.can_move(request):
-                self.give_up_attempt(request, ErrorCode.DRAINING, f"{at.name} is draining")
+            peer = next((peer for peer in draining if _is_at(request, peer)), None)
+            # An attempt that is being cancelled will end soon anyway.
+            if peer is not None and request.phase is RequestPhase.ON_RING and self._attempts.can_move(request):
+                self.give_up_attempt(request, ErrorCode.DRAINING, f"{peer.name} is draining")
 
     def _find_poison(self, dead: EnginePeer | DetokenizerPeer, affected: list[RequestState]) -> RequestState | None:
+        """Record a peer's death. Returns the request that is convicted of having caused it, if any."""
         progress = {request.suspicion: request.progressed for request in affected}
         if not isinstance(dead.heartbeat, EngineHeartbeat):
             self._suspects.peer_died(progress)
@@ -111,7 +117,7 @@ class Losses:
             self._suspects.engine_died(progress, None)
             return None
         alone = self._requests.numbered(dead.quarantine)
-        # A request in quarantine that is not ours belongs to another router, which decides about it.
+        # If the request in quarantine is not ours, another router owns it and decides.
         return alone if alone in affected and self._suspects.engine_died(progress, alone.suspicion) else None
 
     def _end_poison(self, request: RequestState) -> None:

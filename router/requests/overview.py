@@ -1,4 +1,4 @@
-"""What a router knows of its ring at this moment, for /status.json and AdminService."""
+"""A snapshot of the ring as this router knows it, for /status.json and AdminService."""
 
 import time
 from dataclasses import dataclass
@@ -20,13 +20,13 @@ from sluice.telemetry.status_report import (
     TenantReport,
 )
 
-MOST_LISTED = 64
-"""Of requests, and of tenants."""
+MAX_LISTED = 64
+"""Maximum number of requests, and of tenants, that are listed."""
 
 
 @dataclass(frozen=True)
 class Overview:
-    """May be read by other threads."""
+    """May be read from any thread."""
 
     _membership: Membership
     _requests: Requests
@@ -36,7 +36,7 @@ class Overview:
     _counters: RequestCounters
 
     def report(self, address: str) -> ServiceReport:
-        """`address`: where clients call."""
+        """`address`: the address that clients call."""
         return ServiceReport(
             address, self.router(), self.engines(), self.detokenizers(), self.tenants(), self.latest_requests()
         )
@@ -63,26 +63,26 @@ class Overview:
         )
 
     def engines(self) -> list[EngineReport]:
-        """All that are configured or were found, by name."""
+        """All engines that are configured or were found, sorted by name."""
         return sorted(map(_engine, self._membership.engines.all), key=lambda report: report.id)
 
     def detokenizers(self) -> list[DetokenizerReport]:
-        """As `engines`."""
+        """All detokenizers that are configured or were found, sorted by name."""
         return sorted(map(_detokenizer, self._membership.detokenizers.all), key=lambda report: report.id)
 
     def tenants(self) -> list[TenantReport]:
-        """Those with open requests, the busiest first."""
+        """Tenants with open requests, busiest first."""
         open_, waiting = self._requests.open_by_tenant, self._admission.waiting_by_tenant
         admitted = self._admission.held_by_tenant
-        busiest = sorted(open_, key=lambda tenant: (-open_[tenant], tenant))[:MOST_LISTED]
+        busiest = sorted(open_, key=lambda tenant: (-open_[tenant], tenant))[:MAX_LISTED]
         return [
             TenantReport(tenant, open_[tenant], waiting.get(tenant, 0), admitted.get(tenant, 0)) for tenant in busiest
         ]
 
-    def latest_requests(self, most: int = MOST_LISTED) -> list[RequestReport]:
-        """The open ones, then those that have ended; the newest first."""
-        newest = self._requests.open[: -most - 1 : -1]
-        return [*map(report_of, newest), *reversed(self._counters.latest.copy())][:most]
+    def latest_requests(self, limit: int = MAX_LISTED) -> list[RequestReport]:
+        """Open requests, then ended ones; newest first within each group."""
+        newest = self._requests.open[: -limit - 1 : -1]
+        return [*map(report_of, newest), *reversed(self._counters.latest.copy())][:limit]
 
 
 def _state(peer: EnginePeer | DetokenizerPeer) -> PeerState:
@@ -102,21 +102,21 @@ def _heartbeat_age(peer: EnginePeer | DetokenizerPeer) -> float | None:
 
 
 def _engine(peer: EnginePeer) -> EngineReport:
-    found, common = peer.heartbeat, (peer.name, _state(peer), peer.address, _heartbeat_age(peer))
-    if found is None:
+    beat, common = peer.heartbeat, (peer.name, _state(peer), peer.address, _heartbeat_age(peer))
+    if beat is None:
         return EngineReport(*common)
-    return EngineReport(*common, found.version, found.fingerprint, found.model_version).with_stats(found.stats)
+    return EngineReport(*common, beat.version, beat.fingerprint, beat.model_version).with_stats(beat.stats)
 
 
 def _detokenizer(peer: DetokenizerPeer) -> DetokenizerReport:
-    found, common = peer.heartbeat, (peer.name, _state(peer), peer.address, _heartbeat_age(peer))
-    if found is None:
+    beat, common = peer.heartbeat, (peer.name, _state(peer), peer.address, _heartbeat_age(peer))
+    if beat is None:
         return DetokenizerReport(*common)
-    return DetokenizerReport(*common, found.version, found.streams, found.queue_depth, found.tokens_per_second)
+    return DetokenizerReport(*common, beat.version, beat.streams, beat.queue_depth, beat.tokens_per_second)
 
 
 def _summed(by_outcome_and_status: dict[tuple[str, str], int]) -> dict[str, int]:
-    found: dict[str, int] = {}
+    by_outcome: dict[str, int] = {}
     for (outcome, _), count in by_outcome_and_status.items():
-        found[outcome] = found.get(outcome, 0) + count
-    return found
+        by_outcome[outcome] = by_outcome.get(outcome, 0) + count
+    return by_outcome

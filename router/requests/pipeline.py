@@ -1,5 +1,6 @@
 """The life of a generation request in the router, unary or stream: `RequestPipeline.serve`."""
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -21,7 +22,7 @@ from router.requests.request_state import RequestState
 from router.requests.trace import RequestTrace, trace_ended, trace_refused
 from router.requests.trace_context import TraceContext, new_context, read_traceparent
 from router.text.tokenizer_pool import TokenizerPool
-from router.validate.adapter import check_adapter
+from router.validate.adapter import check_adapter, files_of
 from router.validate.context import fit
 from router.validate.images import check_image_rows
 from router.validate.logprobs import check_prompt_logprobs
@@ -30,6 +31,7 @@ from router.validate.sampling import ban_words, check_processors
 from router.validate.spec import parse
 from router.validate.tables import check_hidden_size
 from router.validate.tensors import check_context_rows, check_tensors
+from sluice.ring.adapters import AdapterFiles
 from sluice.ring.errors import ErrorCode, FinishReason
 from sluice.ring.tables import NO_TABLES
 from sluice.v1.generation_pb2 import GenerationSpec
@@ -37,14 +39,14 @@ from sluice.v1.generation_pb2 import GenerationSpec
 MAX_LOGGED_FIELDS = 8
 NO_WEIGHTS = Violation(
     "spec.lora_weights",
-    "is set, but this server takes no adapters in requests: load them first",
+    "is set, but this server accepts no adapters in requests: load the adapter first, then name it in lora_id",
     reason=Reason.NOT_SUPPORTED,
 )
 
 
 @dataclass(frozen=True)
 class RequestPipeline:
-    """validate → tokenize → admit → place → dispatch, then the caller writes the answer, then one line in the log."""
+    """validate → tokenize → admit → place → dispatch; then the caller writes the response; then one log line."""
 
     _model: Model
     _limits: Limits
@@ -56,27 +58,27 @@ class RequestPipeline:
     _adapters: Adapters
     _prompt_adapters: PromptAdapters
     _lora_in_requests: bool
-    """Whether requests may bring adapters."""
+    """Whether requests may contain adapter weights."""
     _counters: RequestCounters
     _log: BoundLogger
     _on_trace: Callable[[RequestTrace], None] | None = None
-    """None: requests are not traced."""
+    """Called with the trace of each ended request; None if tracing is off."""
 
     @asynccontextmanager
     async def serve(
         self, message: GenerationSpec, caller: Principal, peer: str, streaming: bool, traceparent: str = ""
     ) -> AsyncIterator[RequestState]:
-        """Yields a request that is on the ring, or has ended; the end of the body ends it. Raises RequestError.
+        """Yields a request that is on the ring or has ended. Leaving the context ends the request. Raises RequestError.
 
-        `traceparent`: of the call's metadata, by W3C Trace Context.
+        `traceparent`: the call's W3C Trace Context header.
         """
         trace = read_traceparent(traceparent) or (new_context() if self._on_trace else None)
         request = await self._enter(message, caller, peer, streaming, trace)
-        # The outcome of a cancelled call, which no clause below changes: CancelledError is not an Exception.
+        # The outcome if the call is cancelled: CancelledError is not an Exception, so no clause below changes it.
         outcome = status = "CANCELLED"
         refusal: dict[str, Any] = {}
         try:
-            # For later attempts too: an engine that lacks them gets them from here.
+            # Keep the files for later attempts too: engines that do not have them get them from this router.
             with self._adapters.files.using(request.spec.adapter_files):
                 await self._bring_to_ring(request)
                 yield request
@@ -85,7 +87,8 @@ class RequestPipeline:
         except RequestError as error:
             outcome, status = error.code.name, error.code.status
             if request.suspicion.deaths:
-                # The client takes the count to another router, so that a poisonous request is not tried anew there.
+                # The client passes the count to another router, so that a poison request is not retried from scratch
+                # there.
                 error.metadata["engine_deaths"] = str(request.suspicion.deaths)
             refusal = _refusal(error, peer)
             raise
@@ -93,7 +96,7 @@ class RequestPipeline:
             outcome = status = "INTERNAL"
             raise
         finally:
-            # The log first: a closed log is how the dispatcher knows that no other attempt is wanted.
+            # Close the log first: it tells the dispatcher that no further attempt is wanted.
             request.log.close()
             self._dispatcher.close_request(request)
             self._requests.remove(request)
@@ -103,7 +106,7 @@ class RequestPipeline:
                 self._on_trace(trace_ended(request, request.trace, self._model.name, outcome, status))
 
     async def abort(self, request_id: str, caller: Principal) -> bool:
-        """Stop an open request; False if this caller has none with this id."""
+        """Abort an open request. False if this caller has no open request with this id."""
         request = self._requests.find(request_id)
         if request is None or not (caller.admin or caller.tenant == request.tenant):
             return False
@@ -113,13 +116,16 @@ class RequestPipeline:
     async def _enter(
         self, message: GenerationSpec, caller: Principal, peer: str, streaming: bool, trace: TraceContext | None
     ) -> RequestState:
-        # Not validated yet, so shortened and escaped for the log.
+        """Validate and register a request. Raises RequestError, after logging and counting the refusal."""
+        # The id is not validated yet, so shorten and escape it for the log.
         request_id, arrived = logged(message.request_id), time.monotonic()
         try:
             if message.HasField("lora_weights") and not self._lora_in_requests:
                 raise RequestError.invalid([NO_WEIGHTS], ErrorCode.FORBIDDEN)
             await self._settle(message)
-            spec = parse(message, self._model, self._limits, streaming, self._adapters.find, self._prompt_adapters.find)
+            find_adapter, find_table = self._adapters.find, self._prompt_adapters.find
+            hashed = await _hashed_files(message)
+            spec = parse(message, self._model, self._limits, streaming, find_adapter, find_table, hashed)
             request_id = spec.request_id
             return self._requests.add(spec, caller.tenant, trace)
         except RequestError as error:
@@ -132,19 +138,21 @@ class RequestPipeline:
             raise
 
     async def _settle(self, message: GenerationSpec) -> None:
-        """Wait for what the ring knows of the adapters that it names. Raises RequestError."""
+        """Wait until this router knows what the ring knows of the adapters that the request names. Raises
+        RequestError."""
         if message.lora_id or message.model not in ("", self._model.name):
             await self._adapters.settle(message.lora_id or message.model)
         if message.prompt_adapter_id:
             await self._prompt_adapters.settle(message.prompt_adapter_id)
 
     async def _bring_to_ring(self, request: RequestState) -> None:
+        """Submit the request within its time limit. If it is stopped or out of time before that, it ends here."""
         preparation = request.begin_preparation()
         try:
             async with preparation:
                 await self._prepare(request)
         except TimeoutError:
-            # Some other timeout within the preparation, which is a fault.
+            # A timeout other than the request's time limit is a bug.
             if not preparation.expired():
                 raise
         if request.preparing:
@@ -153,7 +161,7 @@ class RequestPipeline:
 
     async def _prepare(self, request: RequestState) -> None:
         spec = request.spec
-        # Before tokenizing: if the queue is full, the request would be refused afterwards whatever its prompt is.
+        # Check before tokenizing: if the queue is full, the request would be refused afterwards in any case.
         self._admission.check(request.tenant)
         check_processors(spec.sampling.logits_processors, self._features.processors)
         check_tensors(spec.tensors, self._features.tensors)
@@ -167,8 +175,8 @@ class RequestPipeline:
         if spec.table is not None:
             tokens = [*range(self._model.vocab_size, self._model.vocab_size + spec.table.num_prepended), *tokens]
         prompt = tokens if spec.keep_prompt_tokens is None else tokens[-spec.keep_prompt_tokens :]
-        # Checked again at the first submit, when it is known which engines may take it; here, so that a prompt that no
-        # engine can hold is refused at once and does not wait in the queue first.
+        # Refuse a prompt that no engine can hold now, rather than after waiting in the queue. It is checked again at
+        # the first submission, when it is known which engines qualify.
         fit(spec, len(prompt), self._features.context_tokens)
         check_prompt_logprobs(spec.prompt_logprobs, len(prompt), self._limits)
         check_context_rows(spec.tensors, len(prompt))
@@ -182,6 +190,7 @@ class RequestPipeline:
         await self._dispatcher.submit(request)
 
     async def _load(self, request: RequestState, prompt_tokens: int) -> None:
+        """Check and decode the request's prompt table and images. Raises RequestError."""
         table, images, tables = request.spec.table, request.spec.images, NO_TABLES
         if table is not None:
             tables = await self._text.compute(len(table.data), table.load)
@@ -213,7 +222,17 @@ class RequestPipeline:
         )
 
 
+async def _hashed_files(message: GenerationSpec) -> AdapterFiles | None:
+    """The adapter's files in the request, if any. Their version is computed in a thread: hashing 16 MiB, the default
+    limit of a message, would block the event loop for more than 10 ms."""
+    if not message.HasField("lora_weights"):
+        return None
+    files = files_of(message.lora_weights)
+    await asyncio.to_thread(lambda: files.version)
+    return files
+
+
 def _refusal(error: RequestError, peer: str) -> dict[str, Any]:
-    """Fields of the log line of a request that failed: the bad fields, the reason, the client's address."""
+    """Fields for the log line of a failed request: the invalid fields, the reason, the client's address."""
     fields = [violation.field for violation in error.violations[:MAX_LOGGED_FIELDS]]
     return {"fields": fields, "reason": logged(error.loggable), "peer": peer}

@@ -1,4 +1,4 @@
-"""The log-probabilities of a request's prompt, until its client has them."""
+"""The log-probabilities of a request's prompt, kept until its client has them."""
 
 from collections.abc import Iterator
 
@@ -7,10 +7,10 @@ from sluice.ring.prompt_logprobs import PromptLogprobs, Row, row_bytes, unpack
 
 
 class PromptLog:
-    """Packed: there may be a quarter of a million."""
+    """Stores the rows packed, because there may be a quarter of a million of them."""
 
     def __init__(self, rows: int = 0, top: int = 0) -> None:
-        """`rows`: how many are awaited, one less than the prompt has tokens."""
+        """`rows`: number of expected rows, one less than the prompt has tokens. `top`: alternatives per row."""
         self._awaited = rows
         self._top = top
         self._data = bytearray()
@@ -36,7 +36,7 @@ class PromptLog:
         return Appended.TAKEN
 
     def forget(self) -> None:
-        """The attempt that brought them was lost, and the next one may have another model."""
+        """Drop all rows: their attempt was lost, and the next one may use a different model."""
         self._data.clear()
 
     def mark_delivered(self) -> None:
@@ -44,5 +44,5 @@ class PromptLog:
         self._data.clear()
 
     def rows(self) -> Iterator[Row]:
-        """What has come so far, of the prompt's second token first."""
+        """The rows received so far. The first row belongs to the prompt's second token."""
         return unpack(bytes(self._data), self._top)

@@ -1,4 +1,4 @@
-"""From one attempt to the next: a request that lost its attempt waits for peers, or for its own slow client."""
+"""Requests between two attempts: they wait for peers that can continue them, or for their own slow client."""
 
 import asyncio
 import time
@@ -19,7 +19,7 @@ from sluice.ring.errors import ErrorCode, FinishReason
 from sluice.settings.router import RecoverySettings
 
 RETRY_SECONDS = 0.02
-"""Between two searches for a peer with room."""
+"""Interval between two attempts to find a peer with room."""
 FIRST_BACKOFF_SECONDS = 0.05
 LONGEST_BACKOFF_SECONDS = 1.0
 
@@ -36,11 +36,12 @@ RECOVERABLE = frozenset(
     }
 )
 AVOID_PEERS = frozenset({ErrorCode.DRAINING, ErrorCode.OVERLOADED, ErrorCode.STEP_FAILED})
-"""Errors after which to avoid the same peers. Not after lost rows: the same engine still has the prefix cached."""
+"""Errors after which to avoid the same peers. Lost rows are not among them: the same engine still has the prefix
+cached."""
 
 
 class Recovery:
-    """Has one task for each request between two attempts."""
+    """Runs one task for each request that is between two attempts."""
 
     def __init__(
         self,
@@ -69,10 +70,10 @@ class Recovery:
         return len(self._tasks)
 
     def recover(self, request: RequestState, error: RequestError) -> bool:
-        """Give up the attempt on the ring; whether another one follows, as soon as peers can take it."""
+        """Give up the attempt on the ring. Returns whether another one will follow, once peers can accept it."""
         refused = error.code is ErrorCode.QUARANTINE
         if refused:
-            # Its heartbeats report the quarantine too; until the next one arrives, place no other request there.
+            # Place no other request there until the engine's next heartbeat, which reports the quarantine too.
             request.attempt.engine.refuses = True
         avoid = error.code in AVOID_PEERS or (error.code is ErrorCode.ADAPTER_MISSING and not self._supply(request))
         request.on_attempt_lost(error.code.name, accepted=not refused, avoid=avoid)
@@ -81,36 +82,36 @@ class Recovery:
             self._attempts.give_up(request, RequestPhase.ENDED)
             return False
         self._attempts.give_up(request, RequestPhase.RECOVERING)
-        # Not for a paused request: it waits for its client, and needs no engine meanwhile.
+        # A paused request does not count as waiting: it waits for its client and needs no engine.
         self._suspects.wait(request.suspicion)
         self._begin(request, error)
         return True
 
     def _supply(self, request: RequestState) -> bool:
-        """Whether the engine that lacks its adapter gets the files."""
+        """Send the request's adapter to the engine that does not have it. False if the files are not available."""
         adapter = request.spec.adapter
         return adapter is not None and self._adapters.loads.supply(request.attempt.engine, adapter.version)
 
     def too_slow(self, request: RequestState) -> bool:
-        """Whether the client leaves so much unread that its request should pause."""
+        """Whether so much is undelivered that the request should pause."""
         settings = self._settings
         if not request.spec.streaming:
             return False
-        # Without regard to the client if there are so many: they may wait for a detokenizer that is slow.
+        # Beyond twice the limit, pause even if the client keeps up: tensors may be waiting for a slow detokenizer.
         return request.log.tensors.nbytes > 2 * settings.max_undelivered_bytes or request.log.reader_behind(
             settings.max_undelivered_tokens, settings.max_undelivered_bytes
         )
 
     def pause(self, request: RequestState) -> None:
-        """Give up the attempt and the permit until the client has read enough."""
+        """Give up the attempt and release the permit until the client has read enough."""
         request.on_attempt_lost(ErrorCode.SLOW_CLIENT.name)
         self._attempts.give_up(request, RequestPhase.PAUSED)
         log = request.log
-        message = f"{log.undelivered} tokens and {log.tensors.nbytes} bytes of tensors wait for the client"
+        message = f"{log.undelivered} tokens and {log.tensors.nbytes} bytes of tensors are waiting for the client"
         self._begin(request, RequestError(ErrorCode.SLOW_CLIENT, message))
 
     def cancel(self, request: RequestState) -> None:
-        """No further attempt, if one was to follow."""
+        """Cancel the request's next attempt, if one was to follow."""
         self._suspects.stop_waiting(request.suspicion)
         task = self._tasks.pop(request, None)
         if task is not None:
@@ -136,10 +137,10 @@ class Recovery:
 
     async def _run(self, request: RequestState, error: RequestError) -> None:
         limit = request.spec.time_limit
-        # The time limit counts from the arrival, not from this attempt.
-        left = None if limit is None else max(0.0, request.arrived + limit - time.monotonic())
+        # The time limit counts from the request's arrival, not from this attempt.
+        remaining = None if limit is None else max(0.0, request.arrived + limit - time.monotonic())
         try:
-            async with asyncio.timeout(left):
+            async with asyncio.timeout(remaining):
                 await self._resubmit(request, error)
         except TimeoutError:
             request.log.finish(FinishReason.TIME_LIMIT)
@@ -147,12 +148,12 @@ class Recovery:
         except RequestError as failure:
             request.log.fail(failure)
             request.end()
-        except Exception:  # noqa: BLE001 - it ends this request, not the loop of all others
+        except Exception:  # noqa: BLE001 - an unexpected error ends this request only
             self._log.exception("recovery_failed", **request.log_ids)
-            request.log.fail(RequestError(ErrorCode.INTERNAL, "an internal error; the server's log has more"))
+            request.log.fail(RequestError(ErrorCode.INTERNAL, "internal error; see the server's log"))
             request.end()
         finally:
-            # Another task of this request may run already: its new attempt can be lost before this one is done.
+            # The new attempt may be lost before this task is done, so a newer task of this request may exist.
             if self._tasks.get(request) is asyncio.current_task():
                 del self._tasks[request]
                 self._suspects.stop_waiting(request.suspicion)
@@ -161,7 +162,7 @@ class Recovery:
         if request.phase is RequestPhase.PAUSED:
             settings = self._settings
             await request.log.caught_up(settings.max_undelivered_tokens // 2, settings.max_undelivered_bytes // 2)
-            # Never refused; and without context tokens, which its tenant was charged for with the first permit.
+            # Must not be refused. No context tokens: the tenant was charged for them with the first permit.
             permit = await self._admission.acquire(request.spec.priority, 0, request.tenant, refusable=False)
             request.on_admitted(permit)
         await asyncio.sleep(_backoff(request.fruitless))
@@ -170,7 +171,7 @@ class Recovery:
                 while not await self._try(request):
                     await asyncio.sleep(RETRY_SECONDS)
         except TimeoutError:
-            # The client has caught up: what is missing now is a peer, so the error must not blame the client.
+            # After a pause the client has caught up and only a peer is missing, so the error must not blame the client.
             code = ErrorCode.NO_ENGINE if error.code is ErrorCode.SLOW_CLIENT else error.code
             seconds = self._settings.recovery_timeout
             message = f"{error.message}; no engine and detokenizer could continue it within {seconds:g} s"
@@ -179,13 +180,13 @@ class Recovery:
     async def _try(self, request: RequestState) -> bool:
         await self._membership.ready.wait()
         async with self._turn:
-            # One at a time, and others run in between: the loss of a peer sends many requests here at once.
+            # One request at a time, yielding in between: the loss of a peer starts many recoveries simultaneously.
             await asyncio.sleep(0)
             return self._attempts.try_submit(request)
 
 
 def _backoff(fruitless: int) -> float:
-    """Random seconds to wait after so many attempts in a row that brought no token; none after the first."""
+    """Random delay in seconds after this many successive attempts without a token; 0 after the first."""
     if fruitless < 2:
         return 0.0
     return min(LONGEST_BACKOFF_SECONDS, FIRST_BACKOFF_SECONDS * 2.0 ** min(fruitless - 2, 16)) * (0.5 + random() / 2)

@@ -1,4 +1,5 @@
-"""All requests in this router, by id while their answer is open and by number while on the ring; and their counts."""
+"""All requests in this router: by id while their response is open, by number while they are on the ring. And their
+counters."""
 
 import asyncio
 import secrets
@@ -18,32 +19,32 @@ from sluice.telemetry.histogram import Histogram
 from sluice.telemetry.status_report import RequestReport
 
 MAX_REMEMBERED = 64
-"""Ended requests that status reports still list."""
+"""Ended requests that are still listed in status reports."""
 MAX_OPEN_TABLE_BYTES = 512 << 20
-"""Of all prompt tables and images of open requests: they are kept for later attempts. The table of a prompt adapter
-counts once."""
+"""Limit for all prompt tables and images of open requests, which are kept for later attempts. The table of a prompt
+adapter counts once."""
 
 
 class Requests:
-    """A request is open until its answer ends, and on the ring from a submit to the last terminal row of that attempt.
+    """A request is open until its response ends, and on the ring from a submission to the attempt's last terminal row.
 
-    Neither implies the other: a client may go while its attempt is being cancelled.
+    Neither implies the other: a client may disconnect while its attempt is being cancelled.
     """
 
     def __init__(self, max_open: int, max_tenant_open: int | None = None) -> None:
-        """`max_tenant_open` of one tenant; None: unlimited."""
+        """`max_tenant_open`: limit for the open requests of one tenant; None for unlimited."""
         self._idle = asyncio.Event()
         self._idle.set()
         self._max_open = max_open
         self._max_tenant_open = max_tenant_open
         self.closed = False
-        """No new requests are taken: the router is draining."""
+        """No new requests are accepted: the router is draining."""
         self._own_bytes = 0
-        """Of the rows and images that requests brought themselves."""
+        """Bytes of rows and images that open requests contain themselves, rather than by naming a prompt adapter."""
         self._shared_tables: SharedTables[Table] = SharedTables()
         self._by_id: dict[str, RequestState] = {}
         self._open: dict[RequestState, None] = {}
-        """In order of arrival, in which they recover when an engine is lost."""
+        """In order of arrival, which is also the order in which they recover when an engine is lost."""
         self._open_by_tenant: Counter[str] = Counter()
         self._on_ring: dict[int, RequestState] = {}
 
@@ -60,7 +61,7 @@ class Requests:
         return list(self._on_ring.values())
 
     def close(self) -> None:
-        """Irreversible."""
+        """Accept no new requests. Irreversible."""
         self.closed = True
 
     async def wait_idle(self, seconds: float) -> bool:
@@ -73,7 +74,8 @@ class Requests:
         return True
 
     def add(self, spec: Spec, tenant: str = "", trace: TraceContext | None = None) -> RequestState:
-        """A new request. Raises RequestError: DRAINING, DUPLICATE_REQUEST if an open one has its id, OVERLOADED."""
+        """Register a new request. Raises RequestError: DRAINING, DUPLICATE_REQUEST if an open request has the same id,
+        or OVERLOADED."""
         if self.closed:
             raise RequestError(ErrorCode.DRAINING, "the router is draining")
         if spec.request_id in self._by_id:
@@ -97,12 +99,12 @@ class Requests:
         return self._on_ring.get(number)
 
     def free_id(self, request: RequestState) -> None:
-        """Allow another request to take its id."""
+        """Allow another request to use the same id."""
         if self._by_id.get(request.spec.request_id) is request:
             del self._by_id[request.spec.request_id]
 
     def remove(self, request: RequestState) -> None:
-        """Its answer has ended."""
+        """Remove a request whose response has ended."""
         self.free_id(request)
         del self._open[request]
         self._own_bytes -= request.spec.own_bytes
@@ -122,27 +124,29 @@ class Requests:
         del self._on_ring[request.number]
 
     def _check_room(self, tenant: str) -> None:
-        # No other limit counts requests whose clients do not read their answers.
+        # No other limit covers requests whose clients do not read their responses.
         if len(self._open) >= self._max_open:
-            message = f"{len(self._open)} requests are open, at most {self._max_open} may be"
+            message = f"{len(self._open)} requests are open, at most {self._max_open} may be open"
             raise RequestError(ErrorCode.OVERLOADED, message)
-        count, most = self._open_by_tenant[tenant], self._max_tenant_open
-        if most is not None and count >= most:
-            message = f"{count} requests of the tenant {tenant!r} are open, at most {most} may be"
+        count, limit = self._open_by_tenant[tenant], self._max_tenant_open
+        if limit is not None and count >= limit:
+            message = f"{count} requests of the tenant {tenant!r} are open, at most {limit} may be open"
             raise RequestError(ErrorCode.OVERLOADED, message)
 
     def _take_tables(self, spec: Spec) -> None:
         own = self._own_bytes + spec.own_bytes
         size = own + self._shared_tables.num_bytes_with(spec.shared_tables)
         if (spec.own_bytes or spec.shared_tables) and size > MAX_OPEN_TABLE_BYTES:
-            given = f"prompt tables and images of open requests would have {size} bytes"
-            message = f"{given}, at most {MAX_OPEN_TABLE_BYTES} may be"
+            message = (
+                f"prompt tables and images of open requests would have {size} bytes, "
+                f"at most {MAX_OPEN_TABLE_BYTES} are allowed"
+            )
             raise RequestError(ErrorCode.OVERLOADED, message)
         self._own_bytes = own
         self._shared_tables.take(spec.shared_tables)
 
     def _new_number(self) -> int:
-        # Random, for engines serve several routers and may still hold requests of one that was restarted.
+        # Random, because engines serve several routers and may still hold requests of a router that was restarted.
         while (number := secrets.randbits(63)) in self._on_ring:
             pass
         return number
@@ -153,13 +157,13 @@ TOKEN_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0,
 
 
 class RequestCounters:
-    """Since the start of the process. The event loop counts; the thread of a scrape reads."""
+    """Counters since the start of the process. Written by the event loop, read from the scrape's thread."""
 
     def __init__(self) -> None:
         self.requests: Counter[tuple[str, str]] = Counter()
         """Ended requests, by outcome and gRPC status."""
         self.recoveries: Counter[str] = Counter()
-        """Attempts that were given up for another one, by error code."""
+        """Attempts that were given up and followed by another one, by error code."""
         self.prompt_tokens = 0
         self.cached_tokens = 0
         self.completion_tokens = 0
@@ -167,18 +171,18 @@ class RequestCounters:
         self.queue_seconds = Histogram(SECONDS)
         self.first_token_seconds = Histogram(SECONDS)
         self.inter_token_seconds = Histogram(TOKEN_SECONDS)
-        """Between two tokens of a sequence; tokens that come together share the time."""
+        """Time between two tokens of a sequence; tokens that arrive together share the time."""
         self.latest: deque[RequestReport] = deque(maxlen=MAX_REMEMBERED)
-        """Ended requests that had begun, the newest last."""
+        """Ended requests, except refused ones; newest last."""
 
     def on_tokens(self, request: RequestState, index: int, count: int) -> None:
-        """`count` tokens of one sequence came over the ring. A unary call's come at its end: see `on_ended`."""
+        """`count` tokens of one sequence have arrived. Unary requests are counted by `on_ended`."""
         if not request.spec.streaming:
             return
         now, sequence = time.monotonic(), request.log.sequences[index]
         if sequence.last_at is not None:
             self.inter_token_seconds.observe((now - sequence.last_at) / count, count)
-        # The first token of the request; the first of its other sequences is between no two tokens, and counts nowhere.
+        # Only the request's first token counts here. The first tokens of its other sequences are not counted anywhere.
         elif all(other.last_at is None for other in request.log.sequences):
             self.first_token_seconds.observe(now - request.arrived)
         sequence.last_at = now
@@ -199,7 +203,7 @@ class RequestCounters:
         self.latest.append(report_of(request, outcome))
 
     def _count_unary(self, request: RequestState) -> None:
-        """By the engine's own times: the detokenizer sends nothing before the end."""
+        """Use the engine's times, because the detokenizer sends nothing before the end of a unary request."""
         if request.first_token_seconds is not None:
             self.first_token_seconds.observe(request.first_token_seconds)
         for sequence in request.log.sequences:
@@ -209,8 +213,8 @@ class RequestCounters:
 
 
 def report_of(request: RequestState, outcome: str | None = None) -> RequestReport:
-    """`outcome`: of one that has ended. May be called by other threads."""
-    # Read once: it may be reset meanwhile.
+    """`outcome`: given if the request has ended. May be called from any thread."""
+    # Read once, because the event loop may reset it.
     started = request.log.started
     return RequestReport(
         id=request.spec.request_id,

@@ -1,20 +1,20 @@
-"""Where a request stands, and which changes of that are legal."""
+"""The phases of a request, and the legal transitions between them."""
 
 from collections.abc import Mapping
 from enum import Enum
 
 
 class RequestPhase(Enum):
-    """Where a request is between its arrival and the end of its last attempt; the value says what happens there."""
+    """Phases from a request's arrival to the end of its last attempt. The value describes the phase."""
 
-    TOKENIZING = "its prompt becomes token ids"
-    QUEUED = "it waits for a permit"
-    PLACING = "it waits for peers that can take its first attempt"
-    ON_RING = "an attempt runs"
-    CANCELLING = "a Cancel was sent for its attempt, whose terminal rows are awaited"
-    RECOVERING = "its attempt was lost; it waits for peers that can take the next one"
-    PAUSED = "its client reads too slowly: no attempt and no permit until the client has caught up"
-    ENDED = "no attempt runs, and none will follow"
+    TOKENIZING = "the prompt is being tokenized"
+    QUEUED = "the request waits for a permit"
+    PLACING = "the request waits for peers that can accept its first attempt"
+    ON_RING = "an attempt is running"
+    CANCELLING = "a Cancel was sent for the attempt, and its terminal rows are awaited"
+    RECOVERING = "the attempt was lost, and the request waits for peers that can accept the next one"
+    PAUSED = "the client reads too slowly: no attempt and no permit until it has caught up"
+    ENDED = "no attempt is running, and none will follow"
 
 
 P = RequestPhase
@@ -37,5 +37,5 @@ TRANSITIONS: Mapping[P, Mapping[P, str]] = {
     P.PAUSED: {P.RECOVERING: "client caught up, permit granted", P.ENDED: "stopped"},
     P.ENDED: {},
 }
-"""Every legal change of phase, with its cause. "Stopped": by an abort, a client that has gone, the time limit, or a
-router that drains. docs/architecture.md has the diagram, generated from this table."""
+"""Every legal transition, with its cause. "Stopped" means by an abort, a client that disconnected, the time limit, or a
+draining router. The diagram in docs/architecture.md is generated from this table."""

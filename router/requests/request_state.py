@@ -1,4 +1,5 @@
-"""One request's state: its phase, its latest attempt and its progress. Only its methods write it, as a test checks."""
+"""The state of one request: its phase, its latest attempt and its progress. Only the methods of `RequestState` write
+it; a test checks that."""
 
 import asyncio
 import time
@@ -19,76 +20,78 @@ from sluice.ring.tables import NO_TABLES, PromptTables, VirtualTokens
 from sluice.ring.wire import PROBATION_TOKENS
 
 MAX_LOST_KEPT = 32
-"""Lost attempts of a request that are remembered: a client that reads slowly may pause it any number of times."""
+"""Lost attempts that are remembered per request: a slow client may cause any number of pauses."""
 UNCONNECTED_TOKENS = 16
-"""Per sequence: what an engine may draw before a new lane to its detokenizer is connected; all of it is lost if the
-engine dies by then. Half a second at 30 ms per token, where connecting takes milliseconds."""
+"""Tokens per sequence that an engine may sample before a new lane to its detokenizer is connected. All of them are lost
+if the engine dies before that. Half a second at 30 ms per token; connecting takes milliseconds."""
 
 
 class RequestState:
-    """The pipeline owns a request until its answer ends, the dispatcher until its last attempt has left the ring."""
+    """The pipeline owns a request until its response ends, the dispatcher until its last attempt has left the ring."""
 
     def __init__(self, number: int, spec: Spec, tenant: str = "", trace: TraceContext | None = None) -> None:
         self.number: Final = number
-        """Its id on the ring."""
+        """The request's id on the ring."""
         self.spec: Final = spec
         self.tenant: Final = tenant
-        """Empty: no tenant."""
+        """Empty if there is no tenant."""
         self.trace: Final = trace
-        """None: it belongs to no trace."""
+        """The trace that the request belongs to, if any."""
         self.arrived: Final = time.monotonic()
         self.log: Final = RequestLog(spec.n, spec.resume, spec.logprobs is not None)
         self.suspicion: Final = Suspicion(deaths=spec.engine_deaths)
-        """Written by `Suspects` alone."""
+        """Written only by `Suspects`."""
         self.phase = RequestPhase.TOKENIZING
         self.aborted = False
-        """Its client, or an admin, asked for its end."""
+        """Whether the client or an admin has aborted the request."""
         self.prompt: list[int] = []
         self.tables = NO_TABLES
         """Kept for later attempts."""
         self.virtual: VirtualTokens | None = None
-        """What ids of the prompt behind the vocabulary stand for."""
+        """The rows that the prompt's ids beyond the vocabulary stand for."""
         self.sampling = spec.sampling
-        """With the bad words, once they are tokenized."""
+        """Includes the bad words once they are tokenized."""
         self.retention = RetentionParams()
         self.max_tokens = 0
-        """Settled by the first submit."""
+        """Set before the first submission."""
         self.attempts = 0
-        """Submitted so far, so also the number of the next one."""
+        """Number of attempts so far, which is also the number of the next one."""
         self.fruitless = 0
-        """Attempts in a row that brought no token."""
+        """Number of successive attempts without a token."""
         self.avoided: frozenset[int] = frozenset()
-        """Epochs of peers where those attempts failed: others are preferred."""
+        """Epochs of the peers where these attempts failed. Other peers are preferred."""
         self.model = spec.resume_model
-        """Fingerprint of the latest attempt's model; before the first one, of the model of its `resume` tokens."""
+        """Fingerprint of the latest attempt's model; before the first attempt, of the model that generated the `resume`
+        tokens."""
         self.submitted: float | None = None
-        """When its first attempt was."""
+        """Time of the first submission."""
         self._preparation: asyncio.Timeout | None = None
         self._permit: Permit | None = None
         self._attempt: Attempt | None = None
         self._ended: set[int] = set()
-        self._drawn_at_death = 0
-        """Tokens that engines may have drawn before they died, received or not; over all sequences."""
+        """Sequences whose terminal row has arrived."""
+        self._sampled_at_death = 0
+        """Tokens, of all sequences, that engines may have sampled before they died, received or not."""
         self._first_tokens: float | None = None
         self._first_delta: float | None = None
         self._terminal_at: float | None = None
         self._lost: deque[LostAttempt] = deque(maxlen=MAX_LOST_KEPT)
 
-    # What others read.
+    # Properties.
 
     @property
     def preparing(self) -> bool:
-        """Nothing was submitted yet."""
+        """Whether nothing has been submitted yet."""
         return self.phase in PREPARING
 
     @property
     def on_ring(self) -> bool:
-        """An attempt was submitted and its end is awaited."""
+        """Whether an attempt was submitted and its end is awaited."""
         return self.phase in SUBMITTED
 
     @property
     def attempt(self) -> Attempt:
-        """The latest one. Raises RuntimeError before the first."""
+        """The latest attempt. Raises RuntimeError before the first one."""
         if self._attempt is None:
             raise RuntimeError(f"request {self.number} was never submitted")
         return self._attempt
@@ -103,77 +106,78 @@ class RequestState:
 
     @property
     def log_ids(self) -> dict[str, str]:
-        """By which its log lines are found."""
+        """Fields that identify the request in log lines."""
         trace = {} if self.trace is None else {"trace_id": self.trace.hex_id}
         return {"request_id": self.spec.request_id} | trace
 
     @property
     def first_tokens_at(self) -> float | None:
-        """When its first token came over the ring."""
+        """When the request's first token arrived over the ring."""
         return self._first_tokens
 
     @property
     def terminal_at(self) -> float | None:
-        """When the last row of all came over the ring."""
+        """When the last row of all sequences arrived over the ring."""
         return self._terminal_at
 
     @property
     def lost_attempts(self) -> tuple[LostAttempt, ...]:
-        """The latest of them, oldest first."""
+        """The latest lost attempts, oldest first."""
         return tuple(self._lost)
 
     @property
     def bound(self) -> bool:
-        """It can go on with `model` only: its client knows that model, or tokens of it have come."""
+        """Whether the request can only continue with `model`: the client knows its name, or tokens have arrived."""
         return bool(self.model) and (
             bool(self.spec.resume_model or self._ended) or self.log.start_delivered or self.log.received > 0
         )
 
     @property
     def first_token_seconds(self) -> float | None:
-        """From its arrival to its first delta; without deltas, to its first token by the engine's own times."""
+        """Seconds from the request's arrival to its first delta; without deltas, to its first token by the engine's
+        times."""
         if self._first_delta is not None:
             return self._first_delta - self.arrived
-        times = [sequence.end.times for sequence in self.log.sequences if sequence.end and sequence.received]
-        if self.submitted is None or not times:
+        ends = [sequence.end for sequence in self.log.sequences if sequence.end and sequence.received]
+        if self.submitted is None or not ends:
             return None
-        return self.submitted - self.arrived + min(found.queue + found.context for found in times)
+        return self.submitted - self.arrived + min(end.times.queue + end.times.context for end in ends)
 
     @property
     def interval(self) -> int:
-        """Tokens per row. 1 once an engine died under it: its progress must be visible token by token. And with
-        tensors, whose rows wait for their tokens."""
+        """Tokens per row. 1 after an engine died under the request, so that progress is visible token by token; also
+        with tensors, whose rows wait for their tokens."""
         return 1 if self.suspicion.touched or self.spec.tensors else self.spec.text.interval
 
     @property
     def past_probation(self) -> bool:
-        """This attempt has brought enough tokens for its engine to end a quarantine."""
+        """Whether this attempt has produced enough tokens for its engine to end a quarantine."""
         return self.log.received > self.attempt.tokens_before + PROBATION_TOKENS * self.spec.n
 
     @property
     def progressed(self) -> bool:
-        """This attempt got further than any before it, by more than the rows that a death may have lost."""
-        if self.past_probation and self.log.received > self._drawn_at_death + PROBATION_TOKENS * self.spec.n:
+        """Whether this attempt got further than any earlier one, by more than the rows that a death may have lost."""
+        if self.past_probation and self.log.received > self._sampled_at_death + PROBATION_TOKENS * self.spec.n:
             return True
-        # If rows join several tokens, the first one may take long: the start of the attempt counts.
+        # If a row joins several tokens, the first row may take long, so the start of the attempt counts as progress.
         return self.interval > 1 and self.attempt.started
 
-    def times_since_submit(self, found: Times) -> Times:
-        """`found`, of the latest attempt, as times since the first submit."""
+    def times_since_submit(self, times: Times) -> Times:
+        """Convert `times`, which belong to the latest attempt, to times since the first submission."""
         if self.attempt.number == 0 or self.submitted is None:
-            return found
-        before = self.attempt.submitted - self.submitted
+            return times
+        earlier = self.attempt.submitted - self.submitted
         if self._first_tokens is None or self._first_tokens >= self.attempt.submitted:
-            # No earlier attempt brought a token: all the time before this one is waiting.
-            return Times(before + found.queue, found.context, found.generation)
-        # An earlier attempt did: what came after its first token is generation, this attempt's start included.
+            # No earlier attempt produced a token, so all the time before this one counts as queueing.
+            return Times(earlier + times.queue, times.context, times.generation)
+        # All time after the first token of an earlier attempt counts as generation, including this attempt's start.
         context = self._first_tokens - self.submitted
-        return Times(0.0, context, before - context + found.queue + found.context + found.generation)
+        return Times(0.0, context, earlier - context + times.queue + times.context + times.generation)
 
-    # The way to the ring.
+    # Before the first submission.
 
     def begin_preparation(self) -> asyncio.Timeout:
-        """The context in which to prepare it, bounded by its time limit; `interrupt_preparation` ends it early."""
+        """A context for the preparation, limited by the request's time limit. `interrupt_preparation` ends it early."""
         self._preparation = asyncio.timeout(self.spec.time_limit)
         return self._preparation
 
@@ -193,7 +197,7 @@ class RequestState:
         self.tables, self.virtual = tables, VirtualTokens.of(vocab_size, tables)
 
     def on_admitted(self, permit: Permit) -> None:
-        """It holds `permit` from here on, and releases it when it ends or pauses."""
+        """The request holds `permit` from now on, and releases it when it ends or pauses."""
         paused = self.phase is RequestPhase.PAUSED
         self.move_to(RequestPhase.RECOVERING if paused else RequestPhase.PLACING)
         self._permit = permit
@@ -213,8 +217,8 @@ class RequestState:
     # On the ring.
 
     def on_started(self, started: Started) -> None:
-        """The engine has begun the attempt; of the first start the tenant is credited with the cached tokens."""
-        # A later attempt finds the prompt cached by the first one, which has been charged for it.
+        """The engine has started the attempt. On the first start, cached tokens are refunded to the tenant."""
+        # Later attempts get no refund: they find the prompt cached because the first attempt has computed it.
         if self.attempts == 1 and self.log.started is None and self._permit is not None:
             self._permit.credit_cached(min(started.cached_tokens, len(self.prompt)))
         self._attempt = replace(self.attempt, started=True)
@@ -230,12 +234,12 @@ class RequestState:
             self._permit.charge_output(tokens)
 
     def on_first_delta(self) -> None:
-        """A delta is about to be written; only the first counts."""
+        """A delta is about to be written. Only the first call has an effect."""
         if self._first_delta is None:
             self._first_delta = time.monotonic()
 
     def on_terminal(self, sequence: int) -> bool:
-        """The last row of `sequence` has come over the ring; returns whether it was the request's last."""
+        """The last row of `sequence` has arrived over the ring. Returns whether all sequences have ended."""
         self._ended.add(sequence)
         if self.all_terminal:
             self._terminal_at = time.monotonic()
@@ -243,7 +247,7 @@ class RequestState:
 
     @property
     def all_terminal(self) -> bool:
-        """The last row of every sequence has come over the ring."""
+        """Whether the last row of every sequence has arrived over the ring."""
         return len(self._ended) == self.spec.n
 
     def abort(self) -> None:
@@ -252,15 +256,16 @@ class RequestState:
     # Off the ring.
 
     def on_engine_died(self) -> None:
-        """Its engine died and may have drawn tokens that never came, if rows join several or no lane was connected."""
+        """The request's engine died. It may have sampled tokens that were never received, if rows join several tokens
+        or no lane to the detokenizer was connected."""
         joined = self.interval if self.interval > 1 else 0
         unseen = joined if self.attempt.started else UNCONNECTED_TOKENS
-        # Not less than after an earlier death: the attempt in between may have lost the same tokens once more.
-        self._drawn_at_death = max(self._drawn_at_death, self.log.received + unseen * self.spec.n)
+        # Never decrease: the attempt in between may have lost the same tokens again.
+        self._sampled_at_death = max(self._sampled_at_death, self.log.received + unseen * self.spec.n)
 
     def on_attempt_lost(self, reason: str, accepted: bool = True, avoid: bool = False) -> None:
-        """Called before it leaves the ring. `reason`: an error code. `accepted`: its engine had taken it; `avoid`:
-        prefer other peers next."""
+        """Must be called before the request leaves the ring. `reason`: an error code. `accepted`: the engine had
+        accepted the attempt. `avoid`: prefer other peers for the next attempt."""
         attempt, now = self.attempt, time.monotonic()
         peers = attempt.engine.name, attempt.detokenizer.name
         self._lost.append(LostAttempt(attempt.number, *peers, attempt.submitted, now, reason, self.log.received))
@@ -268,20 +273,22 @@ class RequestState:
             self.fruitless, self.avoided = 0, frozenset()
         else:
             self.fruitless += accepted
-        # Those whose ends wait for rows of tensors run once more.
-        self._ended.difference_update(each.index for each in self.log.sequences if each.held_end is not None)
+        # Sequences whose ends are held until tensor rows arrive run again.
+        self._ended.difference_update(
+            sequence.index for sequence in self.log.sequences if sequence.held_end is not None
+        )
         if avoid:
             self.avoided |= {self.attempt.engine.epoch, self.attempt.detokenizer.epoch}
 
     def end(self) -> None:
-        """Nothing was submitted, or no attempt will follow. Idempotent."""
+        """End a request of which no attempt is running. Idempotent."""
         if self.phase is not RequestPhase.ENDED:
             self.move_to(RequestPhase.ENDED)
 
     def move_to(self, phase: RequestPhase) -> None:
-        """Raises RuntimeError if TRANSITIONS does not list the change: a bug in the caller."""
+        """Raises RuntimeError if TRANSITIONS does not list the change, which would be a bug in the caller."""
         if phase not in TRANSITIONS[self.phase]:
-            raise RuntimeError(f"request {self.number} cannot get from {self.phase.name} to {phase.name}")
+            raise RuntimeError(f"request {self.number} cannot change from {self.phase.name} to {phase.name}")
         self.phase = phase
         if phase in WITHOUT_PERMIT and self._permit is not None:
             self._permit.release()

@@ -1,4 +1,4 @@
-"""What has come of one sequence, and what of it the reader has not taken yet."""
+"""What has been received of one sequence, and how much of it the reader has consumed."""
 
 from array import array
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ from sluice.ring.rows import End, TokenLogprob
 
 
 class SequenceLog:
-    """Every token received, and the text and logprobs that are not delivered."""
+    """All received tokens, and the text and logprobs that are not delivered yet."""
 
     __slots__ = (
         "accepted",
@@ -24,25 +24,27 @@ class SequenceLog:
     )
 
     def __init__(self, index: int, resumed: Sequence[int] = ()) -> None:
-        """`resumed`: tokens that the client has already."""
+        """`resumed`: tokens that the client already has."""
         self.index = index
         self.ids = array("q", resumed)
-        """Every token of the continuation; emptied once it has ended and was delivered."""
+        """All tokens of the continuation; cleared once the sequence has ended and was delivered."""
         self.received = len(resumed)
+        """Number of tokens, including resumed ones."""
         self.delivered = len(resumed)
-        """Of those, how many the reader has taken."""
+        """Number of tokens that the reader has consumed."""
         self.text: list[str] = []
-        """Undelivered, as the logprobs."""
+        """Undelivered text."""
         self.logprobs: list[TokenLogprob] = []
+        """Undelivered logprobs."""
         self.cumulative = 0.0
         """Sum of all logprobs."""
         self.accepted = 0
-        """Of the tokens that came, how many were drafted."""
+        """Number of received tokens that were accepted draft tokens."""
         self.end: End | None = None
         self.held_end: End | None = None
-        """An end that has come before the last rows of tensors: it counts once these have."""
+        """An end that arrived before the last tensor rows. It takes effect once these have arrived."""
         self.last_at: float | None = None
-        """When its latest tokens came, on time.monotonic's clock."""
+        """When the latest tokens arrived, by time.monotonic."""
 
     @property
     def undelivered_ids(self) -> "array[int]":

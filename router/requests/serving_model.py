@@ -1,4 +1,4 @@
-"""Which engines a request may go to while the engines of a ring serve different models, as in a rolling update."""
+"""Decides which engines may serve a request while the engines serve different models, as during a rolling update."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -12,35 +12,37 @@ from router.requests.request_state import RequestState
 from sluice.ring.errors import ErrorCode
 
 SHORT = 8
-"""Characters of a fingerprint in messages."""
-MOST_NAMED = 16
-"""Versions in a message."""
+"""Characters of a fingerprint shown in messages."""
+MAX_NAMED = 16
+"""Versions listed in a message."""
 
 
 @dataclass(eq=False)
 class ServingModel:
-    """A model is known by its fingerprint: weights, configuration and dtype (`EngineHeartbeat.fingerprint`).
+    """A model is identified by its fingerprint of weights, configuration and dtype (`EngineHeartbeat.fingerprint`).
 
-    New requests go to the model that most engines serve; on a tie to the one that they went to before, and at first to
-    the smallest fingerprint, so that routers agree. If the operator names a version (`EngineHeartbeat.model_version`),
-    only engines of that version count, as long as one of them is usable. A bound request (`RequestState.bound`) stays
-    with its model.
+    New requests use the model that most engines serve. On a tie they use the same model as before, and initially the
+    one with the smallest fingerprint, so that routers agree. If the operator has set a version
+    (`EngineHeartbeat.model_version`), only engines of that version count while at least one of them is usable. A bound
+    request (`RequestState.bound`) stays with its model.
     """
 
     _mixing: bool
-    """Every request may go to every engine; a bound one prefers its own model."""
+    """Whether any request may use any engine; a bound request still prefers its own model."""
     _log: BoundLogger
     version: str = ""
-    """Of the engines that new requests go to; empty: any. Changed by `set_version`."""
+    """Version of the engines that serve new requests; empty for any. Changed by `set_version`."""
     _current: str = ""
+    """Fingerprint of the model that latest requests used."""
     _mixed: bool = False
+    """Whether it was logged that engines serve different models."""
     _missing: bool = False
-    """It was logged that no engine of `version` takes work."""
+    """Whether it was logged that no engine of `version` accepts work."""
 
     def set_version(self, version: str, usable: Iterable[EnginePeer]) -> str:
-        """New requests go to engines of this version from now on; empty: to any. Returns the former version.
+        """Send new requests to engines of this version, or to any engine if it is empty. Returns the former version.
 
-        Raises RequestError MODEL_NOT_FOUND if none of the usable engines has it.
+        Raises RequestError MODEL_NOT_FOUND if no usable engine has this version.
         """
         engines = list(usable)
         if version and not _of_version(version, engines):
@@ -52,20 +54,20 @@ class ServingModel:
         return former
 
     def count(self, usable: Iterable[EnginePeer]) -> int:
-        """The usable engines of `version`; all of them if it is empty."""
+        """Number of usable engines of `version`, or of all usable engines if it is empty."""
         return len(_of_version(self.version, usable))
 
     def engines_for(self, request: RequestState, usable: Iterable[EnginePeer]) -> list[EnginePeer]:
-        """The usable engines to which the request may go now."""
+        """The usable engines that may serve the request now."""
         engines = list(usable)
         if request.bound:
             return _serving(request.model, engines) or (engines if self._mixing else [])
-        named = self._targets(engines)
+        targets = self._targets(engines)
         self._watch_version(engines)
-        return named if self._mixing else _serving(self._settle(named), named)
+        return targets if self._mixing else _serving(self._settle(targets), targets)
 
     def choose(self, usable: Iterable[EnginePeer]) -> str:
-        """Fingerprint of the model of new requests; empty: any model, or there is no engine."""
+        """Fingerprint of the model for new requests; empty if it may be any model, or if there is no engine."""
         engines = Counter(peer.heartbeat.fingerprint for peer in self._targets(usable) if peer.heartbeat)
         if self._mixing or not engines:
             return ""
@@ -76,26 +78,26 @@ class ServingModel:
     def check(self, request: RequestState, engines: list[EnginePeer]) -> None:
         """Raises RequestError MODEL_CHANGED if no engine serves the model to which the request is bound.
 
-        A silent or draining engine may come back with that model, so while there is one the request waits.
+        While there is a silent or draining engine the request waits, because that engine may return with the model.
         """
         if self._mixing or not request.bound or not engines:
             return
         if all(peer.alive and not peer.draining and not _serves(request.model, peer) for peer in engines):
             began, now = request.model, sorted(engines_by_model(engines))
             short = " or ".join(model[:SHORT] for model in now)
-            message = f"the stream began with the model {began[:SHORT]} and cannot go on: the engines serve {short} now"
+            message = f"the stream began with the model {began[:SHORT]}, but the engines now serve {short}"
             metadata = {"model_fingerprint": began, "served": ",".join(now)}
             raise RequestError(ErrorCode.MODEL_CHANGED, message, metadata=metadata)
 
     def watch(self, engines: Iterable[EnginePeer]) -> None:
-        """Log when the engines begin to serve different models, and when they serve one again."""
-        found = engines_by_model(engines)
-        if len(found) > 1 and not self._mixed:
-            self._log.warning("models_diverged", engines=found, mixing=self._mixing)
-        if len(found) == 1 and self._mixed:
-            self._log.warning("models_converged", model=next(iter(found)))
-        if found:
-            self._mixed = len(found) > 1
+        """Log when the engines start to serve different models, and when they serve a single model again."""
+        names = engines_by_model(engines)
+        if len(names) > 1 and not self._mixed:
+            self._log.warning("models_diverged", engines=names, mixing=self._mixing)
+        if len(names) == 1 and self._mixed:
+            self._log.warning("models_converged", model=next(iter(names)))
+        if names:
+            self._mixed = len(names) > 1
 
     def _targets(self, usable: Iterable[EnginePeer]) -> list[EnginePeer]:
         """The engines of the operator's version; all engines if none has it."""
@@ -103,7 +105,7 @@ class ServingModel:
         return _of_version(self.version, engines) or engines
 
     def _watch_version(self, usable: list[EnginePeer]) -> None:
-        """Log once when requests have to go to engines of another version, and once when that is over."""
+        """Log once when requests must use engines of another version, and once when that is over."""
         if not self.version or not usable:
             return
         missing = not _of_version(self.version, usable)
@@ -124,22 +126,23 @@ class ServingModel:
 
 def engines_by_model(engines: Iterable[EnginePeer]) -> dict[str, list[str]]:
     """Names of the live engines, by fingerprint of their model."""
-    found: dict[str, list[str]] = {}
+    names: dict[str, list[str]] = {}
     for peer in engines:
         if peer.alive and peer.heartbeat:
-            found.setdefault(peer.heartbeat.fingerprint, []).append(peer.name)
-    return found
+            names.setdefault(peer.heartbeat.fingerprint, []).append(peer.name)
+    return names
 
 
 def _of_version(version: str, engines: Iterable[EnginePeer]) -> list[EnginePeer]:
-    """Those with the label `version`; all if it is empty."""
+    """The engines with the label `version`; all engines if it is empty."""
     return [peer for peer in engines if not version or (peer.heartbeat and peer.heartbeat.model_version == version)]
 
 
 def _unknown_version(version: str, usable: Iterable[EnginePeer]) -> RequestError:
     labels = sorted({peer.heartbeat.model_version for peer in usable if peer.heartbeat} - {""})
-    known = ", ".join(map(shown, labels[:MOST_NAMED])) + (", …" if len(labels) > MOST_NAMED else "")
-    message = f"version is {shown(version)}, must be one of an engine that takes work: {known or 'none has a version'}"
+    known = ", ".join(map(shown, labels[:MAX_NAMED])) + (", …" if len(labels) > MAX_NAMED else "")
+    available = f"must be one of {known}" if known else "but no engine that accepts work has a version"
+    message = f"version is {shown(version)}, {available}"
     return RequestError(ErrorCode.MODEL_NOT_FOUND, message, metadata={"version": shown(version), "known": known})
 
 

@@ -1,8 +1,8 @@
-"""Which request kills engines: what an engine's death says about the requests aboard, and where suspects run.
+"""Finds requests that kill engines: judges the requests aboard a dead engine and decides where suspects run.
 
-A request that kills its engine does so at the same token in every attempt. So a death under an attempt that had brought
-next to nothing makes the request a suspect. A suspect runs in quarantine, alone on an engine, until it has brought some
-tokens. A second death in a row, while the engine reported that the request ran alone, convicts it.
+A request that kills its engine does so at the same token in every attempt. So if an engine dies under an attempt that
+has made almost no progress, its request becomes a suspect. A suspect runs in quarantine, alone on an engine, until it
+has produced some tokens. A second successive death, while the engine reported that the request ran alone, convicts it.
 """
 
 import time
@@ -11,106 +11,113 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 POISON_DEATHS = 2
-"""In a row, the last of them alone: the request is not tried again."""
+"""Successive deaths, the last one in quarantine, after which a request is not retried."""
 OTHER_DEATHS = 2
-"""Without the request aboard, within OTHER_SECONDS: chance explains a death as well, so one more is required."""
+"""If this many peers died within OTHER_SECONDS without the request aboard, its own deaths may be chance. One more death
+is then required to convict it."""
 OTHER_SECONDS = 60.0
 MAX_DEATHS_KEPT = 64
 FEW_REQUESTS = 8
-"""An engine with at most so many is vacated for a suspect at once."""
+"""An engine with at most this many requests is vacated for a suspect immediately."""
 VACATE_SECONDS = 10.0
-"""How long a suspect waits for such an engine. After that the least loaded engine is vacated or, if the deaths may be a
-coincidence, the suspect runs like any other request."""
+"""Time for which a suspect waits for an engine with few requests. After that the least loaded engine is vacated or, if
+the deaths may be chance, the suspect runs like any other request."""
 
 
 @dataclass(slots=True, eq=False)
 class Suspicion:
-    """What the deaths of engines say about one request."""
+    """The suspicion against one request."""
 
     deaths: int = 0
-    """In a row, under attempts that had brought next to nothing; those at other routers count too."""
+    """Successive deaths under attempts that had made almost no progress, including deaths at other routers."""
     suspected: bool = False
-    """It must run in quarantine."""
+    """Whether the request must run in quarantine."""
     since: float = 0.0
-    """When the death happened that made it a suspect, on the clock of `Suspects`."""
+    """Time of the death that made the request a suspect, by the clock of `Suspects`."""
     touched: bool = False
-    """An engine died under one of its attempts."""
+    """Whether an engine has died under one of the request's attempts."""
     resumed: bool = field(init=False)
-    """Some of the deaths happened at another router."""
+    """Whether some of the deaths happened at another router."""
 
     def __post_init__(self) -> None:
         self.resumed = self.deaths > 0
 
 
 class Suspects:
-    """The rule, and this router's only quarantine at a time. It knows requests by their `Suspicion`."""
+    """Judges suspects, and owns this router's quarantine, of which there is one at a time. Identifies requests by their
+    `Suspicion`."""
 
     def __init__(self, patience: float, clock: Callable[[], float] = time.monotonic) -> None:
         """A suspect waits at most `patience` seconds for its quarantine, then runs like any other request."""
         self.quarantines = 0
+        """Number of attempts that ran in quarantine."""
         self.poisoned = 0
-        """Requests that were convicted."""
+        """Number of convicted requests."""
         self.patience = patience
         self._clock = clock
         self._started = clock()
         self._deaths: deque[tuple[float, frozenset[Suspicion]]] = deque(maxlen=MAX_DEATHS_KEPT)
-        """Of engines and detokenizers, without those that a conviction explains: when, and which requests aboard."""
+        """Deaths of engines and detokenizers, except those that a conviction explains: time, and requests aboard."""
         self._waiting: set[Suspicion] = set()
-        """Requests between two attempts, the next of them in quarantine."""
+        """Requests between two attempts whose next attempt runs in quarantine."""
         self._others_waiting: set[Suspicion] = set()
+        """All other requests between two attempts."""
         self._held: tuple[Suspicion, int] | None = None
         """The request in quarantine, and the epoch of its engine."""
 
     def engine_died(self, aboard: Mapping[Suspicion, bool], alone: Suspicion | None) -> bool:
-        """An engine died with these requests aboard, which had progressed or not; returns whether `alone` is convicted.
+        """An engine died. Returns whether `alone` is convicted.
 
-        `alone` is the request that the engine reported to run alone: then the death says nothing about the others.
+        `aboard`: the requests on the engine, with whether they had progressed. `alone`: the request that the engine
+        reported to run alone; if there is one, the death does not incriminate the others.
         """
         self.peer_died(aboard)
-        stuck = [each for each, progressed in aboard.items() if not progressed]
+        stuck = [suspicion for suspicion, progressed in aboard.items() if not progressed]
         if alone in stuck:
             stuck = [alone]
-        for each, progressed in aboard.items():
-            each.touched = True
+        for suspicion, progressed in aboard.items():
+            suspicion.touched = True
             if progressed:
-                self.clear(each)
-        for each in stuck:
-            each.deaths, each.suspected, each.since = each.deaths + 1, True, self._clock()
+                self.clear(suspicion)
+        for suspicion in stuck:
+            suspicion.deaths, suspicion.suspected, suspicion.since = suspicion.deaths + 1, True, self._clock()
         return alone in stuck and self._is_poison(alone)
 
     def peer_died(self, aboard: Mapping[Suspicion, bool]) -> None:
-        """Count a death, of an engine or a detokenizer, towards chance for all requests that were not aboard."""
+        """Record the death of an engine or a detokenizer as chance for all requests that were not aboard."""
         self._deaths.append((self._clock(), frozenset(aboard)))
 
-    def clear(self, one: Suspicion) -> None:
-        """It has progressed, so it is no suspect any more."""
-        one.suspected, one.deaths, one.resumed = False, 0, False
-        self.leave_quarantine(one)
+    def clear(self, suspicion: Suspicion) -> None:
+        """The request has progressed, so it is no longer a suspect."""
+        suspicion.suspected, suspicion.deaths, suspicion.resumed = False, 0, False
+        self.leave_quarantine(suspicion)
 
-    def is_quarantined(self, one: Suspicion, engines: int) -> bool:
-        """Whether it must run alone, in a ring of so many engines. In a ring of one, all others wait meanwhile."""
-        if not one.suspected:
+    def is_quarantined(self, suspicion: Suspicion, engines: int) -> bool:
+        """Whether the request must run alone, in a ring with this number of engines. With a single engine, all other
+        requests wait in the meantime."""
+        if not suspicion.suspected:
             return False
-        by_chance = self._by_chance(one)
+        by_chance = self._by_chance(suspicion)
         patience = min(self.patience, VACATE_SECONDS) if by_chance else self.patience
-        # In a ring of one engine a quarantine stops all other requests, and after deaths by chance it may be pointless:
-        # both ask for one death more.
-        enough = POISON_DEATHS - 1 if engines > 1 and not by_chance else POISON_DEATHS
-        return one.deaths >= enough and self._clock() - one.since <= patience
+        # With a single engine a quarantine stops all other requests, and after deaths by chance it may be pointless. So
+        # require one more death in both cases.
+        required = POISON_DEATHS - 1 if engines > 1 and not by_chance else POISON_DEATHS
+        return suspicion.deaths >= required and self._clock() - suspicion.since <= patience
 
-    def quarantine(self, one: Suspicion, loads: Mapping[int, int], engines: int) -> int | None:
-        """Epoch of the engine where it can run alone now; None: it has to wait. `loads` are requests by engine."""
+    def quarantine(self, suspicion: Suspicion, loads: Mapping[int, int], engines: int) -> int | None:
+        """Epoch of the engine where the request can run alone now; None if it has to wait. `loads`: number of requests
+        by the engine's epoch."""
         if self._held is not None or not loads:
             return None
         epoch = _least_loaded(loads)
         if len(loads) == 1 and engines > 1:
-            # No other engine could take the requests that run there, or those that wait.
+            # No other engine could accept the requests that run there or that are waiting.
             return None if loads[epoch] or self._others_waiting else epoch
-        waited = self._clock() - one.since
+        waited = self._clock() - suspicion.since
         return epoch if loads[epoch] <= FEW_REQUESTS or waited > VACATE_SECONDS else None
 
     def reserved(self, loads: Mapping[int, int]) -> int | None:
-        """Epoch of the engine that a suspect has or is about to get: other requests avoid it where they can."""
+        """Epoch of the engine that a suspect uses or is about to get. Other requests avoid this engine if possible."""
         if self._held is not None:
             return self._held[1]
         if not self._waiting or len(loads) < 2:
@@ -118,38 +125,39 @@ class Suspects:
         epoch = _least_loaded(loads)
         return epoch if loads[epoch] <= FEW_REQUESTS else None
 
-    def enter_quarantine(self, one: Suspicion, epoch: int) -> None:
-        self._held = one, epoch
+    def enter_quarantine(self, suspicion: Suspicion, epoch: int) -> None:
+        self._held = suspicion, epoch
         self.quarantines += 1
 
-    def leave_quarantine(self, one: Suspicion) -> None:
-        """Its attempt has ended, or has brought tokens. No effect for requests that are not in quarantine."""
-        if self._held is not None and self._held[0] is one:
+    def leave_quarantine(self, suspicion: Suspicion) -> None:
+        """The attempt has ended or produced tokens. No effect for a request that is not in quarantine."""
+        if self._held is not None and self._held[0] is suspicion:
             self._held = None
 
-    def wait(self, one: Suspicion) -> None:
-        (self._waiting if self.is_quarantined(one, 2) else self._others_waiting).add(one)
+    def wait(self, suspicion: Suspicion) -> None:
+        """The request waits for its next attempt."""
+        (self._waiting if self.is_quarantined(suspicion, 2) else self._others_waiting).add(suspicion)
 
-    def stop_waiting(self, one: Suspicion) -> None:
-        self._waiting.discard(one)
-        self._others_waiting.discard(one)
+    def stop_waiting(self, suspicion: Suspicion) -> None:
+        self._waiting.discard(suspicion)
+        self._others_waiting.discard(suspicion)
 
-    def _is_poison(self, one: Suspicion) -> bool:
-        if one.deaths < POISON_DEATHS + self._by_chance(one):
+    def _is_poison(self, suspicion: Suspicion) -> bool:
+        if suspicion.deaths < POISON_DEATHS + self._by_chance(suspicion):
             return False
         self.poisoned += 1
-        # These deaths are explained now, and must not excuse another request as chance.
-        kept = [(at, aboard) for at, aboard in self._deaths if one not in aboard]
-        self._deaths = deque(kept, maxlen=MAX_DEATHS_KEPT)
+        # These deaths are explained now, so they must not count as chance for another request.
+        unexplained = [(at, aboard) for at, aboard in self._deaths if suspicion not in aboard]
+        self._deaths = deque(unexplained, maxlen=MAX_DEATHS_KEPT)
         return True
 
-    def _by_chance(self, one: Suspicion) -> bool:
-        """Whether peers die so often without it that its own deaths may well be chance."""
+    def _by_chance(self, suspicion: Suspicion) -> bool:
+        """Whether peers die so often without this request aboard that its own deaths may be chance."""
         since = self._clock() - OTHER_SECONDS
-        if one.resumed and self._started > since:
-            # Which others died before this router started is unknown here.
+        if suspicion.resumed and self._started > since:
+            # This router does not know which peers died before it started.
             return True
-        return sum(at > since and one not in aboard for at, aboard in self._deaths) >= OTHER_DEATHS
+        return sum(at > since and suspicion not in aboard for at, aboard in self._deaths) >= OTHER_DEATHS
 
 
 def _least_loaded(loads: Mapping[int, int]) -> int:

@@ -1,4 +1,4 @@
-"""Rows of tensors that have come for a request and that its client does not have yet."""
+"""Tensor rows that were received for a request and not yet delivered to its client."""
 
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -7,9 +7,9 @@ from router.requests.appended import Appended
 from sluice.ring.tensors import NO_TENSORS, TensorParams, TensorRows
 
 MAX_WHOLE_BYTES = 48 << 20
-"""Of all tensors in the answer to Generate, which is one message; a stream has no limit."""
+"""Limit for all tensors in the response of Generate, which is a single message. A stream has no limit."""
 Key = tuple[int | None, str]
-"""The sequence, None for the prompt; the tensor's name."""
+"""(sequence, or None for the prompt; name of the tensor)"""
 
 
 class _Rows:
@@ -17,11 +17,11 @@ class _Rows:
 
     def __init__(self, received: int) -> None:
         self.received = received
-        """Rows from the first that came, in this stream or before it was resumed."""
+        """Number of rows received, in this stream or before it was resumed."""
         self.parts: deque[TensorRows] = deque()
-        """Not taken yet; the last one ends at `received`."""
+        """Undelivered rows; the last part ends at row `received`."""
         self.nbytes = 0
-        """Of these parts."""
+        """Size of `parts` in bytes."""
 
     def append(self, part: TensorRows) -> Appended:
         if part.start > self.received:
@@ -35,7 +35,7 @@ class _Rows:
         return Appended.TAKEN
 
     def take(self, end: int) -> Iterator[TensorRows]:
-        """Those before row `end`."""
+        """Remove and return the undelivered rows before row `end`."""
         while self.parts and self.parts[0].start < end:
             part = self.parts.popleft()
             if part.end > end:
@@ -45,25 +45,26 @@ class _Rows:
             yield part
 
     def truncate(self, end: int) -> None:
-        """Drop what is not before row `end`, which was not taken."""
+        """Drop the rows from `end` on, none of which may have been delivered."""
         while self.parts and self.parts[-1].end > end:
             part = self.parts.pop()
             self.nbytes -= len(part.data)
             if part.start < end:
-                kept = part.between(part.start, end)
-                self.parts.append(kept)
-                self.nbytes += len(kept.data)
+                head = part.between(part.start, end)
+                self.parts.append(head)
+                self.nbytes += len(head.data)
         self.received = min(self.received, end)
 
 
 class TensorLog:
-    """Of one request; empty if it wants none."""
+    """The tensors of one request; empty if it requests none."""
 
     def __init__(self, wanted: TensorParams = NO_TENSORS, num_prompt: int = 0, n: int = 0) -> None:
-        """`wanted`: with the rows that the client has. `n`: sequences."""
+        """`wanted`: the requested tensors, and the rows that the client already has. `num_prompt`: number of prompt
+        tokens. `n`: number of sequences."""
         self.wanted = wanted
         self.progress = 0
-        """Rows that came, of all tensors."""
+        """Number of rows received, over all tensors."""
         self._num_prompt = num_prompt
         self._n = n
         self._rows: dict[Key, _Rows] = {}
@@ -73,7 +74,7 @@ class TensorLog:
         return bool(self.wanted)
 
     def forget(self) -> None:
-        """The attempt that brought all of it was lost, and the next one may have another model."""
+        """Drop all rows: their attempt was lost, and the next one may use a different model."""
         wanted = self.wanted
         self._rows = {(None, name): _Rows(wanted.context_rows) for name in wanted.context}
         for index in range(self._n):
@@ -82,12 +83,12 @@ class TensorLog:
 
     @property
     def nbytes(self) -> int:
-        """Of the rows that wait for the client."""
+        """Size in bytes of the undelivered rows."""
         return sum(rows.nbytes for rows in self._rows.values()) if self._rows else 0
 
     def append(self, part: TensorRows) -> Appended:
         rows = self._rows.get((None if part.context else part.sequence, part.name))
-        # None, or beyond the prompt: no engine of ours sends such rows.
+        # Ignore rows of unknown tensors and beyond the prompt, which no engine should send.
         if rows is None or (part.context and part.end > self._num_prompt):
             return Appended.SEEN
         appended = rows.append(part)
@@ -96,14 +97,14 @@ class TensorLog:
         return appended
 
     def is_complete(self, sequence: int, tokens: int) -> bool:
-        """Whether the prompt's rows, and those of so many tokens of a sequence, have come."""
+        """Whether all rows of the prompt, and of the first `tokens` tokens of a sequence, have arrived."""
         wanted = self.wanted
         return all(self._rows[None, name].received >= self._num_prompt for name in wanted.context) and all(
             self._rows[sequence, name].received >= tokens for name in wanted.output
         )
 
     def missing(self, sequences: Sequence[int]) -> TensorParams:
-        """What another attempt at these sequences has to compute."""
+        """The rows that another attempt with these sequences has to compute."""
         context_rows = min((self._rows[None, name].received for name in self.wanted.context), default=0)
         output_rows = {
             index: min(self._rows[index, name].received for name in self.wanted.output)
@@ -115,18 +116,18 @@ class TensorLog:
         return TensorParams(context, self.wanted.output, context_rows if context else 0, output)
 
     def truncate(self, sequence: int, tokens: int) -> None:
-        """Drop rows of tokens that have not come: another attempt may draw others."""
+        """Drop rows of tokens that were not received: another attempt may sample different ones."""
         for name in self.wanted.output:
             self._rows[sequence, name].truncate(tokens)
 
     def take(self, sequence: int, tokens: int) -> Iterator[TensorRows]:
-        """The prompt's rows, and those of the first `tokens` of a sequence; each is returned once."""
+        """Remove and return the rows of the prompt and of the first `tokens` tokens of a sequence."""
         for name in self.wanted.context:
             yield from self._rows[None, name].take(self._num_prompt)
         for name in self.wanted.output:
             yield from self._rows[sequence, name].take(tokens)
 
     def clear(self) -> None:
-        """Drop all rows, and those that still come: the reader has gone."""
+        """Drop all rows, and ignore those that still arrive: the reader has stopped."""
         self._rows.clear()
         self.wanted = NO_TENSORS

@@ -1,4 +1,4 @@
-"""What has come of a request: an append-only log with one reader, the coroutine of the answer."""
+"""Everything received for a request: an append-only log with one reader, the coroutine that writes the response."""
 
 import asyncio
 from collections import OrderedDict
@@ -16,14 +16,16 @@ from sluice.ring.tensors import TensorParams, TensorRows
 
 NO_TIMES = Times(0.0, 0.0, 0.0)
 EARLY_ENDS = (FinishReason.ABORTED, FinishReason.TIME_LIMIT)
-"""Ends that do not wait for rows of tensors."""
+"""Ends that do not wait for tensor rows."""
 
 
 class RequestLog:
-    """All n sequences. Rows come in by `append`; the reader awaits `changed` and takes `next_updated` until None."""
+    """The log of all n sequences. `append` adds rows; the reader awaits `changed`, then calls `next_updated` until it
+    returns None."""
 
     def __init__(self, n: int, resume: Mapping[int, Sequence[int]] | None = None, keep_logprobs: bool = True) -> None:
-        """`resume`: tokens that the client has already, by sequence. `keep_logprobs`: not only their sum."""
+        """`resume`: tokens that the client already has, by sequence. `keep_logprobs`: keep single logprobs, not only
+        their sum."""
         self.sequences = [SequenceLog(index, (resume or {}).get(index, ())) for index in range(n)]
         self.started: Started | None = None
         self.start_delivered = False
@@ -31,11 +33,11 @@ class RequestLog:
         self.tensors = TensorLog()
         self.fault: RequestError | None = None
         self.received = 0
-        """Tokens of all sequences that came over the ring."""
+        """Tokens of all sequences that arrived over the ring."""
         self.undelivered = 0
-        """Of those, what the reader has not taken."""
+        """Received tokens that the reader has not consumed."""
         self._updated: OrderedDict[SequenceLog, None] = OrderedDict()
-        """Sequences with something new, in the order in which it came."""
+        """Sequences with something new for the reader, in order of arrival."""
         self._keep_logprobs = keep_logprobs
         self._unfinished = n
         self._reader: asyncio.Future[None] | None = None
@@ -48,33 +50,38 @@ class RequestLog:
 
     @property
     def open(self) -> bool:
-        """The reader waits for more."""
+        """Whether the reader expects more."""
         return not (self._closed or self.complete or self.fault is not None)
 
     @property
     def resume(self) -> dict[int, list[int]]:
-        """The tokens after which another attempt continues, by sequence."""
-        return {each.index: each.ids.tolist() for each in self.sequences if each.end is None and each.ids}
+        """By sequence: the tokens after which another attempt continues."""
+        return {
+            sequence.index: sequence.ids.tolist()
+            for sequence in self.sequences
+            if sequence.end is None and sequence.ids
+        }
 
     @property
     def live(self) -> list[int]:
-        """Sequences that have no end."""
+        """Sequences that have not ended."""
         return [sequence.index for sequence in self.sequences if sequence.end is None]
 
     @property
     def ended(self) -> list[int]:
-        """Sequences that another attempt leaves out."""
+        """Sequences that have ended, so another attempt skips them."""
         return [sequence.index for sequence in self.sequences if sequence.end is not None]
 
     def start(self, started: Started) -> None:
-        """The engine has begun; only the first start counts."""
+        """The engine has started the request. Only the first call has an effect."""
         if self.started is None:
             self.started = started
             _wake(self._reader)
 
     @property
     def can_start(self) -> bool:
-        """Whether the answer can begin: the engine has, and has sent the prompt's log-probabilities if asked for."""
+        """Whether the response can begin: the engine has started, and the prompt's log-probabilities, if requested,
+        have arrived."""
         return self.started is not None and self.prompt.complete
 
     def expect_prompt_logprobs(self, rows: int, top: int) -> None:
@@ -86,26 +93,26 @@ class RequestLog:
     def append_tensor(self, part: TensorRows) -> Appended:
         if self._closed or self.fault is not None or self.complete or part.sequence >= len(self.sequences):
             return Appended.SEEN
-        own = self.sequences[part.sequence]
-        # After a stop string its engine draws more, until the cancel arrives.
-        if own.end is not None and not part.context:
+        updated = self.sequences[part.sequence]
+        # After a stop string, the engine samples more tokens until the Cancel arrives.
+        if updated.end is not None and not part.context:
             return Appended.SEEN
         appended = self.tensors.append(part)
         if appended is Appended.TAKEN:
-            for sequence in self.sequences if part.context else (own,):
+            for sequence in self.sequences if part.context else (updated,):
                 self._release_end(sequence)
-            self._updated[own] = None
+            self._updated[updated] = None
             _wake(self._reader)
         return appended
 
     @property
     def awaits_rows(self) -> bool:
-        """Whether an end waits for rows of tensors."""
+        """Whether the end of a sequence is held until tensor rows arrive."""
         return bool(self.tensors) and any(sequence.held_end is not None for sequence in self.sequences)
 
     @property
     def progress(self) -> int:
-        """Grows with everything that attempts bring."""
+        """Number of tokens and tensor rows received so far."""
         return self.received + self.tensors.progress
 
     def append_prompt_logprobs(self, part: PromptLogprobs) -> Appended:
@@ -121,7 +128,8 @@ class RequestLog:
         self.prompt.mark_delivered()
 
     def forget_start(self) -> None:
-        """The attempt that began has brought nothing: the next one's start counts, unless the client has it."""
+        """The attempt was lost. If it produced no token and its start was not delivered, use the next attempt's
+        start."""
         if not self.received and not self.start_delivered:
             self.started = None
             self.prompt.forget()
@@ -129,14 +137,14 @@ class RequestLog:
 
     def append(self, row: TextRow) -> Appended:
         sequence = self.sequences[row.sequence]
-        # After a fault we cancel the attempt: the ABORTED that follows must not look like the request's own end.
+        # After a fault the attempt is cancelled, and the ABORTED that follows must not count as the request's end.
         if self._closed or self.fault is not None or sequence.end is not None or sequence.held_end is not None:
             return Appended.SEEN
         count = len(row.tokens)
-        # Nor before the start, of which the log-probabilities of the prompt are a part.
+        # A row must not precede the start, and the prompt's log-probabilities are part of the start.
         startless = self.started is None or (count > 0 and not self.prompt.complete)
         if row.offset != sequence.received or startless:
-            # A row that overlaps what has come cannot be cut: its text is not per token.
+            # A row that overlaps received tokens cannot be split, because its text is not per token.
             seen = row.offset + count <= sequence.received and not startless and row.end is None
             return Appended.SEEN if seen else Appended.HOLE
         sequence.received += count
@@ -158,15 +166,15 @@ class RequestLog:
         return Appended.TAKEN
 
     def forget_ends(self) -> None:
-        """The attempt was lost whose ends wait for rows of tensors: the next one finds the same ends. Rows of tokens
-        that did not come are dropped: it may draw others."""
+        """The attempt was lost. Drop ends that are held until tensor rows arrive: the next attempt finds the same ends.
+        Drop tensor rows of tokens that were not received: the next attempt may sample different ones."""
         for sequence in self.sequences if self.tensors else ():
             sequence.held_end = None
             if sequence.end is None:
                 self.tensors.truncate(sequence.index, sequence.received)
 
     def next_updated(self) -> SequenceLog | None:
-        """The next sequence that has something new; None if the reader has seen everything."""
+        """The next sequence with something new; None if the reader has consumed everything."""
         return self._updated.popitem(last=False)[0] if self._updated else None
 
     def mark_delivered(self, sequence: SequenceLog) -> None:
@@ -179,18 +187,18 @@ class RequestLog:
         _wake(self._catching_up)
 
     def take_tensors(self, sequence: SequenceLog) -> Iterator[TensorRows]:
-        """Rows of the prompt, and of those tokens that the reader has taken."""
+        """Remove and return the rows of the prompt and of the delivered tokens."""
         for part in self.tensors.take(sequence.index, sequence.delivered):
             yield part
             _wake(self._catching_up)
 
     def reader_behind(self, tokens: int, nbytes: int) -> bool:
-        """Whether more tokens than this, or more bytes of tensors, wait while the reader is in a write."""
-        # A reader that awaits `changed` has taken all that can be shown: the rest waits for text, not for the client.
+        """Whether the reader is writing, with more than `tokens` tokens or `nbytes` bytes of tensors undelivered."""
+        # A reader that awaits `changed` has consumed all it can: the rest waits for text, not for the client.
         return self._reader is None and (self.undelivered > tokens or self.tensors.nbytes > nbytes)
 
     def finish(self, reason: FinishReason) -> None:
-        """End every sequence that has no end: no more rows are awaited."""
+        """End every live sequence: no more rows are expected."""
         for sequence in self.sequences:
             if sequence.end is None and self.open:
                 self._end(sequence, End(reason, NO_TIMES))
@@ -204,7 +212,7 @@ class RequestLog:
             _wake(self._reader)
 
     def close(self) -> None:
-        """The reader has gone: keep nothing more."""
+        """The reader has stopped: drop everything, and ignore what still arrives."""
         self._closed = True
         self._updated.clear()
         self.prompt.forget()
@@ -213,14 +221,14 @@ class RequestLog:
             sequence.drop_content()
 
     async def wait_until(self, reached: Callable[[], bool]) -> None:
-        """Raises the request's RequestError if it fails before."""
+        """Wait until `reached()`. Raises the request's RequestError if it fails before that."""
         while self.fault is None and not reached():
             await self.changed()
         if self.fault is not None:
             raise self.fault
 
     async def changed(self) -> None:
-        """Wait for the next change. Call it only after `next_updated` has returned None."""
+        """Wait for the next change. Must only be called after `next_updated` has returned None."""
         self._reader = asyncio.get_running_loop().create_future()
         _wake(self._catching_up)
         try:
@@ -229,8 +237,8 @@ class RequestLog:
             self._reader = None
 
     async def caught_up(self, tokens: int, nbytes: int) -> None:
-        """Wait until at most so many tokens and bytes of tensors wait for the reader, or it has taken all that can be
-        shown yet."""
+        """Wait until at most `tokens` tokens and `nbytes` bytes of tensors are undelivered, or the reader has consumed
+        all it can."""
         while self.reader_behind(tokens, nbytes):
             self._catching_up = asyncio.get_running_loop().create_future()
             try:
@@ -239,7 +247,7 @@ class RequestLog:
                 self._catching_up = None
 
     def _release_end(self, sequence: SequenceLog) -> None:
-        """Its end counts, if it has one and nothing is missing."""
+        """End a sequence whose held end no longer has to wait for tensor rows."""
         end = sequence.held_end
         if end is None:
             return

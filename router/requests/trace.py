@@ -1,4 +1,4 @@
-"""The history of a request whose answer has ended, as spans: made from the times that it knows anyway."""
+"""Spans of an ended request, built from the times that its state has recorded."""
 
 import time
 from collections.abc import Iterator
@@ -13,14 +13,14 @@ Attributes = dict[str, str | int | float | list[str]]
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Times are seconds of the Unix epoch."""
+    """Times are in seconds since the Unix epoch."""
 
     name: str
     start: float
     end: float
     attributes: Attributes = field(default_factory=dict)
     error: str = ""
-    """A code; empty: it has not failed."""
+    """Error code; empty if the span did not fail."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class RequestTrace:
     request: Span
     children: tuple[Span, ...] = ()
     events: tuple[Event, ...] = ()
-    """Of the request's own span."""
+    """Events of the span `request`."""
 
     @property
     def num_spans(self) -> int:
@@ -44,17 +44,18 @@ class RequestTrace:
 
 
 def trace_refused(context: TraceContext, arrived: float, model: str, request_id: str, code: str) -> RequestTrace:
-    """Of a request that was refused before it began. `arrived`: on time.monotonic's clock, as all times of requests."""
+    """The trace of a request that was refused before it began. `arrived`: by time.monotonic, like all times of
+    requests."""
     shift = _shift()
     attributes: Attributes = {"gen_ai.request.model": model, "sluice.request_id": request_id, "error.type": code}
     return RequestTrace(context, Span("generate", arrived + shift, time.time(), attributes, code))
 
 
 def trace_ended(request: RequestState, context: TraceContext, model: str, outcome: str, status: str) -> RequestTrace:
-    """Called at the end of its answer."""
+    """The trace of a request whose response is ending now."""
     shift, now = _shift(), time.monotonic()
     failed = "" if status == "OK" else outcome
-    own = Span(
+    root = Span(
         f"{_operation(request)} {model}",
         request.arrived + shift,
         now + shift,
@@ -67,48 +68,48 @@ def trace_ended(request: RequestState, context: TraceContext, model: str, outcom
         Event("recovery", lost.ended + shift, {"sluice.attempt": lost.number, "sluice.reason": lost.reason})
         for lost in request.lost_attempts
     ]
-    return RequestTrace(context, own, (*phases, *attempts), tuple(events))
+    return RequestTrace(context, root, (*phases, *attempts), tuple(events))
 
 
 def _shift() -> float:
-    """From time.monotonic's clock to seconds of the Unix epoch."""
+    """Offset from time.monotonic to seconds since the Unix epoch."""
     return time.time() - time.monotonic()
 
 
 def _phases(request: RequestState, now: float) -> Iterator[tuple[str, float, float]]:
-    """(name, start, end) of what it went through, in order and without gaps."""
+    """(name, start, end) of each phase, in order and without gaps."""
     bounds = [request.arrived, *_bounds(request)]
-    # The engine's clock and the lanes in between: no phase ends before it begins, or after the answer.
+    # The times come from different clocks, so make sure that no phase ends before it begins, or after the response.
     for name, start, end in zip(("queue", "prefill", "decode", "detokenize"), bounds, [*bounds[1:], now], strict=False):
         yield name, min(start, now), min(max(start, end), now)
 
 
 def _bounds(request: RequestState) -> list[float]:
-    """Ends of its phases; of the last one that it reached, none if that has not ended."""
+    """End times of the phases that have ended."""
     if request.submitted is None:
         return []
     times = [sequence.end.times for sequence in request.log.sequences if sequence.end is not None]
     if not times:
-        # Cut off: what the router has seen by itself.
+        # Without an end from the engine, use the times that the router has observed itself.
         return [request.submitted, *([] if request.first_tokens_at is None else [request.first_tokens_at])]
-    first = min(times, key=lambda found: found.queue + found.context)
-    last = max(found.queue + found.context + found.generation for found in times)
+    first = min(times, key=lambda sequence: sequence.queue + sequence.context)
+    last = max(sequence.queue + sequence.context + sequence.generation for sequence in times)
     ends = [request.submitted + after for after in (first.queue, first.queue + first.context, last)]
     return ends if request.terminal_at is None else [*ends, request.terminal_at]
 
 
 def _attempts(request: RequestState, now: float, shift: float) -> Iterator[Span]:
     for lost in request.lost_attempts:
-        about = _about_attempt(lost.number, lost.engine, lost.detokenizer)
-        about |= {"sluice.received_tokens": lost.received_tokens}
-        yield Span("attempt", lost.submitted + shift, lost.ended + shift, about, lost.reason)
+        attributes = _attempt_attributes(lost.number, lost.engine, lost.detokenizer)
+        attributes |= {"sluice.received_tokens": lost.received_tokens}
+        yield Span("attempt", lost.submitted + shift, lost.ended + shift, attributes, lost.reason)
     last = request.attempt
     if last.number > request.lost_attempts[-1].number:
-        about = _about_attempt(last.number, last.engine.name, last.detokenizer.name)
-        yield Span("attempt", last.submitted + shift, (request.terminal_at or now) + shift, about)
+        attributes = _attempt_attributes(last.number, last.engine.name, last.detokenizer.name)
+        yield Span("attempt", last.submitted + shift, (request.terminal_at or now) + shift, attributes)
 
 
-def _about_attempt(number: int, engine: str, detokenizer: str) -> Attributes:
+def _attempt_attributes(number: int, engine: str, detokenizer: str) -> Attributes:
     return {"sluice.attempt": number, "sluice.engine": engine, "sluice.detokenizer": detokenizer}
 
 
@@ -117,11 +118,11 @@ def _operation(request: RequestState) -> str:
 
 
 def _attributes(request: RequestState, model: str, outcome: str, failed: str) -> Attributes:
-    """By OpenTelemetry's conventions for generative AI; never the text. Of Sluice's own, those that its log has."""
+    """Attributes by OpenTelemetry's conventions for generative AI, and Sluice's own as in its log. Never any text."""
     spec, sampling, log = request.spec, request.spec.sampling, request.log
     first_token = request.first_token_seconds
     ends = [sequence.end.reason.name for sequence in log.sequences if sequence.end is not None]
-    found: Attributes = {
+    attributes: Attributes = {
         "gen_ai.operation.name": _operation(request),
         "gen_ai.provider.name": "sluice",
         "gen_ai.request.model": model,
@@ -142,9 +143,13 @@ def _attributes(request: RequestState, model: str, outcome: str, failed: str) ->
         "sluice.attempts": request.attempts,
     }
     if ends:
-        found["gen_ai.response.finish_reasons"] = [reason.lower() for reason in ends]
+        attributes["gen_ai.response.finish_reasons"] = [reason.lower() for reason in ends]
     if first_token is not None:
-        found["gen_ai.response.time_to_first_chunk"] = first_token
-    others = {"sluice.tenant": request.tenant, "sluice.engine": request.engine, "error.type": failed}
-    others |= {"sluice.detokenizer": request.detokenizer}
-    return found | {name: value for name, value in others.items() if value}
+        attributes["gen_ai.response.time_to_first_chunk"] = first_token
+    optional = {
+        "sluice.tenant": request.tenant,
+        "sluice.engine": request.engine,
+        "error.type": failed,
+        "sluice.detokenizer": request.detokenizer,
+    }
+    return attributes | {name: value for name, value in optional.items() if value}

@@ -14,7 +14,7 @@ class TraceContext:
     trace_id: int
     """128 bits."""
     parent_id: int | None
-    """The caller's span; None: the request begins its trace."""
+    """The caller's span; None if the request begins its trace."""
     sampled: bool
     """Whether the caller records the trace."""
 
@@ -24,16 +24,16 @@ class TraceContext:
 
 
 def new_context() -> TraceContext:
-    # Zero is no id.
+    # Zero is not a valid id.
     return TraceContext(secrets.randbits(128) or 1, None, True)
 
 
 def read_traceparent(text: str) -> TraceContext | None:
-    """None for an invalid one: by the specification the request is then treated as if it had none."""
-    found = TRACEPARENT.fullmatch(text)
-    if found is None:
+    """None for an invalid header, which the specification requires to be ignored."""
+    match = TRACEPARENT.fullmatch(text)
+    if match is None:
         return None
-    version, trace_id, parent_id, flags, more = found.groups()
+    version, trace_id, parent_id, flags, more = match.groups()
     # Later versions may have more fields.
     if version == NO_VERSION or (version == FIRST_VERSION and more):
         return None

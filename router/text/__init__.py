@@ -1,1 +1,1 @@
-"""Text to token ids and back: tokenizer, chat template."""
+"""Tokenization, detokenization and chat templates."""

@@ -1,4 +1,4 @@
-"""The model's chat template, rendered as by transformers' `apply_chat_template`: same sandbox, same filters."""
+"""Renders the model's chat template like transformers' `apply_chat_template`, with the same sandbox and filters."""
 
 import json
 from datetime import datetime
@@ -23,7 +23,7 @@ class ChatTemplate:
     """A compiled template with the model's special tokens. Raises CheckpointError if it cannot be compiled."""
 
     def __init__(self, source: str, tokenizer_config: dict[str, Any], image: str = "") -> None:
-        """`image`: the placeholder of one, for templates that do not write it themselves."""
+        """`image`: the image placeholder, for templates that do not write it themselves."""
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[GenerationBlock, ext.loopcontrols]
         )
@@ -37,21 +37,21 @@ class ChatTemplate:
             raise CheckpointError(f"the chat template is invalid: line {error.lineno}: {error.message}") from error
         self._special_tokens = _special_tokens(tokenizer_config)
         self._image = image
-        takes_parts = self._shows([{"type": "text", "text": PROBE}])
-        self._splits = takes_parts and not self._shows(PROBE)
-        """Whether it takes lists of parts only."""
-        self._joins = not takes_parts
-        """Whether it takes texts only."""
+        accepts_parts = self._shows([{"type": "text", "text": PROBE}])
+        self._needs_parts = accepts_parts and not self._shows(PROBE)
+        """Whether the template accepts only lists of parts as content."""
+        self._needs_text = not accepts_parts
+        """Whether the template accepts only strings as content."""
 
     def render(self, chat: ChatPrompt) -> str:
         """The prompt's text. Raises RequestError if the template rejects the messages."""
         messages = [message | {"content": self._content(message["content"])} for message in chat.messages]
         final = ""
-        # A mark shows where the final message ends in the rendered text, whatever the template appends after it.
+        # A mark shows where the final message ends in the rendered text, so that what the template appends can be cut.
         if chat.continue_final_message:
             final, messages[-1]["content"] = _marked(messages[-1]["content"])
         variables = {"documents": None} | self._special_tokens | chat.variables
-        # Last, so that the caller's template_kwargs cannot replace the messages.
+        # Set these last, so that the caller's template_kwargs cannot replace the messages.
         variables |= {"messages": messages, "tools": chat.tools, "add_generation_prompt": chat.add_generation_prompt}
         try:
             text = self._template.render(variables)
@@ -61,25 +61,25 @@ class ChatTemplate:
         return _cut_after_final_message(text, final) if chat.continue_final_message else text
 
     def _shows(self, content: Any) -> bool:
-        """Whether it renders the text of such a content, and not as Python prints a list."""
+        """Whether the template renders the text of this content, rather than Python's representation of a list."""
         messages = [{"role": "user", "content": content}]
         variables = self._special_tokens | {"messages": messages, "tools": None, "add_generation_prompt": True}
         try:
             text = self._template.render({"documents": None} | variables)
-        except Exception:  # noqa: BLE001 - as in `render`
+        except Exception:  # noqa: BLE001 - a template is a program and may raise anything
             return False
         return PROBE in text and f"'{PROBE}'" not in text
 
     def _content(self, content: Any) -> Any:
         if isinstance(content, str):
-            return [{"type": "text", "text": content}] if self._splits else content
-        if self._joins:
+            return [{"type": "text", "text": content}] if self._needs_parts else content
+        if self._needs_text:
             return "".join(part.get("text", self._image) for part in content)
         return [dict(part) for part in content]
 
 
 class GenerationBlock(ext.Extension):
-    """{% generation %}…{% endgeneration %} marks the assistant's text for training; rendering keeps just the text."""
+    """{% generation %}…{% endgeneration %} marks the assistant's text for training. Rendering keeps only the text."""
 
     tags = {"generation"}  # noqa: RUF012 - jinja2 reads it from the class
 
@@ -93,7 +93,7 @@ class GenerationBlock(ext.Extension):
 
 
 class _PlainDict:
-    """`dict(...)` for templates, without access to the type and its other attributes."""
+    """`dict(...)` for templates, without access to the type's other attributes."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
         return dict(*args, **kwargs)
@@ -103,10 +103,11 @@ class _PlainDict:
 
 
 class _PlainNamespace(Namespace):
-    """jinja2's namespace, which rejects names with a leading underscore: they would reach Python's internals."""
+    """jinja2's namespace, but without names that begin with an underscore, which would give access to Python's
+    internals."""
 
     def __init__(*args: Any, **kwargs: Any) -> None:
-        # No parameter named self, as in jinja2's own class, so that `namespace(self=...)` works.
+        # No parameter named self, as in jinja2's class, so that `namespace(self=...)` works.
         self, args = args[0], args[1:]
         attributes = dict(*args, **kwargs)
         for name in attributes:
@@ -120,7 +121,7 @@ class _PlainNamespace(Namespace):
 
 def _check_name(name: object) -> None:
     if isinstance(name, str) and name.startswith("_"):
-        raise jinja2.exceptions.SecurityError(f"a namespace allows no name with a leading underscore: {name!r}")
+        raise jinja2.exceptions.SecurityError(f"names in a namespace must not begin with an underscore: {name!r}")
 
 
 def _to_json(
@@ -130,7 +131,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    # jinja2's own filter escapes HTML, which would change the prompt.
+    # jinja2's filter would escape HTML, which would change the prompt.
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
@@ -143,14 +144,15 @@ def _strftime_now(form: str) -> str:
 
 
 def _special_tokens(tokenizer_config: dict[str, Any]) -> dict[str, str]:
-    found = {name: tokenizer_config.get(name) for name in SPECIAL_TOKENS}
+    tokens = {name: tokenizer_config.get(name) for name in SPECIAL_TOKENS}
     # Older checkpoints describe a token by an object with its text as "content".
-    texts = {name: token["content"] if isinstance(token, dict) else token for name, token in found.items()}
+    texts = {name: token["content"] if isinstance(token, dict) else token for name, token in tokens.items()}
     return {name: str(text) for name, text in texts.items() if text is not None}
 
 
 def _marked(content: Any) -> tuple[str, Any]:
-    """The final text of a message, and the message with a mark behind it. Raises RequestError if it has none."""
+    """The final text of a message's content, and the content with a mark after it. Raises RequestError if it does not
+    end with text."""
     if isinstance(content, str):
         return content, content + FINAL_MESSAGE_END
     if not content or content[-1]["type"] != "text":
@@ -166,6 +168,6 @@ def _cut_after_final_message(text: str, final_message: str) -> str:
         description = "the chat template does not show the final message, so it cannot be continued"
         raise RequestError.invalid([Violation("spec.chat", description)])
     end = text.rindex(mark)
-    # A template that trims messages removed the mark's trailing space; then the message's own trailing space goes too.
-    kept = text[end : end + len(FINAL_MESSAGE_END)] == FINAL_MESSAGE_END
-    return text[:end] if kept else text[:end].rstrip()
+    # If the template trims messages, it has removed the mark's trailing space. Then trim the message's text too.
+    untrimmed = text[end : end + len(FINAL_MESSAGE_END)] == FINAL_MESSAGE_END
+    return text[:end] if untrimmed else text[:end].rstrip()

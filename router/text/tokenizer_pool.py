@@ -1,4 +1,4 @@
-"""Tokenizes and detokenizes in a few threads: the library releases the GIL, and the event loop never blocks."""
+"""Tokenizes and detokenizes in a few threads. The library releases the GIL, so the event loop is not blocked."""
 
 import asyncio
 import threading
@@ -17,15 +17,15 @@ from sluice.ring.errors import ErrorCode
 from sluice.ring.vocabulary import Vocabulary
 
 ID_BYTES = 8
-"""Estimated text bytes of a token id, for the bound on queued work."""
+"""Estimated bytes of text per token id, for the limit on queued work."""
 
 MAX_WAITING = 1024
-"""Texts: as many as requests that wait for admission by default."""
+"""Texts that are queued or in work; equals the default number of requests that may wait for admission."""
 MAX_WAITING_BYTES = 64 << 20
-"""Of these texts: so much memory a flood of long prompts can take."""
+"""Total size of these texts, which limits the memory that a flood of long prompts can take."""
 
 INLINE_BYTES = 512
-"""A text prompt up to this is tokenized on the event loop: passing it to a thread costs about as much."""
+"""Text prompts up to this size are tokenized on the event loop: passing them to a thread would cost about as much."""
 
 T = TypeVar("T")
 
@@ -33,7 +33,8 @@ T = TypeVar("T")
 class TokenizerPool:
     """The model's tokenizer and chat template. Raises CheckpointError if they cannot be read.
 
-    At most MAX_WAITING texts of MAX_WAITING_BYTES in all are queued or in work; one more is refused as OVERLOADED.
+    At most MAX_WAITING texts with MAX_WAITING_BYTES in total are queued or in work. Beyond that, calls raise
+    RequestError OVERLOADED.
     """
 
     def __init__(self, checkpoint: Checkpoint, threads: int, max_rendered_bytes: int) -> None:
@@ -48,8 +49,13 @@ class TokenizerPool:
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="text")
         self.vocabulary = Vocabulary(self._tokenizer)
 
+    def num_tokens_beyond(self, vocab_size: int) -> int:
+        """Number of the tokenizer's tokens whose ids are not in a vocabulary of this size."""
+        ids = self._tokenizer.get_vocab(with_added_tokens=True).values()
+        return sum(number >= vocab_size for number in ids)
+
     async def tokens(self, prompt: Prompt) -> list[int]:
-        """Token ids of the prompt, not truncated. Raises RequestError."""
+        """Token ids of the whole prompt, before truncation. Raises RequestError."""
         if isinstance(prompt, IdsPrompt):
             return list(prompt.ids)
         if isinstance(prompt, TextPrompt) and prompt.size <= INLINE_BYTES:
@@ -57,44 +63,44 @@ class TokenizerPool:
         return await self._run(prompt.size, lambda: self._encode_prompt(prompt))
 
     async def spellings(self, words: Sequence[str]) -> list[list[list[int]]]:
-        """Of each word: its token ids at the start of a text, after a space, and within a text without a space before
-        it. The first may be the second (SentencePiece puts a space before a text) or the last (byte-level BPE)."""
+        """For each word: its token ids at the start of a text, after a space, and within a text without a space before
+        it. The first may equal the second (SentencePiece prepends a space to texts) or the last (byte-level BPE)."""
         if not words:
             return []
         return await self._run(3 * sum(len(word.encode()) + 1 for word in words), lambda: self._spell(words))
 
     async def encode(self, text: str, add_special_tokens: bool, into: Callable[[Encoding], T]) -> T:
-        """`into(encoding)`, called in the thread too, since a text may have millions of tokens."""
+        """`into(encoding)`, which is also called in the thread, since a text may have millions of tokens."""
         encode = self._tokenizer.encode
         return await self._run(len(text.encode()), lambda: into(encode(text, add_special_tokens=add_special_tokens)))
 
     async def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
-        """Invalid UTF-8 becomes U+FFFD."""
-        given, decode = list(ids), self._tokenizer.decode
-        size = ID_BYTES * len(given)
-        return await self._run(size, lambda: str(decode(given, skip_special_tokens=skip_special_tokens)))
+        """The text of token ids. Invalid UTF-8 becomes U+FFFD."""
+        tokens, decode = list(ids), self._tokenizer.decode
+        size = ID_BYTES * len(tokens)
+        return await self._run(size, lambda: str(decode(tokens, skip_special_tokens=skip_special_tokens)))
 
     async def compute(self, size: int, work: Callable[[], T]) -> T:
-        """`work()`, other than on text, on an input of `size` bytes."""
+        """`work()`, run in a thread; it need not process text. `size`: bytes of its input."""
         return await self._run(size, work)
 
     def close(self) -> None:
-        """Stop the threads; queued work is dropped."""
+        """Stop the threads and drop queued work."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _spell(self, words: Sequence[str]) -> list[list[list[int]]]:
         def ids(text: str) -> list[int]:
             return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
-        line = ids("\n")
-        found = []
+        line_break = ids("\n")
+        result = []
         for word in words:
             spellings = [ids(word), ids(f" {word}")]
             within = ids(f"\n{word}")
-            if within[: len(line)] == line and len(within) > len(line):
-                spellings.append(within[len(line) :])
-            found.append(spellings)
-        return found
+            if within[: len(line_break)] == line_break and len(within) > len(line_break):
+                spellings.append(within[len(line_break) :])
+            result.append(spellings)
+        return result
 
     def _encode_prompt(self, prompt: TextPrompt | ChatPrompt) -> list[int]:
         text = self._render(prompt) if isinstance(prompt, ChatPrompt) else prompt.text
@@ -113,12 +119,12 @@ class TokenizerPool:
         return text
 
     async def _run(self, size: int, work: Callable[[], T]) -> T:
-        """`work()` in a thread; `size` is that of its input in bytes."""
+        """Run `work()` in a thread. `size`: bytes of its input. Raises RequestError OVERLOADED."""
         with self._lock:
             if self._waiting >= MAX_WAITING:
-                message = f"{self._waiting} texts are being tokenized or decoded, at most {MAX_WAITING} may be"
+                message = f"{self._waiting} texts are being tokenized or decoded, at most {MAX_WAITING} are allowed"
                 raise RequestError(ErrorCode.OVERLOADED, message)
-            # A single text may be larger than the bound: else it could never be tokenized.
+            # A single text may exceed the limit; otherwise it could never be tokenized.
             if self._waiting and self._waiting_bytes + size > MAX_WAITING_BYTES:
                 message = (
                     f"texts of {self._waiting_bytes} bytes are being tokenized or decoded and this one has {size}; "
@@ -128,7 +134,7 @@ class TokenizerPool:
             self._waiting += 1
             self._waiting_bytes += size
         future = self._threads.submit(_guarded, work)
-        # Counted until the work ends: a thread goes on even if the caller was cancelled.
+        # Count it until the work ends: the thread continues even if the caller is cancelled.
         future.add_done_callback(lambda _: self._done(size))
         return await asyncio.wrap_future(future)
 
@@ -142,7 +148,7 @@ def _guarded(work: Callable[[], T]) -> T:
     try:
         return work()
     except BaseException as error:
-        # A panic in the library's Rust code is a BaseException, which would end more than this request.
+        # A panic in the library's Rust code is a BaseException, which would otherwise end more than this request.
         if type(error).__module__ != "pyo3_runtime":
             raise
         raise RequestError(ErrorCode.TEXT_FAILED, f"the tokenizer raised {type(error).__name__}") from error
@@ -153,7 +159,7 @@ def _load(checkpoint: Checkpoint) -> Tokenizer:
         tokenizer = Tokenizer.from_file(str(checkpoint.tokenizer_file))
     except Exception as error:  # the library raises plain Exception
         raise CheckpointError(f"{checkpoint.tokenizer_file} is not a tokenizer: {error}") from error
-    # tokenizer.json may configure both, for training.
+    # tokenizer.json may configure both for training.
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer

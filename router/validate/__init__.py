@@ -1,1 +1,2 @@
-"""Parse, don't validate: a GenerationSpec message becomes one bounded Spec, or an error that names each bad field."""
+"""Parse, don't validate: turns a GenerationSpec message into a Spec with all fields in range, or into an error that
+names every invalid field."""

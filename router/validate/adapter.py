@@ -1,4 +1,4 @@
-"""Which LoRA adapter a request names, or brings."""
+"""The LoRA adapter that a request names, or whose files it contains."""
 
 import re
 from collections.abc import Callable
@@ -12,18 +12,19 @@ from sluice.v1 import generation_pb2 as pb
 
 VERSION = re.compile(rf"[0-9a-f]{{{2 * VERSION_BYTES}}}", re.ASCII)
 SEPARATOR = "."
-"""Between the model's fingerprint and the adapter's version, in what `Started` returns."""
+"""Separates the model's fingerprint from the adapter's version in `Started.model_fingerprint`."""
 TABLE_SEPARATOR = "+"
-"""Before the version of the prompt adapter."""
+"""Precedes the version of the prompt adapter in `Started.model_fingerprint`."""
 UNNAMED = "lora_weights"
-"""Id of an adapter that a request brings without one."""
+"""Id of an uploaded adapter if the request does not name one."""
 
 
 class Began(NamedTuple):
-    """What a stream began with, that a request resumes; each part is empty if there was none, or if it is unknown."""
+    """The model and adapters with which a stream began that the request resumes. A part is empty if it was not used or
+    is unknown."""
 
     model: str = ""
-    """Its fingerprint."""
+    """Fingerprint of the model."""
     adapter: str = ""
     """Version of the LoRA adapter."""
     table: str = ""
@@ -31,32 +32,41 @@ class Began(NamedTuple):
 
 
 Find = Callable[[str], Adapter | None]
-"""By id."""
+"""Looks up a loaded adapter by id."""
 
 
 def parse_adapter(
-    spec: pb.GenerationSpec, model: Model, find: Find, version: str, bad: Violations
+    spec: pb.GenerationSpec,
+    model: Model,
+    find: Find,
+    version: str,
+    bad: Violations,
+    hashed: AdapterFiles | None = None,
 ) -> tuple[Adapter | None, AdapterFiles | None]:
-    """The adapter, and its files if the request brings them. `version`: of the stream that it resumes; empty: any.
+    """The adapter, and its files if the request contains them.
 
-    Raises RequestError ADAPTER_NOT_FOUND, MODEL_CHANGED.
+    `version`: version with which the resumed stream began; empty for any. `hashed`: the files in the request, if their
+    version was computed already. Raises RequestError ADAPTER_NOT_FOUND, MODEL_CHANGED.
     """
     field, adapter_id = _named(spec, model, bad)
     if not version and (adapter_id or spec.HasField("lora_weights")) and _has_begun(spec):
         raise changed("the stream began without an adapter")
     if spec.HasField("lora_weights"):
-        files = parse_files("spec.lora_weights", spec.lora_weights, bad)
-        found = Adapter(adapter_id or UNNAMED, files.version)
-        if version and version != found.version:
-            bad.add("spec.lora_weights", "are not those with which the resumed stream began", reason=Reason.CONFLICT)
-        return found, files
+        _check_files("spec.lora_weights", spec.lora_weights, bad)
+        files = files_of(spec.lora_weights) if hashed is None else hashed
+        uploaded = Adapter(adapter_id or UNNAMED, files.version)
+        if version and version != uploaded.version:
+            problem = "differ from the weights with which the resumed stream began"
+            bad.add("spec.lora_weights", problem, reason=Reason.CONFLICT)
+        return uploaded, files
     if not adapter_id:
         if version:
             raise changed("the stream began with an adapter: name it in spec.lora_id")
         return None, None
     current = find(adapter_id)
     if version:
-        # The weights of its beginning, whatever the id stands for now: an engine may still have them.
+        # Use the weights with which the stream began, even if the id refers to others now: an engine may still have
+        # them.
         same = current is not None and current.version == version
         return Adapter(adapter_id, version, current.path if current is not None and same else ""), None
     if current is None:
@@ -65,9 +75,10 @@ def parse_adapter(
 
 
 def check_adapter(adapter: Adapter | None, known: bool | None) -> None:
-    """Raises RequestError if no engine serves adapters. `known`: whether one does; None: no engine has said it."""
+    """Raises RequestError if no engine serves adapters. `known`: whether one does; None if no engine has reported
+    it."""
     if adapter is not None and known is False:
-        description = f"is {shown(adapter.id)}, but no engine serves adapters: they need the setting lora"
+        description = f"is {shown(adapter.id)}, but no engine serves adapters: engines need the setting lora"
         raise RequestError.invalid([Violation("spec.lora_id", description, private=True)])
 
 
@@ -77,12 +88,12 @@ def check_id(field: str, adapter_id: str, model: Model, bad: Violations) -> None
 
 
 def check_form(field: str, adapter_id: str, bad: Violations) -> bool:
-    """Whether it may be the id of an adapter of any kind."""
+    """Whether the text may be the id of an adapter of any kind. Adds a violation if not."""
     if ADAPTER_ID.fullmatch(adapter_id):
         return True
     bad.add(
         field,
-        f"is {shown(adapter_id)}, must be 1 to {MAX_ID_CHARS} of [A-Za-z0-9._:/-]",
+        f"is {shown(adapter_id)}, must be 1 to {MAX_ID_CHARS} characters of [A-Za-z0-9._:/-]",
         private=True,
         reason=Reason.INVALID_FORMAT,
     )
@@ -90,22 +101,31 @@ def check_form(field: str, adapter_id: str, bad: Violations) -> bool:
 
 
 def parse_files(field: str, message: pb.LoraWeights, bad: Violations) -> AdapterFiles:
-    """What is in them is the engines' to check."""
+    """The files in `message`. Their contents are checked by the engines."""
+    _check_files(field, message, bad)
+    return files_of(message)
+
+
+def files_of(message: pb.LoraWeights) -> AdapterFiles:
+    return AdapterFiles(message.config_json, message.safetensors)
+
+
+def _check_files(field: str, message: pb.LoraWeights, bad: Violations) -> None:
     bad.at_most(f"{field}.config_json", len(message.config_json), MAX_CONFIG_BYTES, "bytes")
     for name in ("config_json", "safetensors"):
         if not getattr(message, name):
             bad.add(f"{field}.{name}", "is empty", reason=Reason.MISSING)
-    return AdapterFiles(message.config_json, message.safetensors)
 
 
 def split_fingerprint(text: str) -> Began:
-    """From `Started.model_fingerprint`."""
+    """The parts of `Started.model_fingerprint`."""
     both, _, table = text.partition(TABLE_SEPARATOR)
     model, _, adapter = both.partition(SEPARATOR)
     return Began(model, adapter, table)
 
 
 def joined_fingerprint(began: Began) -> str:
+    """The value of `Started.model_fingerprint`."""
     adapter = began.adapter and f"{SEPARATOR}{began.adapter}"
     table = began.table and f"{TABLE_SEPARATOR}{began.table}"
     return f"{began.model}{adapter}{table}"
@@ -123,17 +143,17 @@ def adapter_not_found(field: str, adapter_id: str) -> RequestError:
 
 
 def _has_begun(spec: pb.GenerationSpec) -> bool:
-    """Whether it resumes a stream of which it says with what that began."""
+    """Whether the request resumes tokens and says with which model they were generated."""
     return any(part.token_ids for part in spec.resume) and any(part.model_fingerprint for part in spec.resume)
 
 
 def _named(spec: pb.GenerationSpec, model: Model, bad: Violations) -> tuple[str, str]:
-    """The field that names the adapter, and the id; empty: none does."""
+    """(the field that names an adapter, the adapter's id); the id is empty if neither field names one."""
     by_model = spec.model if spec.model not in ("", model.name) else ""
     if spec.lora_id:
         check_id("spec.lora_id", spec.lora_id, model, bad)
         if by_model not in ("", spec.lora_id):
-            both = f"is {shown(spec.lora_id)}, but spec.model names another adapter, {shown(by_model)}"
-            bad.add("spec.lora_id", both, private=True, reason=Reason.CONFLICT)
+            problem = f"is {shown(spec.lora_id)}, but spec.model names another adapter, {shown(by_model)}"
+            bad.add("spec.lora_id", problem, private=True, reason=Reason.CONFLICT)
         return "spec.lora_id", spec.lora_id
     return "spec.model", by_model

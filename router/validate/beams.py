@@ -1,4 +1,4 @@
-"""Beam search: its parameters, and what cannot be combined with it."""
+"""Beam search: its parameters, and the fields that cannot be combined with it."""
 
 from collections.abc import Iterator
 
@@ -14,8 +14,10 @@ DIVERSITY_RANGE = Range(0, 100)
 
 
 def parse_beams(spec: pb.GenerationSpec, sampling: SamplingParams, n: int, bad: Violations) -> SamplingParams:
-    """`sampling` with its beam search, if there is one. The model's defaults for choosing at random then do not count.
-    `n`: outputs."""
+    """`sampling`, with beam search if requested. The model's defaults for random sampling then do not apply.
+
+    `n`: number of outputs.
+    """
     message, field = spec.sampling.beam_search, "spec.sampling.beam_search"
     if not spec.sampling.HasField("beam_search"):
         return sampling
@@ -41,7 +43,7 @@ def parse_beams(spec: pb.GenerationSpec, sampling: SamplingParams, n: int, bad: 
         top_k=0,
         top_p=1.0,
         min_p=0.0,
-        # Outputs come with the sum of their logprobs.
+        # Outputs are returned with the sum of their logprobs, so the engine must report logprobs.
         logprobs=sampling.logprobs or 0,
         beam_search=BeamSearchParams(
             min(message.width, MAX_SEQUENCES),
@@ -54,16 +56,16 @@ def parse_beams(spec: pb.GenerationSpec, sampling: SamplingParams, n: int, bad: 
 
 
 def _conflicts(spec: pb.GenerationSpec) -> Iterator[tuple[str, str]]:
-    """(field, what it is) of each field that is on and does not go with beam search."""
-    asked, field = spec.sampling, "spec.sampling"
-    given = {set_field.name: value for set_field, value in asked.ListFields()}
-    if asked.temperature >= GREEDY_TEMPERATURE and asked.temperature != 1.0:
-        yield f"{field}.temperature", f"is {asked.temperature:g}"
+    """(field, description of its value) for each field that is in use and cannot be combined with beam search."""
+    sampling, field = spec.sampling, "spec.sampling"
+    values = {set_field.name: value for set_field, value in sampling.ListFields()}
+    if sampling.temperature >= GREEDY_TEMPERATURE and sampling.temperature != 1.0:
+        yield f"{field}.temperature", f"is {sampling.temperature:g}"
     for name, off in (("top_k", 0), ("top_p", 1.0), ("min_p", 0.0)):
-        if given.get(name, off) != off:
-            yield f"{field}.{name}", f"is {given[name]:g}"
+        if values.get(name, off) != off:
+            yield f"{field}.{name}", f"is {values[name]:g}"
     lists = (
-        (f"{field}.logits_processors", asked.logits_processors),
+        (f"{field}.logits_processors", sampling.logits_processors),
         ("spec.stopping.stop", spec.stopping.stop),
         ("spec.resume", spec.resume),
     )

@@ -1,4 +1,4 @@
-"""A chat: messages of text, images and tool calls, tools, variables of the template."""
+"""Chat prompts: messages with text, images and tool calls; tools; variables of the template."""
 
 import json
 from dataclasses import dataclass
@@ -12,20 +12,20 @@ from sluice.v1 import generation_pb2 as pb
 
 ROLES = ("system", "user", "assistant", "tool")
 ONLY_OF = {"tool_call_id": "tool", "tool_calls": "assistant", "reasoning_content": "assistant"}
-"""Fields of messages that belong to one role."""
+"""Message fields that only one role may have, with that role."""
 MAX_PARTS = 256
-"""Of a message."""
+"""Parts per message."""
 MAX_CALLS = 4096
-"""Of tools, in all messages."""
+"""Tool calls in all messages together."""
 RESERVED_VARIABLES = frozenset({"messages", "tools", "continue_final_message"})
 
 
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
     messages: tuple[dict[str, Any], ...]
-    """As templates get them: of parts their content is a list."""
+    """As passed to templates. If a message has parts, its content is a list."""
     size: int
-    """Bytes of the whole message, without images."""
+    """Bytes of the whole chat, without images."""
     tools: list[dict[str, Any]] | None
     variables: dict[str, Any]
     continue_final_message: bool
@@ -41,7 +41,7 @@ def parse_chat(spec: pb.GenerationSpec, model: Model, limits: Limits, bad: Viola
     chat = spec.chat
     if not model.has_chat:
         bad.add("spec.chat", f"the model {model.name} has no chat template", reason=Reason.NOT_SUPPORTED)
-    # Checked before conversion: millions of empty messages, a few bytes each, would fill the memory as objects.
+    # Check before converting: millions of empty messages, a few bytes each, would fill the memory as Python objects.
     if not (bad.at_most("spec.chat.messages", len(chat.messages), limits.messages, "messages") and _few(chat, bad)):
         return NO_CHAT
     size = chat.ByteSize() - sum(len(part.image.data) for message in chat.messages for part in message.parts)
@@ -73,7 +73,7 @@ def _few(chat: pb.ChatPrompt, bad: Violations) -> bool:
 
 def _check_messages(chat: pb.ChatPrompt, bad: Violations) -> None:
     if not chat.messages:
-        bad.add("spec.chat.messages", "is empty: a chat has at least one message", reason=Reason.MISSING)
+        bad.add("spec.chat.messages", "is empty, must have at least one message", reason=Reason.MISSING)
     for i, message in enumerate(chat.messages):
         field = f"spec.chat.messages[{i}]"
         if message.role not in ROLES:
@@ -91,31 +91,31 @@ def _check_messages(chat: pb.ChatPrompt, bad: Violations) -> None:
             bad.add(f"{field}.parts", "cannot be combined with content", reason=Reason.CONFLICT)
         for j, part in enumerate(message.parts):
             if part.WhichOneof("part") is None:
-                bad.add(f"{field}.parts[{j}]", "is unset: give text or image", reason=Reason.MISSING)
+                bad.add(f"{field}.parts[{j}]", "is unset: set text or image", reason=Reason.MISSING)
 
 
 def _message(message: pb.ChatMessage, field: str, bad: Violations) -> dict[str, Any]:
-    found: dict[str, Any] = {"role": message.role, "content": message.content}
+    converted: dict[str, Any] = {"role": message.role, "content": message.content}
     if message.parts:
-        found["content"] = list(map(_part, message.parts))
+        converted["content"] = list(map(_part, message.parts))
     for name in ("tool_call_id", "reasoning_content", "name"):
         if value := getattr(message, name):
-            found[name] = value
+            converted[name] = value
     if message.tool_calls:
         calls = enumerate(message.tool_calls)
-        found["tool_calls"] = [_tool_call(call, f"{field}.tool_calls[{i}]", bad) for i, call in calls]
-    return found
+        converted["tool_calls"] = [_tool_call(call, f"{field}.tool_calls[{i}]", bad) for i, call in calls]
+    return converted
 
 
 def _tool_call(call: pb.ToolCall, field: str, bad: Violations) -> dict[str, Any]:
-    """As chat templates expect it: the arguments are an object."""
+    """The call as chat templates expect it: the arguments are an object, not JSON text."""
     if not call.name:
         bad.add(f"{field}.name", "is empty", reason=Reason.MISSING)
     arguments = _json(call.arguments_json or "{}", f"{field}.arguments_json", bad)
     if arguments is not None and not isinstance(arguments, dict):
         bad.add(f"{field}.arguments_json", "must be a JSON object", reason=Reason.INVALID_FORMAT)
-    found = {"type": "function", "function": {"name": call.name, "arguments": arguments}}
-    return found | ({"id": call.id} if call.id else {})
+    converted = {"type": "function", "function": {"name": call.name, "arguments": arguments}}
+    return converted | ({"id": call.id} if call.id else {})
 
 
 def _part(part: pb.ContentPart) -> dict[str, str]:
@@ -125,39 +125,39 @@ def _part(part: pb.ContentPart) -> dict[str, str]:
 def _tools(text: str, bad: Violations) -> list[dict[str, Any]] | None:
     if not text:
         return None
-    found = _json(text, "spec.chat.tools_json", bad)
-    if found is None:
+    tools = _json(text, "spec.chat.tools_json", bad)
+    if tools is None:
         return None
-    if not isinstance(found, list) or not all(isinstance(tool, dict) for tool in found):
+    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
         bad.add("spec.chat.tools_json", "must be a JSON array of objects", reason=Reason.INVALID_FORMAT)
         return None
-    return found or None
+    return tools or None
 
 
 def _json(text: str, field: str, bad: Violations) -> Any:
-    """None if it is not valid, which `bad` has then."""
+    """The decoded value; None, with a violation added to `bad`, if it is invalid or null."""
     try:
-        found = json.loads(text)
+        value = json.loads(text)
     except (ValueError, RecursionError) as error:
         bad.add(field, f"is not valid JSON: {shown(str(error))}", private=True, reason=Reason.INVALID_FORMAT)
         return None
-    if found is None:
+    if value is None:
         bad.add(field, "is null", reason=Reason.INVALID_FORMAT)
-    return found
+    return value
 
 
 def _add_generation_prompt(chat: pb.ChatPrompt, variables: dict[str, Any], bad: Violations) -> bool:
-    """True by default, unless the last message is continued; a template variable of that name overrides it."""
-    wanted = variables.pop("add_generation_prompt", not chat.continue_final_message)
-    if not isinstance(wanted, bool):
+    """True by default, unless the final message is continued. A template variable of the same name overrides it."""
+    value = variables.pop("add_generation_prompt", not chat.continue_final_message)
+    if not isinstance(value, bool):
         field = "spec.chat.template_kwargs.add_generation_prompt"
-        bad.add(field, f"is {shown(wanted)}, must be true or false", private=True, reason=Reason.INVALID_FORMAT)
+        bad.add(field, f"is {shown(value)}, must be true or false", private=True, reason=Reason.INVALID_FORMAT)
         return False
-    if wanted and chat.continue_final_message:
+    if value and chat.continue_final_message:
         bad.add(
             "spec.chat.continue_final_message", "cannot be combined with add_generation_prompt", reason=Reason.CONFLICT
         )
-    return bool(wanted)
+    return bool(value)
 
 
 def _variables(struct: struct_pb2.Struct) -> dict[str, Any]:
@@ -165,7 +165,7 @@ def _variables(struct: struct_pb2.Struct) -> dict[str, Any]:
 
 
 def _plain(value: struct_pb2.Value) -> Any:
-    """As json.loads would return it: a whole number is an int, which templates print without a decimal point."""
+    """The value as json.loads would return it: whole numbers are int, which templates print without a decimal point."""
     kind = value.WhichOneof("kind")
     if kind == "struct_value":
         return _variables(value.struct_value)

@@ -1,4 +1,4 @@
-"""Whether a request fits the context, once its prompt is tokenized."""
+"""Checks whether a request fits the context, once its prompt is tokenized."""
 
 from router.errors import Reason, RequestError, Violation
 from router.validate.spec import Spec
@@ -6,31 +6,32 @@ from sluice.ring.errors import ErrorCode
 
 
 def fit(spec: Spec, prompt_tokens: int, context_tokens: int) -> int:
-    """The request's max_tokens, at least 1; as many as fit if the caller set none.
+    """The request's max_tokens, at least 1. If the caller has not set it, as many as fit the context.
 
-    Raises RequestError: INVALID_ARGUMENT for a prompt without tokens, CONTEXT_OVERFLOW with both numbers.
+    Raises RequestError: INVALID_ARGUMENT for a prompt without tokens, CONTEXT_OVERFLOW if the request does not fit.
     """
     if prompt_tokens == 0:
         raise RequestError.invalid(
             [Violation(spec.prompt.field, "has no tokens, must have at least one", reason=Reason.MISSING)]
         )
     room = context_tokens - prompt_tokens
-    wanted = spec.stopping.max_tokens
+    max_tokens = spec.stopping.max_tokens
     with_prompt = f"with {prompt_tokens} prompt tokens"
     context = f"the context of {context_tokens} tokens"
     if room < 1:
         raise _overflow(spec.prompt.field, f"has {prompt_tokens} tokens, which leaves no room in {context}")
-    if wanted is not None and wanted > room:
-        total = prompt_tokens + wanted
-        raise _overflow("spec.stopping.max_tokens", f"is {wanted}, {with_prompt} that is {total}, more than {context}")
+    if max_tokens is not None and max_tokens > room:
+        total = prompt_tokens + max_tokens
+        problem = f"is {max_tokens}, {with_prompt} that is {total}, more than {context}"
+        raise _overflow("spec.stopping.max_tokens", problem)
     if spec.stopping.min_tokens > room:
-        least = spec.stopping.min_tokens
-        raise _overflow("spec.stopping.min_tokens", f"is {least}, but {with_prompt} only {room} fit {context}")
+        min_tokens = spec.stopping.min_tokens
+        raise _overflow("spec.stopping.min_tokens", f"is {min_tokens}, but {with_prompt} only {room} fit {context}")
     for index, ids in spec.resume.items():
         if len(ids) > room:
-            found = f"has {len(ids)} tokens of output {index}"
-            raise _overflow("spec.resume", f"{found}, but {with_prompt} only {room} fit {context}")
-    return wanted or room
+            problem = f"has {len(ids)} tokens of output {index}, but {with_prompt} only {room} fit {context}"
+            raise _overflow("spec.resume", problem)
+    return max_tokens or room
 
 
 def _overflow(field: str, description: str) -> RequestError:

@@ -1,4 +1,4 @@
-"""Guided decoding: what can be checked of a guide without compiling it, which the engine does."""
+"""Guided decoding: checks a guide as far as possible without compiling it. The engine compiles it."""
 
 import json
 
@@ -13,7 +13,7 @@ JSON_KINDS = frozenset({GuideKind.JSON_SCHEMA, GuideKind.STRUCTURAL_TAG})
 
 
 def parse_guide(message: GuidedDecoding, limits: Limits, bad: Violations) -> Guide | None:
-    """None if the message has no guide. The result is meaningless if `bad` has violations."""
+    """The guide, if any. Must not be used if `bad` has violations."""
     name = message.WhichOneof("guide")
     if name is None:
         return None
@@ -33,19 +33,19 @@ def parse_guide(message: GuidedDecoding, limits: Limits, bad: Violations) -> Gui
 def _choice(choices: list[str], limits: Limits, bad: Violations) -> Guide:
     field = f"{FIELD}.choice.choices"
     if not choices:
-        bad.add(field, "is empty, must have at least one", reason=Reason.MISSING)
-    bad.at_most(field, sum(len(each.encode()) for each in choices), limits.guide_bytes, "bytes")
-    for i, each in enumerate(choices):
-        if not each:
+        bad.add(field, "is empty, must have at least one choice", reason=Reason.MISSING)
+    bad.at_most(field, sum(len(choice.encode()) for choice in choices), limits.guide_bytes, "bytes")
+    for i, choice in enumerate(choices):
+        if not choice:
             bad.add(f"{field}[{i}]", "is empty", reason=Reason.MISSING)
     return Guide(GuideKind.CHOICE, json.dumps(choices, ensure_ascii=False))
 
 
 def _check_json(field: str, text: str, bad: Violations) -> None:
     try:
-        found = json.loads(text)
+        value = json.loads(text)
     except (ValueError, RecursionError) as error:
         bad.add(field, f"is not valid JSON: {shown(str(error))}", private=True, reason=Reason.INVALID_FORMAT)
         return
-    if not isinstance(found, dict):
+    if not isinstance(value, dict):
         bad.add(field, "must be a JSON object", reason=Reason.INVALID_FORMAT)

@@ -1,4 +1,4 @@
-"""Images of a prompt, each in place of a placeholder among its tokens."""
+"""Images of a prompt. Each replaces a placeholder among the prompt's tokens."""
 
 from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
@@ -28,35 +28,38 @@ class GivenImage(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class GivenImages:
-    """Those of a request, of which there may be none; not decoded yet."""
+    """The images of a request, possibly none. They are not decoded yet."""
 
     images: tuple[GivenImage, ...]
     vision: Vision
     first_id: int
-    """Of their rows: behind those of the request's table."""
+    """Id of the first row; follows the ids of the request's table."""
 
     @property
     def size(self) -> int:
-        """Bytes."""
+        """Total size of the images in bytes."""
         return sum(len(image.data) for image in self.images)
 
     @property
     def vary(self) -> bool:
-        """Whether there are any whose sizes decide how many rows they have."""
+        """Whether the number of rows of an image depends on its size."""
         return bool(self.images) and self.vision.scaling is not None
 
     def sizes(self) -> list[int]:
-        """Rows of each. Takes some 100 µs per image if they vary, for the headers. Raises RequestError."""
+        """Number of rows of each image. If it varies, reading the headers takes about 100 µs per image. Raises
+        RequestError."""
         return [self.vision.rows if grid is None else grid.rows for grid in self._checked(self._grid)]
 
     def expand(self, tokens: Sequence[int], sizes: Sequence[int], field: str) -> list[int]:
-        """Rows in place of placeholders. `field`: of the prompt. Raises RequestError unless there is one per image."""
+        """`tokens`, with each placeholder replaced by the ids of its image's rows. `field`: field of the prompt.
+
+        Raises RequestError unless there is one placeholder per image.
+        """
         places = [place for place, token in enumerate(tokens) if token == self.vision.token_id]
         if len(places) != len(self.images):
-            found = f"has {len(places)} image placeholders (token {self.vision.token_id})"
-            raise RequestError.invalid(
-                [Violation(field, f"{found}, but the request {len(self.images)} images", reason=Reason.CONFLICT)]
-            )
+            placeholders = f"has {len(places)} image placeholders (token {self.vision.token_id})"
+            problem = f"{placeholders}, but the request has {len(self.images)} images"
+            raise RequestError.invalid([Violation(field, problem, reason=Reason.CONFLICT)])
         parts: list[Sequence[int]] = []
         end, first = 0, self.first_id
         for place, rows in zip(places, sizes, strict=True):
@@ -65,7 +68,7 @@ class GivenImages:
         return [*chain.from_iterable(parts), *tokens[end:]]
 
     def load(self) -> tuple[Image, ...]:
-        """Takes some milliseconds per megapixel. Raises RequestError for what cannot be decoded."""
+        """Decode the images, which takes some milliseconds per megapixel. Raises RequestError for invalid images."""
         return self._checked(self._load)
 
     def _load(self, image: GivenImage) -> Image:
@@ -79,25 +82,26 @@ class GivenImages:
         return self.vision.grid(*upright_size(image.data)) if self.vary else None
 
     def _checked(self, read: Callable[[GivenImage], T]) -> tuple[T, ...]:
-        """What it gives for each. Raises RequestError with all images that it refuses."""
-        bad, found = Violations(), []
+        """The result of `read` for each image. Raises RequestError that names all images for which `read` fails."""
+        bad, results = Violations(), []
         for image in self.images:
             try:
-                found.append(read(image))
+                results.append(read(image))
             except (PictureError, ScalingError) as error:
                 bad.add(f"{image.field}.data", str(error))
         bad.raise_if_any()
-        return tuple(found)
+        return tuple(results)
 
 
 def parse_images(
     spec: pb.GenerationSpec, model: Model, limits: Limits, table: GivenTable | None, bad: Violations
 ) -> GivenImages | None:
-    """None: the model takes none. Meaningless if `bad` has violations."""
+    """The images; None if the model does not support images. Must not be used if `bad` has violations."""
     images = _given(spec, limits)
     if model.vision is None:
         for field, _ in images[:1]:
-            bad.add(field, f"is an image, but the model {model.name} takes none", reason=Reason.NOT_SUPPORTED)
+            problem = f"is an image, but the model {model.name} does not support images"
+            bad.add(field, problem, reason=Reason.NOT_SUPPORTED)
         return None
     if images and _few(images, bad):
         for field, data in images:
@@ -109,27 +113,28 @@ def parse_images(
 
 
 def check_image_rows(images: GivenImages | None, known: Set[int] | None) -> None:
-    """Raises RequestError if no engine takes such images. `known`: rows of those that engines take; None: no engine has
-    said it."""
+    """Raises RequestError if no engine supports such images. `known`: numbers of rows per image that engines support;
+    None if no engine has reported it."""
     if images is not None and images.images and known is not None and images.vision.rows not in known:
-        description = "is an image, and no engine takes any with this model"
+        description = "is an image, but no engine supports images with this model"
         raise RequestError.invalid([Violation(images.images[0].field, description)])
 
 
 def _given(spec: pb.GenerationSpec, limits: Limits) -> tuple[GivenImage, ...]:
-    """One more than there may be at most."""
-    found = [GivenImage(f"{FIELD}[{i}]", image.data) for i, image in enumerate(islice(spec.images, MAX_IMAGES + 1))]
-    # Those that parse_chat refuses are not looked at.
+    """The images of the request, but at most one more than the limit."""
+    images = [GivenImage(f"{FIELD}[{i}]", image.data) for i, image in enumerate(islice(spec.images, MAX_IMAGES + 1))]
+    # Skip messages and parts beyond the limits, which parse_chat refuses.
     for i, message in enumerate(islice(spec.chat.messages, limits.messages)):
         for j, part in enumerate(islice(message.parts, MAX_PARTS)):
-            if part.WhichOneof("part") == "image" and len(found) <= MAX_IMAGES:
-                found.append(GivenImage(f"{CHAT_FIELD}[{i}].parts[{j}].image", part.image.data))
-    return tuple(found)
+            if part.WhichOneof("part") == "image" and len(images) <= MAX_IMAGES:
+                images.append(GivenImage(f"{CHAT_FIELD}[{i}].parts[{j}].image", part.image.data))
+    return tuple(images)
 
 
 def _few(images: Sequence[GivenImage], bad: Violations) -> bool:
     if len(images) > MAX_IMAGES:
-        bad.add(images[-1].field, f"is one image too many: a request may have {MAX_IMAGES}", reason=Reason.TOO_MANY)
+        problem = f"is one image too many: a request may have at most {MAX_IMAGES} images"
+        bad.add(images[-1].field, problem, reason=Reason.TOO_MANY)
         return False
     total = list(accumulate(len(image.data) for image in images))
     beyond = next((i for i, size in enumerate(total) if size > MAX_IMAGE_BYTES), None)
@@ -142,8 +147,8 @@ def _few(images: Sequence[GivenImage], bad: Violations) -> bool:
 def _check_conflicts(spec: pb.GenerationSpec, bad: Violations) -> None:
     kind = spec.WhichOneof("prompt")
     if spec.images and kind not in ("text", "token_ids"):
-        where = "images of a chat are parts of its messages" if kind == "chat" else f"{kind} has no placeholders"
-        bad.add(FIELD, f"may be given with text and token_ids only: {where}", reason=Reason.CONFLICT)
+        why = "images of a chat are parts of its messages" if kind == "chat" else f"{kind} has no placeholders"
+        bad.add(FIELD, f"may only be combined with text or token_ids: {why}", reason=Reason.CONFLICT)
     if spec.HasField("truncate_prompt_tokens"):
         reason = f"is {spec.truncate_prompt_tokens}, cannot be combined with images"
         bad.add("spec.truncate_prompt_tokens", reason, reason=Reason.CONFLICT)

@@ -1,4 +1,4 @@
-"""Log-probabilities that a request asks for: of its tokens and of its prompt's."""
+"""The log-probabilities that a request wants: of its output tokens and of its prompt."""
 
 from router.errors import Range, RequestError, Violation, Violations
 from router.validate.model import Limits, Model
@@ -8,26 +8,26 @@ from sluice.v1 import generation_pb2 as pb
 def parse_logprobs(
     output: pb.OutputOptions, model: Model, limits: Limits, bad: Violations
 ) -> tuple[int | None, int | None]:
-    """Alternatives to report with each new token, and with each of the prompt; None: no log-probabilities."""
-    given = {
+    """(alternatives per output token, alternatives per prompt token); None where no log-probabilities are wanted."""
+    counts = {
         "logprobs": output.logprobs if output.HasField("logprobs") else None,
         "prompt_logprobs": output.prompt_logprobs if output.HasField("prompt_logprobs") else None,
     }
-    for name, asked in given.items():
-        if asked is not None:
-            bad.within(f"spec.output.{name}", asked, Range(0, limits.logprobs))
-            given[name] = min(asked, model.vocab_size)
-    return given["logprobs"], given["prompt_logprobs"]
+    for name, count in counts.items():
+        if count is not None:
+            bad.within(f"spec.output.{name}", count, Range(0, limits.logprobs))
+            counts[name] = min(count, model.vocab_size)
+    return counts["logprobs"], counts["prompt_logprobs"]
 
 
-def check_prompt_logprobs(asked: int | None, prompt_tokens: int, limits: Limits) -> None:
-    """Raises RequestError if there would be too many for one message."""
-    if asked is None:
+def check_prompt_logprobs(top: int | None, prompt_tokens: int, limits: Limits) -> None:
+    """Raises RequestError if there would be too many for one message. `top`: alternatives per token."""
+    if top is None:
         return
-    values = prompt_tokens * (1 + asked)
+    values = prompt_tokens * (1 + top)
     if values > limits.prompt_logprobs:
         description = (
-            f"is {asked}, with {prompt_tokens} prompt tokens that is {values} log-probabilities, "
+            f"is {top}, with {prompt_tokens} prompt tokens that is {values} log-probabilities, "
             f"must be at most {limits.prompt_logprobs}"
         )
         raise RequestError.invalid([Violation("spec.output.prompt_logprobs", description)])

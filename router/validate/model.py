@@ -1,4 +1,4 @@
-"""The served model with its defaults, read from its checkpoint, and the bounds of one request that are no settings."""
+"""The served model and its defaults, read from the checkpoint; and the limits of one request."""
 
 import struct
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ SAMPLING_RANGES = {
     "presence_penalty": Range(-2, 2),
     "frequency_penalty": Range(-2, 2),
 }
-"""Ranges of the API, which generation_config.json must respect too."""
+"""Ranges of API fields. The values in generation_config.json must be within them, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,17 +29,18 @@ class Model:
     max_context_tokens: int
     eos_token_ids: tuple[int, ...]
     sampling: SamplingParams
-    """Defaults of unset fields, from generation_config.json."""
+    """Defaults for unset fields, from generation_config.json."""
     dtype: str
     tokenizer_fingerprint: str
     """Hex digest of the tokenizer files."""
     has_chat: bool
+    """Whether there is a chat template."""
     vision: Vision | None = None
-    """None: its prompts have no images."""
+    """None if the model does not support images."""
 
-    def top_k(self, asked: int) -> int:
-        """0 (no filter) if `asked` covers the whole vocabulary."""
-        return asked if asked < self.vocab_size else 0
+    def top_k(self, value: int) -> int:
+        """`value`, or 0 (no filter) if it covers the whole vocabulary."""
+        return value if value < self.vocab_size else 0
 
 
 def describe(checkpoint: Checkpoint) -> Model:
@@ -58,7 +59,7 @@ def describe(checkpoint: Checkpoint) -> Model:
 
 
 def _sampling_defaults(checkpoint: Checkpoint) -> SamplingParams:
-    found: dict[str, Any] = {}
+    defaults: dict[str, Any] = {}
     for name, allowed in SAMPLING_RANGES.items():
         value = checkpoint.generation.get(name)
         if value is None:
@@ -66,19 +67,19 @@ def _sampling_defaults(checkpoint: Checkpoint) -> SamplingParams:
         problem = allowed.problem(value) if type(value) in (int, float) else f"is {value!r}, not a number"
         if problem:
             raise CheckpointError(f"{checkpoint.path / 'generation_config.json'}: {name} {problem}")
-        found[name] = _as_float32(value)
+        defaults[name] = _as_float32(value)
     top_k = checkpoint.generation.get("top_k")
     if top_k is not None:
         if type(top_k) is not int or top_k < 0:
             raise CheckpointError(f"{checkpoint.path / 'generation_config.json'}: top_k is {top_k!r}, not 0 or more")
-        found["top_k"] = top_k if top_k < checkpoint.vocab_size else 0
+        defaults["top_k"] = top_k if top_k < checkpoint.vocab_size else 0
     if checkpoint.generation.get("do_sample") is False:
-        found["temperature"] = 0.0
-    return SamplingParams(**found)
+        defaults["temperature"] = 0.0
+    return SamplingParams(**defaults)
 
 
 def _as_float32(value: float) -> float:
-    # The API's floats have 32 bits: a default of 0.7 must equal a 0.7 that a client sends.
+    # The API's floats have 32 bits, and a default of 0.7 must equal a 0.7 sent by a client.
     return float(struct.unpack("<f", struct.pack("<f", value))[0])
 
 
@@ -86,12 +87,12 @@ PROMPT_BYTES_PER_TOKEN = 32
 SMALLEST_PROMPT_BYTES = 64 << 10
 LARGEST_PROMPT_BYTES = 8 << 20
 SMALLEST_PROMPT_IDS = 1 << 16
-"""Accepted even for a short context: truncate_prompt_tokens may cut them."""
+"""Number of ids accepted even if the context is short, because truncate_prompt_tokens may shorten the prompt."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Largest values of the fields of one request."""
+    """Limits for the fields of one request that are not settings, except the first two and `n`."""
 
     prompt_bytes: int
     prompt_ids: int
@@ -99,31 +100,34 @@ class Limits:
     logprobs: int = 20
     """Alternatives per token. The wire format allows no more, see `sluice.ring.message`."""
     prompt_logprobs: int = 1 << 18
-    """Of all prompt tokens together, alternatives included: they come in one message, of about 30 bytes for each."""
+    """Values for all prompt tokens together, including alternatives: they are sent in one message, about 30 bytes
+    each."""
     stop_strings: int = 32
-    """The detokenizer looks for each of them in every new text."""
+    """The detokenizer searches for each of them in every new text."""
     stop_bytes: int = 1024
-    """Of one stop string: so much text may be held back."""
+    """Length of one stop string: this much text may be held back."""
     logit_bias: int = 1024
+    """Entries of logit_bias."""
     guide_bytes: int = 65_536
-    """Of a regex, schema or grammar, or of all choices together."""
+    """Length of a regex, schema or grammar, or of all choices together."""
     bad_words: int = 256
     bad_word_bytes: int = 256
-    """Of one bad word."""
+    """Length of one bad word."""
     logits_processors: int = 16
     processor_name_bytes: int = 256
     ngram_size: int = 16
-    """Of no_repeat_ngram_size: an engine keeps every n-gram."""
+    """Maximum of no_repeat_ngram_size: an engine stores every n-gram."""
     draft_tokens: int = 64
-    """Per output and step."""
+    """Draft tokens per output and step."""
     draft_logits_bytes: int = MAX_DRAFT_LOGITS_BYTES
     listed_ids: int = 16_384
-    """In bad, allowed or stop_token_ids."""
+    """Ids in each of bad_token_ids, allowed_token_ids and stop_token_ids."""
     messages: int = 4096
+    """Messages of a chat."""
     salt_bytes: int = 256
     retention_ranges: int = 64
     retention_time: float = 30 * 86_400.0
-    """Seconds, of any duration in kv_cache."""
+    """Seconds; for any duration in kv_cache."""
     time_limit: float = 86_400.0
     """Seconds."""
 

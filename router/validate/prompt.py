@@ -1,4 +1,4 @@
-"""A prompt in one of its three forms (text, token ids, chat), and how long its KV cache blocks are worth keeping."""
+"""The prompt as text, token ids, chat or embeddings; and the retention of its KV cache blocks."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,14 +19,14 @@ RETENTION_RANGE = Range(0, 100)
 class TextPrompt:
     text: str
     size: int
-    """Bytes."""
+    """Length of the text in bytes."""
     add_special_tokens: bool
     field: str = "spec.text"
 
 
 @dataclass(frozen=True, slots=True)
 class IdsPrompt:
-    """Every id is in the vocabulary, or behind it that of a row of the request's table."""
+    """Every id is in the vocabulary or, beyond it, is the id of a row of the request's table."""
 
     ids: tuple[int, ...]
     field: str = "spec.token_ids"
@@ -38,7 +38,7 @@ Prompt = TextPrompt | IdsPrompt | ChatPrompt
 def parse_prompt(
     spec: pb.GenerationSpec, model: Model, limits: Limits, bad: Violations, table: GivenTable | None = None
 ) -> Prompt:
-    """The result is meaningless if `bad` has violations."""
+    """The result must not be used if `bad` has violations."""
     kind = spec.WhichOneof("prompt")
     if kind == "token_ids":
         return _ids(spec, table, model, limits, bad)
@@ -47,7 +47,7 @@ def parse_prompt(
     if kind == "chat":
         return parse_chat(spec, model, limits, bad)
     if kind is None:
-        bad.add("spec.prompt", "is unset: give text, token_ids, chat or prompt_embeds", reason=Reason.MISSING)
+        bad.add("spec.prompt", "is unset: set text, token_ids, chat or prompt_embeds", reason=Reason.MISSING)
     size = len(spec.text.encode())
     bad.at_most("spec.text", size, limits.prompt_bytes, "bytes")
     return TextPrompt(spec.text, size, spec.add_special_tokens if spec.HasField("add_special_tokens") else True)
@@ -57,8 +57,8 @@ def _ids(spec: pb.GenerationSpec, table: GivenTable | None, model: Model, limits
     field = "spec.token_ids.ids"
     ids: tuple[int, ...] = ()
     if not spec.token_ids.ids:
-        bad.add(field, "is empty: a prompt has at least one token", reason=Reason.MISSING)
-    # Checked before the copy: copying millions of ids would block the event loop.
+        bad.add(field, "is empty, must have at least one token", reason=Reason.MISSING)
+    # Check before copying: copying millions of ids would block the event loop.
     elif bad.at_most(field, len(spec.token_ids.ids), limits.prompt_ids, "ids"):
         ids = tuple(spec.token_ids.ids)
         if table is not None:
@@ -72,10 +72,11 @@ def _ids(spec: pb.GenerationSpec, table: GivenTable | None, model: Model, limits
 def _check_virtual(field: str, ids: tuple[int, ...], table: GivenTable, vocab_size: int, bad: Violations) -> None:
     largest, source = max(ids), ADAPTER_FIELD if table.version else TABLE_FIELD
     if largest >= vocab_size + table.rows:
-        found = f"is {largest}, but the vocabulary has {vocab_size} tokens and {source} {table.rows} rows"
-        bad.add(f"{field}[{ids.index(largest)}]", found, reason=Reason.OUT_OF_RANGE)
+        problem = f"is {largest}, but the vocabulary has {vocab_size} tokens and {source} {table.rows} rows"
+        bad.add(f"{field}[{ids.index(largest)}]", problem, reason=Reason.OUT_OF_RANGE)
     elif largest < vocab_size:
-        bad.add(field, f"has no row of {source}: {vocab_size} is row 0, and so on", reason=Reason.OUT_OF_RANGE)
+        problem = f"does not use any row of {source}: id {vocab_size} is row 0, and so on"
+        bad.add(field, problem, reason=Reason.OUT_OF_RANGE)
 
 
 def _rows(spec: pb.GenerationSpec, table: GivenTable | None, model: Model, bad: Violations) -> IdsPrompt:
@@ -88,7 +89,7 @@ def _check_unchanged(spec: pb.GenerationSpec, what: str, bad: Violations) -> Non
     if spec.HasField("add_special_tokens") and spec.add_special_tokens:
         bad.add(
             "spec.add_special_tokens",
-            f"is true, but {what} are used unchanged: it applies to text and chat",
+            f"is true, but applies only to text and chat: {what} are used unchanged",
             reason=Reason.CONFLICT,
         )
 
@@ -100,14 +101,14 @@ class TokenRange:
     field: str
     start: int
     end: int | None
-    """None: the end of the prompt."""
+    """None stands for the end of the prompt."""
     priority: int
     seconds: float | None
 
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """Before the prompt's length is known."""
+    """Retention priorities as requested, before the prompt's length is known."""
 
     prompt: tuple[TokenRange, ...]
     """Sorted, without overlaps."""
@@ -115,7 +116,7 @@ class Retention:
     decode_seconds: float | None
 
     def params(self, prompt_tokens: int, kept_tokens: int) -> RetentionParams:
-        """Ranges shifted to a prompt of `prompt_tokens` that is truncated to its last `kept_tokens`.
+        """The parameters for a prompt of `prompt_tokens` tokens that is truncated to its last `kept_tokens`.
 
         Raises RequestError INVALID_ARGUMENT for a range beyond the prompt.
         """
@@ -124,17 +125,17 @@ class Retention:
             if part.start >= prompt_tokens:
                 bad.add(
                     f"{part.field}.start",
-                    f"is {part.start}, the prompt has {prompt_tokens} tokens",
+                    f"is {part.start}, but the prompt has {prompt_tokens} tokens",
                     reason=Reason.OUT_OF_RANGE,
                 )
             elif part.end is not None and part.end > prompt_tokens:
                 bad.add(
                     f"{part.field}.end",
-                    f"is {part.end}, the prompt has {prompt_tokens} tokens",
+                    f"is {part.end}, but the prompt has {prompt_tokens} tokens",
                     reason=Reason.OUT_OF_RANGE,
                 )
         bad.raise_if_any()
-        # Truncation drops the first tokens, so positions move to the front; ranges that end before it disappear.
+        # Truncation drops the first tokens, so positions shift; ranges within the dropped tokens disappear.
         cut = prompt_tokens - kept_tokens
         moved = [
             RangeRetention(max(0, part.start - cut), (part.end or prompt_tokens) - cut, part.priority, part.seconds)
@@ -144,7 +145,7 @@ class Retention:
 
 
 def parse_retention(options: pb.KvCacheOptions, limits: Limits, bad: Violations) -> Retention:
-    """The result is meaningless if `bad` has violations."""
+    """The result must not be used if `bad` has violations."""
     decode_priority = options.decode_priority if options.HasField("decode_priority") else DEFAULT_RETENTION
     bad.within(f"{KV_FIELD}.decode_priority", decode_priority, RETENTION_RANGE)
     decode_seconds = None
@@ -160,11 +161,11 @@ def _ranges(given: Sequence[pb.TokenRangeRetention], limits: Limits, bad: Violat
         return ()
     parts = [_range(f"{field}[{i}]", part, limits, bad) for i, part in enumerate(given)]
     parts.sort(key=lambda part: part.start)
-    for one, other in pairwise(parts):
-        if one.end is None or one.end > other.start:
-            end = "the end of the prompt" if one.end is None else one.end
-            problem = f"is {other.start}, inside {one.field}, which goes from {one.start} to {end}"
-            bad.add(f"{other.field}.start", problem, reason=Reason.CONFLICT)
+    for first, second in pairwise(parts):
+        if first.end is None or first.end > second.start:
+            end = "the end of the prompt" if first.end is None else first.end
+            problem = f"is {second.start}, inside {first.field}, which ranges from {first.start} to {end}"
+            bad.add(f"{second.field}.start", problem, reason=Reason.CONFLICT)
     return tuple(parts)
 
 
@@ -176,5 +177,5 @@ def _range(field: str, part: pb.TokenRangeRetention, limits: Limits, bad: Violat
         )
     bad.within(f"{field}.priority", part.priority, RETENTION_RANGE)
     limit = limits.retention_time
-    keep = bad.duration(f"{field}.duration", part.duration, limit) if part.HasField("duration") else None
-    return TokenRange(field, part.start, end, part.priority, keep)
+    seconds = bad.duration(f"{field}.duration", part.duration, limit) if part.HasField("duration") else None
+    return TokenRange(field, part.start, end, part.priority, seconds)

@@ -1,6 +1,7 @@
-"""A prompt that peft has tuned, as peft saves it -> its rows, not yet compared with the model.
+"""Reads the files of a prompt that was tuned and saved by peft. The rows are not yet compared with the model.
 
-The files come from users: sizes are bounded before anything is parsed. Routers do without the package of safetensors.
+The files come from users, so their sizes are checked before anything is parsed. Routers do not need the safetensors
+package.
 """
 
 from collections.abc import Iterable
@@ -37,7 +38,7 @@ WITHOUT_EFFECT = frozenset(
         "tokenizer_kwargs",
     ]
 )
-"""Options that matter in training only, or for other kinds of adapters."""
+"""Options that only matter for training or for other kinds of adapters."""
 READ = frozenset(["peft_type", "num_virtual_tokens", "token_dim", "num_transformer_submodules"])
 
 Size = Annotated[int, Meta(ge=0, le=1 << 32)]
@@ -52,45 +53,45 @@ class _Tensor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     dtype: str
     shape: Annotated[tuple[Size, ...], Meta(max_length=8)]
     data_offsets: tuple[Size, Size]
-    """Behind the header: the first byte, and the one after the last."""
+    """(first byte, byte after the last), relative to the end of the header."""
 
 
 def read_folder(path: str, folders: Iterable[str]) -> PromptFiles:
-    """Reads files. Raises RequestError unless the path lies, without symbolic links, in one of `folders`."""
+    """Read the files in a folder. Raises RequestError unless the path, with symbolic links resolved, lies within one of
+    `folders`."""
     try:
         folder = Path(path).resolve()
     except (OSError, ValueError, RuntimeError) as error:
         raise _refused("path", f"{shown(path)} is not a folder: {error}") from error
     if not any(folder.is_relative_to(Path(allowed).resolve()) for allowed in folders):
-        raise _refused("path", f"{shown(path)} does not lie in one of prompt_adapter_folders")
+        raise _refused("path", f"{shown(path)} is not within one of prompt_adapter_folders")
     return PromptFiles(_read(folder, CONFIG, MAX_CONFIG_BYTES), _read(folder, WEIGHTS, MAX_WEIGHTS_BYTES))
 
 
 def read_rows(field: str, files: PromptFiles) -> pb.Embeddings:
-    """`field`: of the call, for errors. Raises RequestError."""
+    """The rows of a tuned prompt. `field`: field of the call, for errors. Raises RequestError."""
     for name, data, limit in (
         (CONFIG, files.config, MAX_CONFIG_BYTES),
         (WEIGHTS, files.weights, MAX_WEIGHTS_BYTES),
     ):
         if len(data) > limit:
-            raise _refused(field, f"{name} has {len(data)} bytes, at most {limit} are read")
+            raise _refused(field, f"{name} has {len(data)} bytes, at most {limit} are allowed")
     raw = _read_config(field, files.config)
     tensor, data = _read_tensor(field, files.weights)
     if tensor.dtype not in DTYPES:
         raise _refused(field, f"{WEIGHTS} has values of type {shown(tensor.dtype)}, must be one of {', '.join(DTYPES)}")
     expected = [raw.get("num_virtual_tokens"), raw.get("token_dim")]
-    # peft may leave them out, or None.
-    known = [size for size, named in zip(tensor.shape, expected, strict=False) if named is not None]
-    if len(tensor.shape) != 2 or known != [size for size in expected if size is not None]:
-        found = f"{TENSOR} has the shape {list(tensor.shape)}, {CONFIG} says {shown(expected)}"
-        raise _refused(field, found)
+    # peft may omit the sizes or write null.
+    comparable = [size for size, configured in zip(tensor.shape, expected, strict=False) if configured is not None]
+    if len(tensor.shape) != 2 or comparable != [size for size in expected if size is not None]:
+        raise _refused(field, f"{TENSOR} has the shape {list(tensor.shape)}, but {CONFIG} says {shown(expected)}")
     return pb.Embeddings(shape=tensor.shape, dtype=DTYPES[tensor.dtype], data=data)
 
 
 def _read(folder: Path, name: str, limit: int) -> bytes:
     path = folder / name
     try:
-        # A link may lead out of the folders.
+        # Reject symbolic links, which may lead out of the allowed folders.
         if path.resolve() != path or (path.exists() and not path.is_file()):
             raise _refused("path", f"{name} is not a file")
         with path.open("rb") as file:
@@ -123,13 +124,13 @@ def _read_tensor(field: str, data: bytes) -> tuple[_Tensor, bytes]:
     try:
         entries, start = split(data, MAX_HEADER_BYTES)
         if entries.keys() != {TENSOR}:
-            raise _refused(field, f"{WEIGHTS} has the tensors {shown(sorted(entries)[:8])}, must have {TENSOR} alone")
+            raise _refused(field, f"{WEIGHTS} has the tensors {shown(sorted(entries)[:8])}, must have only {TENSOR}")
         tensor = decode(entries[TENSOR], _Tensor)
     except TensorFileError as error:
         raise _refused(field, f"{WEIGHTS} {error}") from error
     values = data[start:]
     if tensor.data_offsets != (0, len(values)):
-        raise _refused(field, f"{WEIGHTS} has {len(values)} bytes of values, its header says {tensor.data_offsets}")
+        raise _refused(field, f"{WEIGHTS} has {len(values)} bytes of values, but its header says {tensor.data_offsets}")
     return tensor, values
 
 

@@ -1,4 +1,4 @@
-"""The id of a request, which the caller chooses or gets."""
+"""The id of a request, chosen by the caller or generated."""
 
 import os
 import re
@@ -13,7 +13,7 @@ def parse_request_id(given: str, bad: Violations) -> str:
     if given and not REQUEST_ID.fullmatch(given):
         bad.add(
             "spec.request_id",
-            f"is {shown(given)}, must be up to 128 bytes of [A-Za-z0-9._:-]",
+            f"is {shown(given)}, must be at most 128 characters of [A-Za-z0-9._:-]",
             reason=Reason.INVALID_FORMAT,
         )
     return given or new_request_id()
@@ -22,7 +22,7 @@ def parse_request_id(given: str, bad: Violations) -> str:
 def new_request_id() -> str:
     """A UUIDv7 (RFC 9562): 48 bits of Unix milliseconds, then random bits."""
     value = (time.time_ns() // 1_000_000) << 80 | int.from_bytes(os.urandom(10))
-    # The version, 7, and the variant, 0b10.
+    # Set the version to 7 and the variant to 0b10.
     value = value & ~(0xF << 76) | 0x7 << 76
     value = value & ~(0x3 << 62) | 0x2 << 62
     text = f"{value:032x}"

@@ -1,4 +1,4 @@
-"""Where a resumed request goes on: the tokens that its caller has, and the model that generated them."""
+"""Resumed requests: the tokens that the caller already has, and the model that generated them."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -15,47 +15,45 @@ FINGERPRINT = re.compile(r"[A-Za-z0-9]{1,64}", re.ASCII)
 def parse_resume(
     given: Sequence[pb.ResumeFrom], n: int, stopping: Stopping, model: Model, bad: Violations
 ) -> dict[int, tuple[int, ...]]:
-    found: dict[int, tuple[int, ...]] = {}
-    most = stopping.max_tokens or model.max_context_tokens
+    """Tokens by index of the output. Must not be used if `bad` has violations."""
+    tokens: dict[int, tuple[int, ...]] = {}
+    limit = stopping.max_tokens or model.max_context_tokens
     for i, part in enumerate(given):
         field = f"spec.resume[{i}]"
         if part.index >= n:
             bad.add(f"{field}.index", f"is {part.index}, must be less than n, which is {n}", reason=Reason.OUT_OF_RANGE)
             return {}
-        if part.index in found:
-            bad.add(f"{field}.index", f"is {part.index}, which was given before", reason=Reason.DUPLICATE)
+        if part.index in tokens:
+            bad.add(f"{field}.index", f"is {part.index}, which occurs twice", reason=Reason.DUPLICATE)
             return {}
-        if bad.at_most(f"{field}.token_ids", len(part.token_ids), most, "ids"):
+        if bad.at_most(f"{field}.token_ids", len(part.token_ids), limit, "ids"):
             bad.token_ids(f"{field}.token_ids", part.token_ids, model.vocab_size)
-        found[part.index] = tuple(part.token_ids)
-    return found
+        tokens[part.index] = tuple(part.token_ids)
+    return tokens
 
 
 def parse_began(given: Sequence[pb.ResumeFrom], bad: Violations) -> Began:
-    found = given[0].model_fingerprint if given else ""
-    began = split_fingerprint(found)
+    """The model and adapters with which the stream to be resumed began."""
+    fingerprint = given[0].model_fingerprint if given else ""
+    began = split_fingerprint(fingerprint)
     versions = [version for version in began[1:] if version]
-    if found and not (FINGERPRINT.fullmatch(began.model) and all(map(VERSION.fullmatch, versions))):
+    if fingerprint and not (FINGERPRINT.fullmatch(began.model) and all(map(VERSION.fullmatch, versions))):
         bad.add(
             "spec.resume[0].model_fingerprint",
-            f"is {shown(found)}, must be what Started returned",
+            f"is {shown(fingerprint)}, must be the value that Started returned",
             reason=Reason.CONFLICT,
         )
         return Began()
     for i, part in enumerate(given):
-        if part.model_fingerprint != found:
-            both = f"is {shown(part.model_fingerprint)} and that of spec.resume[0] {shown(found)}: they must be equal"
-            bad.add(f"spec.resume[{i}].model_fingerprint", both, reason=Reason.CONFLICT)
+        if part.model_fingerprint != fingerprint:
+            problem = f"is {shown(part.model_fingerprint)}, but that of spec.resume[0] is {shown(fingerprint)}"
+            bad.add(f"spec.resume[{i}].model_fingerprint", problem, reason=Reason.CONFLICT)
             break
     return began
 
 
 def check_seed(resumed: Mapping[int, tuple[int, ...]], greedy: bool, seed_given: bool, bad: Violations) -> None:
-    # Only the seed that drew the tokens so far continues the same sequence.
+    # Only the seed with which the tokens so far were sampled continues the same sequence.
     if any(resumed.values()) and not greedy and not seed_given:
-        field = "spec.sampling.seed"
-        bad.add(
-            field,
-            "is not set: with resume and a temperature above 0 it must be what Started returned",
-            reason=Reason.MISSING,
-        )
+        problem = "is unset: with resume and a temperature above 0 it must be the seed that Started returned"
+        bad.add("spec.sampling.seed", problem, reason=Reason.MISSING)

@@ -1,4 +1,4 @@
-"""How tokens are chosen and when a sequence stops: sluice.v1.SamplingParams and StoppingCriteria with all defaults."""
+"""Sampling parameters and stopping criteria of a request, with all defaults applied."""
 
 import secrets
 from collections.abc import Sequence, Set
@@ -20,7 +20,7 @@ class Stopping:
     """Stopping criteria, before the prompt's length is known."""
 
     max_tokens: int | None
-    """None: as many as fit the context."""
+    """None stands for as many as fit the context."""
     min_tokens: int
     strings: tuple[str, ...]
     token_ids: tuple[int, ...]
@@ -31,7 +31,7 @@ class Stopping:
 def parse_sampling(
     message: pb.SamplingParams, logprobs: int | None, model: Model, limits: Limits, bad: Violations
 ) -> SamplingParams:
-    """An unset field gets the model's default, an explicit zero stays zero, a missing seed is drawn."""
+    """Unset fields get the model's defaults, an explicit zero stays zero, and a missing seed is chosen at random."""
     banned, allowed = _bans(message, model, limits, bad)
     return msgspec.structs.replace(
         model.sampling,
@@ -53,17 +53,17 @@ def parse_bad_words(message: pb.SamplingParams, limits: Limits, bad: Violations)
 
 
 def check_processors(names: Sequence[str], known: Set[str] | None) -> None:
-    """Raises RequestError if no engine has one of these logits processors. `known`: what they have; None: no engine has
-    said it."""
+    """Raises RequestError if one of these logits processors is not available on any engine. `known`: names that engines
+    have reported; None if no engine has reported yet."""
     if known is None:
         return
     bad = Violations()
     for i, name in enumerate(names):
         if name not in known:
-            listed = ", ".join(sorted(known)) or "none, the engines have no logits processors"
+            problem = f"must be one of: {', '.join(sorted(known))}" if known else "but no engine has logits processors"
             bad.add(
                 f"spec.sampling.logits_processors[{i}]",
-                f"is {shown(name)}, must be one of: {listed}",
+                f"is {shown(name)}, {problem}",
                 reason=Reason.UNKNOWN_VALUE,
             )
     bad.raise_if_any()
@@ -72,19 +72,22 @@ def check_processors(names: Sequence[str], known: Set[str] | None) -> None:
 def ban_words(
     sampling: SamplingParams, spellings: Sequence[Sequence[Sequence[int]]], vocab_size: int
 ) -> SamplingParams:
-    """`spellings`: the token ids that each bad word may be written with. Those with a token that the model does not
-    have are left out: they cannot come. Raises RequestError."""
+    """`sampling` with the bad words as token ids. Raises RequestError.
+
+    `spellings`: for each bad word, the sequences of token ids that produce it. Spellings with a token beyond the
+    model's vocabulary are skipped, because the model cannot generate them.
+    """
     if not spellings:
         return sampling
     bad, field = Violations(), "spec.sampling.bad_words"
-    for i, each in enumerate(spellings):
-        if not all(each):
+    for i, word_spellings in enumerate(spellings):
+        if not all(word_spellings):
             bad.add(f"{field}[{i}]", "has no tokens", reason=Reason.MISSING)
-        bad.at_most(f"{field}[{i}]", max(map(len, each)), MAX_WORD_TOKENS, "tokens")
-    words = [tuple(ids) for each in spellings for ids in each if ids and max(ids) < vocab_size]
+        bad.at_most(f"{field}[{i}]", max(map(len, word_spellings)), MAX_WORD_TOKENS, "tokens")
+    words = [tuple(ids) for word_spellings in spellings for ids in word_spellings if ids and max(ids) < vocab_size]
     single = {*sampling.bad_token_ids, *(word[0] for word in words if len(word) == 1)}
     several = dict.fromkeys(word for word in words if len(word) > 1)
-    bad.at_most(field, sum(map(len, several)), MAX_WORDS_TOKENS, "tokens in words of several")
+    bad.at_most(field, sum(map(len, several)), MAX_WORDS_TOKENS, "tokens in words of several tokens")
     if sampling.allowed_token_ids and single.issuperset(sampling.allowed_token_ids):
         bad.add(
             field, f"bans all {len(sampling.allowed_token_ids)} tokens in allowed_token_ids", reason=Reason.CONFLICT
@@ -100,11 +103,12 @@ def parse_stopping(message: pb.StoppingCriteria, model: Model, limits: Limits, b
     max_tokens = message.max_tokens if message.HasField("max_tokens") else None
     if max_tokens == 0:
         bad.add(f"{field}.max_tokens", "is 0, must be at least 1", reason=Reason.OUT_OF_RANGE)
-    most = model.max_context_tokens if max_tokens is None else max_tokens
-    if message.min_tokens > most:
+    limit = model.max_context_tokens if max_tokens is None else max_tokens
+    if message.min_tokens > limit:
+        source = "the context" if max_tokens is None else "max_tokens"
         bad.add(
             f"{field}.min_tokens",
-            f"is {message.min_tokens}, more than max_tokens or the context: {most}",
+            f"is {message.min_tokens}, must be at most {limit} ({source})",
             reason=Reason.OUT_OF_RANGE,
         )
     strings = _strings(f"{field}.stop", message.stop, limits.stop_strings, "stop strings", limits.stop_bytes, bad)
@@ -120,10 +124,10 @@ def parse_stopping(message: pb.StoppingCriteria, model: Model, limits: Limits, b
 
 def _scalars(message: pb.SamplingParams, bad: Violations) -> dict[str, float]:
     """The fields of SAMPLING_RANGES that are set."""
-    found = {field.name: value for field, value in message.ListFields() if field.name in SAMPLING_RANGES}
-    for name, value in found.items():
+    values = {field.name: value for field, value in message.ListFields() if field.name in SAMPLING_RANGES}
+    for name, value in values.items():
         bad.within(f"spec.sampling.{name}", value, SAMPLING_RANGES[name])
-    return found
+    return values
 
 
 def _logit_bias(
@@ -175,12 +179,12 @@ def _processors(message: pb.SamplingParams, limits: Limits, bad: Violations) -> 
 
 
 def _strings(
-    field: str, given: Sequence[str], most: int, unit: str, most_bytes: int, bad: Violations
+    field: str, strings: Sequence[str], max_count: int, unit: str, max_bytes: int, bad: Violations
 ) -> tuple[str, ...]:
-    if not bad.at_most(field, len(given), most, unit):
+    if not bad.at_most(field, len(strings), max_count, unit):
         return ()
-    for i, each in enumerate(given):
-        if not each:
+    for i, text in enumerate(strings):
+        if not text:
             bad.add(f"{field}[{i}]", "is empty", reason=Reason.MISSING)
-        bad.at_most(f"{field}[{i}]", len(each.encode()), most_bytes, "bytes")
-    return tuple(given)
+        bad.at_most(f"{field}[{i}]", len(text.encode()), max_bytes, "bytes")
+    return tuple(strings)

@@ -1,7 +1,8 @@
-"""One validated request: `parse` makes it from a sluice.v1.GenerationSpec."""
+"""A validated request. `parse` builds it from a sluice.v1.GenerationSpec."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from router.errors import Range, Reason, RequestError, Violations, shown
 from router.validate.adapter import Began, Find, parse_adapter
@@ -27,37 +28,39 @@ from sluice.ring.tensors import NO_TENSORS, TensorParams
 from sluice.v1 import generation_pb2 as pb
 
 UNARY_INTERVAL = 128
-"""Tokens per text batch of a unary request: a failed attempt loses fewer than this."""
+"""Tokens per text batch of a unary request. A failed attempt loses fewer tokens than this."""
 ENGINE_DEATHS_RANGE = Range(0, 8)
 
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """Every field is present and in range. The prompt is not tokenized yet."""
+    """A request whose fields are all set and in range. The prompt is not tokenized yet."""
 
     request_id: str
     prompt: Prompt
     keep_prompt_tokens: int | None
-    """Truncate the prompt to this many tokens, the last ones."""
+    """Truncate the prompt to its last tokens, this many; None to keep all of them."""
     retention: Retention
     sampling: SamplingParams
-    """Without the bad words, which are not tokenized yet."""
+    """Does not include the bad words, which are not tokenized yet."""
     bad_words: tuple[str, ...]
     stopping: Stopping
     text: TextParams
     n: int
-    """Sequences that are generated."""
+    """Number of sequences to generate."""
     num_outputs: int
-    """Of these, how many are returned: if fewer, the most likely ones."""
+    """Number of sequences to return: the most likely ones if fewer than `n`."""
     logprobs: int | None
-    """Alternatives to return with each token; None: no logprobs are returned."""
+    """Alternatives to return with each output token; None to return no logprobs."""
     prompt_logprobs: int | None
-    """The same for the tokens of the prompt. None with `resume`: the caller has them."""
+    """Alternatives to return with each prompt token; None to return no logprobs. None with `resume`, because the caller
+    already has them."""
     priority: int
     """1 low, 2 normal, 3 high."""
     salt: str
+    """Salt of the prefix cache."""
     time_limit: float | None
-    """Seconds, from the request's arrival."""
+    """Seconds from the request's arrival."""
     token_ids: bool
     echo: bool
     timings: bool
@@ -65,24 +68,24 @@ class Spec:
     resume: Mapping[int, tuple[int, ...]]
     """Tokens that the caller already has, by output index."""
     resume_model: str
-    """Fingerprint of the model that generated them; empty: unknown."""
+    """Fingerprint of the model that generated the `resume` tokens; empty if unknown."""
     client_id: int | None
-    """For logits processors."""
+    """Passed to logits processors."""
     speculation: Speculation
     guide: Guide | None
     tensors: TensorParams = NO_TENSORS
     adapter: Adapter | None = None
-    """With the weights that its id stood for when the request came."""
+    """Includes the version that the adapter's id referred to when the request arrived."""
     adapter_files: AdapterFiles | None = None
-    """That the request brought."""
+    """The adapter's files, if the request contains them."""
     table: GivenTable | None = None
     images: GivenImages | None = None
-    """None: the model takes none; else they may be none too."""
+    """None if the model does not support images. May be empty."""
     engine_deaths: int = 0
-    """Consecutive engine deaths under this request, as other routers reported."""
+    """Successive engine deaths under this request, as reported by other routers."""
 
     def began(self, model: str) -> Began:
-        """`model`: fingerprint of the one that it began with."""
+        """The model and adapters with which the request began. `model`: fingerprint of the model."""
         adapter = "" if self.adapter is None else self.adapter.version
         return Began(model, adapter, "" if self.table is None else self.table.version)
 
@@ -92,42 +95,63 @@ class Spec:
 
     @property
     def sequences(self) -> int:
-        """That an engine runs for it at once."""
+        """Number of sequences that an engine runs for the request at the same time."""
         return self.n if self.sampling.beam_search is None else self.sampling.beam_search.width
 
     @property
     def hidden_size(self) -> int | None:
-        """Of the rows of its table, if it has one."""
+        """Number of values per row of the request's table, if it has one."""
         return None if self.table is None else self.table.hidden_size
 
     @property
     def own_bytes(self) -> int:
-        """Of the rows and images that it brought itself."""
+        """Bytes of the rows and images that the request contains itself."""
         table = 0 if self.table is None or self.table.table is not None else len(self.table.data)
         return table if self.images is None else table + self.images.size
 
     @property
     def shared_tables(self) -> tuple[Table, ...]:
-        """Of prompt adapters: others may have them too."""
+        """Tables of prompt adapters, which requests may share."""
         return () if self.table is None or self.table.table is None else (self.table.table,)
 
     @property
     def image_rows(self) -> int | None:
-        """Of each of its images, if it has any."""
+        """Rows per image, if the request has images."""
         return self.images.vision.rows if self.images is not None and self.images.images else None
 
     @property
     def resumed_tokens(self) -> int:
-        """Total over all outputs; the engine computes them again."""
+        """Number of resumed tokens of all outputs. The engine computes them again."""
         return sum(map(len, self.resume.values()))
 
     def echoes(self, index: int) -> bool:
-        """Whether this output begins with the prompt's text; a resumed stream has sent it already."""
+        """Whether this output begins with the prompt's text. A resumed stream has sent it already."""
         return self.echo and index not in self.resume and not any(self.resume.values())
 
 
 def no_adapters(_: str) -> None:
     """See `Find`."""
+
+
+class _Weights(NamedTuple):
+    """What a request uses besides the served model's own weights."""
+
+    began: Began
+    adapter: Adapter | None
+    adapter_files: AdapterFiles | None
+    table: GivenTable | None
+
+
+class _Outputs(NamedTuple):
+    """How many sequences a request generates, how their tokens are sampled, and where they begin and stop."""
+
+    n: int
+    num_outputs: int
+    logprobs: int | None
+    prompt_logprobs: int | None
+    sampling: SamplingParams
+    stopping: Stopping
+    resume: Mapping[int, tuple[int, ...]]
 
 
 def parse(
@@ -137,39 +161,62 @@ def parse(
     streaming: bool,
     find_adapter: Find = no_adapters,
     find_table: FindTable = no_tables,
+    hashed: AdapterFiles | None = None,
 ) -> Spec:
-    """Raises RequestError: MODEL_NOT_FOUND, else NOT_BUILT_YET, else ADAPTER_NOT_FOUND, ADAPTER_MISSING or
-    MODEL_CHANGED, else INVALID_ARGUMENT with every bad field."""
-    # First what makes other violations pointless, then all of these in one answer.
+    """`hashed`: the files in `spec.lora_weights`, if their version was computed already.
+
+    Raises RequestError: MODEL_NOT_FOUND, else NOT_BUILT_YET, else ADAPTER_NOT_FOUND, ADAPTER_MISSING or MODEL_CHANGED,
+    else INVALID_ARGUMENT with every invalid field.
+    """
+    # First the errors that make all violations pointless, then all violations in one error.
     if find_adapter(spec.model) is None:
         check_model(spec.model, model, "spec.model")
     reject_unbuilt(spec)
     bad = Violations()
     began = parse_began(spec.resume, bad)
-    adapter, adapter_files = parse_adapter(spec, model, find_adapter, began.adapter, bad)
+    adapter, adapter_files = parse_adapter(spec, model, find_adapter, began.adapter, bad, hashed)
+    table = parse_table(spec, limits, bad, find_table, began)
+    weights = _Weights(began, adapter, adapter_files, table)
+    outputs = _parse_outputs(spec, model, limits, streaming, bad)
+    parsed = _build(spec, weights, outputs, model, limits, streaming, bad)
+    bad.at_most("spec.kv_cache.salt", len(spec.kv_cache.salt.encode()), limits.salt_bytes, "bytes")
+    bad.within("spec.engine_deaths", spec.engine_deaths, ENGINE_DEATHS_RANGE)
+    bad.raise_if_any()
+    return parsed
+
+
+def _parse_outputs(spec: pb.GenerationSpec, model: Model, limits: Limits, streaming: bool, bad: Violations) -> _Outputs:
     stopping = parse_stopping(spec.stopping, model, limits, bad)
     num_outputs, n = _n(spec, limits, streaming, bad)
     logprobs, prompt_logprobs = parse_logprobs(spec.output, model, limits, bad)
-    # Sequences are compared by their logprobs, whether or not these are returned.
-    drawn_logprobs = 0 if logprobs is None and num_outputs < n else logprobs
-    sampling = parse_sampling(spec.sampling, drawn_logprobs, model, limits, bad)
+    # Outputs are ranked by their logprobs, even if logprobs are not returned.
+    sampled_logprobs = 0 if logprobs is None and num_outputs < n else logprobs
+    sampling = parse_sampling(spec.sampling, sampled_logprobs, model, limits, bad)
     sampling = parse_beams(spec, sampling, n, bad)
-    table = parse_table(spec, limits, bad, find_table, began)
     resume = parse_resume(spec.resume, n, stopping, model, bad)
     check_seed(resume, sampling.greedy, spec.sampling.HasField("seed"), bad)
-    found = Spec(
+    if any(resume.values()):
+        # The caller has them already.
+        prompt_logprobs = None
+    return _Outputs(n, num_outputs, logprobs, prompt_logprobs, sampling, stopping, resume)
+
+
+def _build(
+    spec: pb.GenerationSpec,
+    weights: _Weights,
+    outputs: _Outputs,
+    model: Model,
+    limits: Limits,
+    streaming: bool,
+    bad: Violations,
+) -> Spec:
+    return Spec(
         request_id=parse_request_id(spec.request_id, bad),
-        prompt=parse_prompt(spec, model, limits, bad, table),
+        prompt=parse_prompt(spec, model, limits, bad, weights.table),
         keep_prompt_tokens=_keep_prompt_tokens(spec, bad),
         retention=parse_retention(spec.kv_cache, limits, bad),
-        sampling=sampling,
         bad_words=parse_bad_words(spec.sampling, limits, bad),
-        stopping=stopping,
-        text=_text_params(spec.output, stopping, model, streaming, bad),
-        n=n,
-        num_outputs=num_outputs,
-        logprobs=logprobs,
-        prompt_logprobs=None if any(resume.values()) else prompt_logprobs,
+        text=_text_params(spec.output, outputs.stopping, model, streaming, bad),
         priority=_priority(spec.priority, bad),
         salt=spec.kv_cache.salt,
         time_limit=_time_limit(spec, limits, bad),
@@ -177,22 +224,18 @@ def parse(
         echo=spec.output.echo,
         timings=spec.output.timings,
         streaming=streaming,
-        resume=resume,
         engine_deaths=spec.engine_deaths,
         guide=parse_guide(spec.guided, limits, bad),
         speculation=parse_speculation(spec.speculation, model, limits, bad),
         client_id=spec.client_id if spec.HasField("client_id") else None,
-        resume_model=began.model,
-        adapter=adapter,
-        adapter_files=adapter_files,
+        resume_model=weights.began.model,
+        adapter=weights.adapter,
+        adapter_files=weights.adapter_files,
         tensors=parse_tensors(spec, bad),
-        table=table,
-        images=parse_images(spec, model, limits, table, bad),
+        table=weights.table,
+        images=parse_images(spec, model, limits, weights.table, bad),
+        **outputs._asdict(),
     )
-    bad.at_most("spec.kv_cache.salt", len(spec.kv_cache.salt.encode()), limits.salt_bytes, "bytes")
-    bad.within("spec.engine_deaths", spec.engine_deaths, ENGINE_DEATHS_RANGE)
-    bad.raise_if_any()
-    return found
 
 
 def check_model(name: str, model: Model, field: str) -> None:
@@ -227,25 +270,25 @@ def _text_params(
 
 
 def _n(spec: pb.GenerationSpec, limits: Limits, streaming: bool, bad: Violations) -> tuple[int, int]:
-    """(n, best_of)."""
+    """(number of outputs to return, number of sequences to generate)."""
     n = spec.n if spec.HasField("n") else 1
     if not 1 <= n <= limits.n:
         bad.add("spec.n", f"is {n}, must be in [1, {limits.n}]", reason=Reason.OUT_OF_RANGE)
         n = 1
     best_of = spec.best_of if spec.HasField("best_of") else n
     if not n <= best_of <= limits.n:
-        bad.add("spec.best_of", f"is {best_of}, must be in [{n}, {limits.n}]: at least n", reason=Reason.OUT_OF_RANGE)
+        bad.add("spec.best_of", f"is {best_of}, must be in [{n} (n), {limits.n}]", reason=Reason.OUT_OF_RANGE)
         best_of = n
     if streaming and best_of > n:
         bad.add(
             "spec.best_of",
-            f"is {best_of}, must be n, which is {n}: only Generate can choose among outputs",
+            f"is {best_of}, must be {n} (n) in a stream: only Generate can choose among outputs",
             reason=Reason.CONFLICT,
         )
     if spec.resume and best_of > n:
         bad.add(
             "spec.best_of",
-            f"is {best_of}, must be {n} (n): with resume not all logprobs are known",
+            f"is {best_of}, must be {n} (n) with resume: the logprobs of resumed tokens are unknown",
             reason=Reason.CONFLICT,
         )
     return n, best_of

@@ -1,4 +1,4 @@
-"""Drafts of the caller, and the distributions that they were drawn from."""
+"""The caller's draft tokens, and the distributions from which they were sampled."""
 
 from typing import Literal, cast
 
@@ -14,10 +14,10 @@ THRESHOLD_RANGE = Range(0, 1, above=True)
 
 
 def parse_speculation(message: pb.Speculation, model: Model, limits: Limits, bad: Violations) -> Speculation:
-    most = None
+    max_draft_tokens = None
     if message.HasField("max_draft_tokens"):
-        most = message.max_draft_tokens
-        bad.within(f"{FIELD}.max_draft_tokens", most, Range(0, limits.draft_tokens))
+        max_draft_tokens = message.max_draft_tokens
+        bad.within(f"{FIELD}.max_draft_tokens", max_draft_tokens, Range(0, limits.draft_tokens))
     field, ids = f"{FIELD}.draft_token_ids", message.draft_token_ids
     if bad.at_most(field, len(ids), model.max_context_tokens, "ids"):
         bad.token_ids(field, ids, model.vocab_size)
@@ -27,17 +27,17 @@ def parse_speculation(message: pb.Speculation, model: Model, limits: Limits, bad
         threshold = message.acceptance_threshold
         bad.within(f"{FIELD}.acceptance_threshold", threshold, THRESHOLD_RANGE)
         if not message.HasField("draft_logits"):
-            given = f"is {threshold:g}, must be unset without draft_logits: then drafts are compared by token"
-            bad.add(f"{FIELD}.acceptance_threshold", given, reason=Reason.OUT_OF_RANGE)
-    return Speculation(most, tuple(ids), logits, None if logits is None else threshold)
+            problem = f"is {threshold:g}, must be unset without draft_logits: draft tokens are then compared exactly"
+            bad.add(f"{FIELD}.acceptance_threshold", problem, reason=Reason.OUT_OF_RANGE)
+    return Speculation(max_draft_tokens, tuple(ids), logits, None if logits is None else threshold)
 
 
 def _draft_logits(message: pb.Speculation, model: Model, limits: Limits, bad: Violations) -> DraftLogits | None:
-    """Their values are checked by the engine: this process must not wait for that."""
+    """The logits. Their values are checked by the engine, since that would block the event loop here."""
     field, count = f"{FIELD}.draft_logits", len(message.draft_token_ids)
     dtype, data = message.draft_logits.dtype, message.draft_logits.data
     if not count:
-        bad.add(field, "is set, must be unset without draft_token_ids, which it is about", reason=Reason.CONFLICT)
+        bad.add(field, "is set, must be unset without draft_token_ids", reason=Reason.CONFLICT)
         return None
     if dtype not in DTYPES:
         bad.add(f"{field}.dtype", f"is {shown(dtype)}, must be one of {', '.join(DTYPES)}", reason=Reason.UNKNOWN_VALUE)

@@ -1,5 +1,5 @@
-"""Prompt tables: rows of embeddings that a request brings, or names by the id of a prompt adapter, and the virtual
-tokens that stand for them."""
+"""Prompt tables: rows of embeddings that a request contains, or selects by the id of a prompt adapter. Virtual tokens
+stand for the rows."""
 
 import re
 from collections.abc import Callable, Set
@@ -18,19 +18,19 @@ TYPES = get_args(FloatType)
 HUGE = {"float16": re.compile(rb"[\x7c-\x7f\xfc-\xff]")} | dict.fromkeys(
     ("float32", "bfloat16"), re.compile(rb"[\x7f\xff]")
 )
-"""The highest byte of values that are infinite or not a number; of the larger types also of those from 2^127 on, which
-no model can compute with."""
+"""Matches the highest byte of values that are infinite or not a number. For the types with a larger range it also
+matches values from 2^127 on, with which no model can compute."""
 PROMPT_FIELD = "spec.prompt_embeds"
 TABLE_FIELD = "spec.prompt_table"
 ADAPTER_FIELD = "spec.prompt_adapter_id"
 
 FindTable = Callable[[str, str], Table | None]
-"""By the id of a prompt adapter, and by version; an empty version is the current one."""
+"""Looks up a table by the id of a prompt adapter and by version; an empty version stands for the current one."""
 
 
 @dataclass(frozen=True, slots=True)
 class GivenTable:
-    """Its sizes are checked, its values are not, unless it is of a prompt adapter."""
+    """A request's table. Its sizes are checked, but not its values, unless it belongs to a prompt adapter."""
 
     field: str
     rows: int
@@ -38,15 +38,15 @@ class GivenTable:
     dtype: FloatType
     data: bytes | memoryview
     extra_ids: tuple[int, ...] = ()
-    """Of the prompt's tokens."""
+    """Extra ids of the prompt's tokens."""
     prepended: bool = False
-    """Its rows come before the tokens of a text or a chat; else the prompt has their ids."""
+    """The rows precede the tokens of a text or a chat. Otherwise the prompt contains their ids."""
     table: Table | None = None
-    """Of a prompt adapter."""
+    """The table of a prompt adapter; None if the request contains the rows."""
 
     @property
     def version(self) -> str:
-        """Of the prompt adapter; empty: the request brought the rows."""
+        """Version of the prompt adapter; empty if the request contains the rows."""
         return "" if self.table is None else version_of(self.table)
 
     @property
@@ -54,15 +54,16 @@ class GivenTable:
         return self.rows if self.prepended else 0
 
     def load(self) -> PromptTables:
-        """Takes some milliseconds per megabyte. Raises RequestError for values that are not finite."""
+        """The table with checked values, which takes some milliseconds per megabyte. Raises RequestError for values
+        that are not finite."""
         return PromptTables((self.table or self.checked(),), self.extra_ids)
 
     def checked(self) -> Table:
-        """Raises as `load`."""
+        """The rows as a `Table`. Raises RequestError for values that are not finite."""
         size = FLOAT_BYTES[self.dtype]
-        found = HUGE[self.dtype].search(self.data[size - 1 :: size])
-        if found is not None:
-            row, column = divmod(found.start(), self.hidden_size)
+        match = HUGE[self.dtype].search(self.data[size - 1 :: size])
+        if match is not None:
+            row, column = divmod(match.start(), self.hidden_size)
             description = f"has a value in row {row}, column {column} that is infinite, not a number, or too large"
             raise RequestError.invalid([Violation(f"{self.field}.data", description)])
         return Table.of(self.rows, self.hidden_size, self.dtype, self.data)
@@ -75,10 +76,10 @@ def no_tables(_: str, __: str) -> None:
 def parse_table(
     spec: pb.GenerationSpec, limits: Limits, bad: Violations, find: FindTable, began: Began
 ) -> GivenTable | None:
-    """None: the request brings no rows, or `bad` has their violations. `began`: what the stream to be resumed began
-    with.
+    """The request's table; None if it has none, or if `bad` has violations of it.
 
-    Raises RequestError: ADAPTER_NOT_FOUND, ADAPTER_MISSING, MODEL_CHANGED.
+    `began`: the model and adapters with which the resumed stream began. Raises RequestError ADAPTER_NOT_FOUND,
+    ADAPTER_MISSING, MODEL_CHANGED.
     """
     kind = spec.WhichOneof("prompt")
     for field, reason in _conflicts(spec, kind):
@@ -91,65 +92,66 @@ def parse_table(
         return check_rows(PROMPT_FIELD, spec.prompt_embeds, limits, bad)
     if not spec.HasField("prompt_table"):
         return None
-    table = spec.prompt_table
-    found = check_rows(f"{TABLE_FIELD}.embeddings", table.embeddings, limits, bad)
-    if found is None:
+    message = spec.prompt_table
+    table = check_rows(f"{TABLE_FIELD}.embeddings", message.embeddings, limits, bad)
+    if table is None:
         return None
-    return replace(found, extra_ids=tuple(table.token_extra_ids), prepended=kind != "token_ids")
+    return replace(table, extra_ids=tuple(message.token_extra_ids), prepended=kind != "token_ids")
 
 
 def check_rows(field: str, message: pb.Embeddings, limits: Limits, bad: Violations) -> GivenTable | None:
-    """None if they have violations. Their values are not checked yet."""
-    before, shape, dtype = len(bad.found), list(message.shape), message.dtype
+    """The rows as a table; None if there are violations. Their values are not checked yet."""
+    count_before, shape, dtype = len(bad.found), list(message.shape), message.dtype
     if len(shape) != 2 or 0 in shape:
         bad.add(
             f"{field}.shape",
-            f"is {shown(shape[:8])}, must be two sizes of at least 1: rows, hidden size",
+            f"is {shown(shape[:8])}, must be [rows, hidden size], both at least 1",
             reason=Reason.INVALID_FORMAT,
         )
     else:
         bad.at_most(f"{field}.shape", shape[0], limits.prompt_ids, "rows")
     if dtype not in FLOAT_BYTES:
         bad.add(f"{field}.dtype", f"is {shown(dtype)}, must be one of {', '.join(TYPES)}", reason=Reason.UNKNOWN_VALUE)
-    if len(bad.found) > before:
+    if len(bad.found) > count_before:
         return None
     rows, hidden_size = shape
     size, data = rows * hidden_size * FLOAT_BYTES[dtype], message.data
     if bad.at_most(f"{field}.data", len(data), MAX_TABLE_BYTES, "bytes") and len(data) != size:
         bad.add(
             f"{field}.data",
-            f"has {len(data)} bytes, {rows} rows of {hidden_size} {dtype} have {size}",
+            f"has {len(data)} bytes, but {rows} rows of {hidden_size} {dtype} have {size}",
             reason=Reason.INVALID_FORMAT,
         )
     kind: FloatType = dtype  # type: ignore[assignment]  # checked above
-    if len(bad.found) > before:
+    if len(bad.found) > count_before:
         return None
     return GivenTable(field, rows, hidden_size, kind, data)
 
 
 def check_hidden_size(table: GivenTable | None, known: Set[int] | None) -> None:
-    """Raises RequestError if no engine takes such rows. `known`: hidden sizes of those that take some; None: no engine
-    has said it."""
+    """Raises RequestError if no engine supports such rows. `known`: hidden sizes of the engines that support tables;
+    None if no engine has reported yet."""
     if table is None or known is None or table.hidden_size in known:
         return
-    takes = "no engine takes any with this model"
+    reason = "no engine supports embeddings with this model"
     if known:
-        takes = f"the model's hidden size is {' or '.join(map(str, sorted(known)))}"
+        reason = f"the model's hidden size is {' or '.join(map(str, sorted(known)))}"
     field = f"{table.field}.shape" if table.table is None else table.field
-    raise RequestError.invalid([Violation(field, f"has rows of {table.hidden_size}; {takes}", reason=Reason.CONFLICT)])
+    problem = f"has rows of {table.hidden_size} values, but {reason}"
+    raise RequestError.invalid([Violation(field, problem, reason=Reason.CONFLICT)])
 
 
 def _loaded(spec: pb.GenerationSpec, find: FindTable, began: Began, bad: Violations) -> GivenTable | None:
-    """Of a prompt adapter."""
+    """The table of the prompt adapter that the request names."""
     adapter_id = spec.prompt_adapter_id
     if not check_form(ADAPTER_FIELD, adapter_id, bad):
         return None
     if began.model and not began.table and any(part.token_ids for part in spec.resume):
         raise changed("the stream began without a prompt adapter")
-    # That of its beginning, whatever the id stands for now.
+    # Use the table with which the stream began, even if the id refers to another one now.
     table = find(adapter_id, began.table)
     if table is None and began.table:
-        message = f"the rows of {shown(adapter_id)} with which the stream began are not here any more"
+        message = f"the rows of {shown(adapter_id)} with which the stream began are no longer available"
         raise RequestError(ErrorCode.ADAPTER_MISSING, message, private=True)
     if table is None:
         raise adapter_not_found(ADAPTER_FIELD, adapter_id)
@@ -160,28 +162,30 @@ def _loaded(spec: pb.GenerationSpec, find: FindTable, began: Began, bad: Violati
 
 
 def _conflicts(spec: pb.GenerationSpec, kind: str | None) -> list[tuple[str, str]]:
-    """The fields that cannot be combined, with the reasons."""
+    """(field, reason) for each field that cannot be combined with the request's table."""
     sources = {
         PROMPT_FIELD: kind == "prompt_embeds",
         TABLE_FIELD: spec.HasField("prompt_table"),
         ADAPTER_FIELD: bool(spec.prompt_adapter_id),
     }
-    given, *others = [field for field, is_set in sources.items() if is_set] or [""]
-    if not given:
+    source, *others = [field for field, is_set in sources.items() if is_set] or [""]
+    if not source:
         return []
-    found = [(field, f"is set, cannot be combined with {given}") for field in others]
+    conflicts = [(field, f"is set, cannot be combined with {source}") for field in others]
     if spec.output.HasField("prompt_logprobs"):
-        reason = f"is {spec.output.prompt_logprobs}, cannot be combined with {given}, whose rows have no probability"
-        found.append(("spec.output.prompt_logprobs", reason))
+        reason = f"is {spec.output.prompt_logprobs}, cannot be combined with {source}, whose rows have no probability"
+        conflicts.append(("spec.output.prompt_logprobs", reason))
     extra = len(spec.prompt_table.token_extra_ids)
     if kind == "token_ids":
         if extra not in (0, len(spec.token_ids.ids)):
-            reason = f"has {extra} ids, must have none, or one per token of the prompt: {len(spec.token_ids.ids)}"
-            found.append((f"{TABLE_FIELD}.token_extra_ids", reason))
+            reason = f"has {extra} ids, must have none or one per token of the prompt: {len(spec.token_ids.ids)}"
+            conflicts.append((f"{TABLE_FIELD}.token_extra_ids", reason))
     else:
         if extra:
-            found.append((f"{TABLE_FIELD}.token_extra_ids", f"has {extra} ids, may have some with spec.token_ids only"))
+            reason = f"has {extra} ids, must have none unless the prompt is spec.token_ids"
+            conflicts.append((f"{TABLE_FIELD}.token_extra_ids", reason))
         if kind != "prompt_embeds" and spec.HasField("truncate_prompt_tokens"):
-            reason = f"is {spec.truncate_prompt_tokens}, cannot be combined with {given}, unless with token ids"
-            found.append(("spec.truncate_prompt_tokens", reason))
-    return found
+            given = spec.truncate_prompt_tokens
+            reason = f"is {given}, cannot be combined with {source} unless the prompt is spec.token_ids"
+            conflicts.append(("spec.truncate_prompt_tokens", reason))
+    return conflicts

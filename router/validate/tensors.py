@@ -1,4 +1,4 @@
-"""Tensors of the model that a request asks for."""
+"""The tensors of the model that a request wants to be returned."""
 
 from collections.abc import Set
 
@@ -10,45 +10,46 @@ from sluice.v1 import generation_pb2 as pb
 def parse_tensors(spec: pb.GenerationSpec, bad: Violations) -> TensorParams:
     output = spec.output
     names = _names(output, bad)
-    context = (CONTEXT_LOGITS,) * output.context_logits + tuple(each.name for each in output.tensors if each.context)
-    found = TensorParams(
+    context = (CONTEXT_LOGITS,) * output.context_logits
+    context += tuple(tensor.name for tensor in output.tensors if tensor.context)
+    wanted = TensorParams(
         context,
         (GENERATION_LOGITS,) * output.generation_logits + names,
         spec.resume_context_rows,
         {part.index: part.tensor_rows for part in spec.resume if part.tensor_rows},
     )
-    for field, reason in _conflicts(spec) if found else ():
-        bad.add(field, f"{reason}, cannot be combined with tensors in spec.output", reason=Reason.CONFLICT)
-    _check_rows(spec, found, bad)
-    return found
+    for field, value in _conflicts(spec) if wanted else ():
+        bad.add(field, f"{value}, cannot be combined with tensors in spec.output", reason=Reason.CONFLICT)
+    _check_rows(spec, wanted, bad)
+    return wanted
 
 
 def check_tensors(wanted: TensorParams, known: Set[str] | None) -> None:
-    """Raises RequestError if no engine has one of these. `known`: what they have beside logits; None: no engine has
-    said it."""
+    """Raises RequestError if a tensor is not available on any engine. `known`: names, apart from logits, that engines
+    have reported; None if no engine has reported yet."""
     if known is None:
         return
     bad = Violations()
-    listed = ", ".join(sorted(known)) or "none, the engines have none"
+    problem = f"must be one of: {', '.join(sorted(known))}" if known else "but no engine has named tensors"
     for i, name in enumerate(name for name in wanted.output if name not in LOGITS_NAMES):
         if name not in known:
             bad.add(
                 f"spec.output.tensors[{i}].name",
-                f"is {shown(name)}, must be one of: {listed}",
+                f"is {shown(name)}, {problem}",
                 reason=Reason.UNKNOWN_VALUE,
             )
     bad.raise_if_any()
 
 
 def check_context_rows(wanted: TensorParams, prompt_tokens: int) -> None:
-    """Raises RequestError if the caller says that it has more rows than there are."""
+    """Raises RequestError if the caller claims to have more rows of the prompt than there are."""
     if wanted.context_rows > prompt_tokens:
-        description = f"is {wanted.context_rows}, the prompt has {prompt_tokens} tokens"
+        description = f"is {wanted.context_rows}, but the prompt has {prompt_tokens} tokens"
         raise RequestError.invalid([Violation("spec.resume_context_rows", description)])
 
 
 def _names(output: pb.OutputOptions, bad: Violations) -> tuple[str, ...]:
-    field, names = "spec.output.tensors", [each.name for each in output.tensors]
+    field, names = "spec.output.tensors", [tensor.name for tensor in output.tensors]
     if not bad.at_most(field, len(names), MAX_NAMES, "tensors"):
         return ()
     for i, name in enumerate(names):
@@ -59,31 +60,32 @@ def _names(output: pb.OutputOptions, bad: Violations) -> tuple[str, ...]:
                 reason=Reason.UNKNOWN_VALUE,
             )
         elif name in names[:i]:
-            bad.add(f"{field}[{i}].name", f"is {shown(name)}, which was given before", reason=Reason.DUPLICATE)
+            bad.add(f"{field}[{i}].name", f"is {shown(name)}, which occurs twice", reason=Reason.DUPLICATE)
     return tuple(names)
 
 
 def _conflicts(spec: pb.GenerationSpec) -> list[tuple[str, str]]:
-    found = []
+    """(field, description of its value) for each field that cannot be combined with tensors."""
+    conflicts = []
     if spec.sampling.beam_search.width > 1:
-        found.append(("spec.sampling.beam_search", "is set"))
+        conflicts.append(("spec.sampling.beam_search", "is set"))
     if spec.HasField("best_of") and spec.best_of > (spec.n if spec.HasField("n") else 1):
-        found.append(("spec.best_of", f"is {spec.best_of}"))
-    return found
+        conflicts.append(("spec.best_of", f"is {spec.best_of}"))
+    return conflicts
 
 
 def _check_rows(spec: pb.GenerationSpec, wanted: TensorParams, bad: Violations) -> None:
     if spec.resume_context_rows and not wanted.context:
         bad.add(
             "spec.resume_context_rows",
-            f"is {spec.resume_context_rows}, must be 0: no tensor of the prompt is asked for",
+            f"is {spec.resume_context_rows}, must be 0: the request wants no tensors of the prompt",
             reason=Reason.CONFLICT,
         )
     for i, part in enumerate(spec.resume):
-        most = len(part.token_ids) if wanted.output else 0
-        if part.tensor_rows > most:
+        limit = len(part.token_ids) if wanted.output else 0
+        if part.tensor_rows > limit:
             bad.add(
                 f"spec.resume[{i}].tensor_rows",
-                f"is {part.tensor_rows}, must be at most {most}",
+                f"is {part.tensor_rows}, must be at most {limit}",
                 reason=Reason.OUT_OF_RANGE,
             )

@@ -1,17 +1,17 @@
-"""Which adapters are loaded under which id: every router and every engine has a registry, and these converge."""
+"""The adapters that are loaded, by id. Every router and every engine has a registry, and all registries converge."""
 
 from collections.abc import Iterable
 
 from sluice.ring.adapters import MAX_ADAPTERS, NEWS_ENTRIES, AdapterEntry, AdapterNews
 
 REMOVED_SECONDS = 3600.0
-"""For which it is remembered that an id was unloaded: longer than a process is cut off from all others."""
+"""Time for which the removal of an id is remembered: longer than a process can be cut off from all others."""
 MAX_REMOVED = 1024
 CONFIGURED_AT = 0.0
-"""Moment of the change of an adapter that a router's settings load. A call counts more, whenever it was: a router that
-has just started may not have heard of it yet."""
+"""`changed_at` of an adapter that a router's settings load. Any call takes precedence over it, because a router that
+has just started may not have received earlier calls yet."""
 LEAST_STEP_SECONDS = 0.001
-"""Between two changes of an id, so that the later one counts, whatever the clocks say."""
+"""Minimum time between two changes of an id, so that the later change counts even if clocks differ."""
 
 
 class AdapterRegistry:
@@ -23,33 +23,35 @@ class AdapterRegistry:
         self._numbered: dict[str, tuple[int, AdapterEntry]] = {}
 
     def __len__(self) -> int:
-        """Adapters that are loaded."""
+        """Number of adapters that are loaded."""
         return sum(not entry.removed for _, entry in self._numbered.values())
 
     def entries(self) -> list[AdapterEntry]:
-        """Also of removed ones, in the order of the changes."""
+        """All entries, including removed ones, in the order of the changes."""
         return [entry for _, entry in self._numbered.values()]
 
     def loaded(self) -> list[AdapterEntry]:
         return [entry for entry in self.entries() if not entry.removed]
 
     def find(self, adapter_id: str) -> AdapterEntry | None:
-        """None if no adapter is loaded under this id."""
+        """The entry of a loaded adapter. None if no adapter is loaded under this id."""
         entry = self.latest(adapter_id)
         return None if entry is None or entry.removed else entry
 
     def latest(self, adapter_id: str) -> AdapterEntry | None:
-        """Also if it was removed."""
+        """The latest entry of an id, even if the adapter was removed."""
         return self._numbered.get(adapter_id, (0, None))[1]
 
     def moment_of_change(self, adapter_id: str, now: float) -> float:
-        """For an entry that is to replace all that are known here."""
+        """`changed_at` for a new entry that is to replace every entry known here."""
         latest = self.latest(adapter_id)
         return now if latest is None else max(now, latest.changed_at + LEAST_STEP_SECONDS)
 
     def merge(self, entry: AdapterEntry, now: float) -> bool:
-        """Whether it is news. `now`: seconds of the Unix epoch. Not remembered: a removal that is too old, and a new id
-        beyond MAX_ADAPTERS."""
+        """Add an entry if it is newer than the known one. Returns whether it was added.
+
+        Removals that are too old, and new ids beyond MAX_ADAPTERS, are not added. `now`: seconds of the Unix epoch.
+        """
         known = self.latest(entry.id)
         if not entry.replaces(known) or _is_forgotten(entry, now):
             return False
@@ -62,22 +64,25 @@ class AdapterRegistry:
         return True
 
     def since(self, known: int) -> AdapterNews | None:
-        """The next changes after number `known`; None: there are none. A number of another process gets everything."""
+        """The next changes after number `known`. None if there are none.
+
+        A number beyond the last change is that of a former process here, and yields everything.
+        """
         if known > self.last:
             known = 0
-        found = [each for each in self._numbered.values() if each[0] > known][:NEWS_ENTRIES]
-        return AdapterNews(found[-1][0], [entry for _, entry in found]) if found else None
+        changes = [change for change in self._numbered.values() if change[0] > known][:NEWS_ENTRIES]
+        return AdapterNews(changes[-1][0], [entry for _, entry in changes]) if changes else None
 
-    def missing_in(self, known: "AdapterRegistry", now: float) -> list[AdapterEntry]:
-        """Entries that are newer here, and that it would remember."""
-        found = (entry for entry in self.entries() if not _is_forgotten(entry, now))
-        return [entry for entry in found if entry.replaces(known.latest(entry.id))]
+    def missing_in(self, other: "AdapterRegistry", now: float) -> list[AdapterEntry]:
+        """Entries that are newer here than in `other` and that `other` would remember."""
+        entries = (entry for entry in self.entries() if not _is_forgotten(entry, now))
+        return [entry for entry in entries if entry.replaces(other.latest(entry.id))]
 
     def _forget_removed(self, now: float) -> None:
         removed = [entry for entry in self.entries() if entry.removed]
-        old = [entry for entry in removed if _is_forgotten(entry, now)]
-        for entry in {each.id: each for each in (*old, *removed[:-MAX_REMOVED])}.values():
-            del self._numbered[entry.id]
+        expired = [entry for entry in removed if _is_forgotten(entry, now)]
+        for adapter_id in {entry.id for entry in (*expired, *removed[:-MAX_REMOVED])}:
+            del self._numbered[adapter_id]
 
 
 def _is_forgotten(entry: AdapterEntry, now: float) -> bool:
@@ -85,10 +90,10 @@ def _is_forgotten(entry: AdapterEntry, now: float) -> bool:
 
 
 def has_more(news: AdapterNews | None) -> bool:
-    """Whether further changes may follow it at once."""
+    """Whether further changes may follow immediately."""
     return news is not None and len(news.entries) == NEWS_ENTRIES
 
 
 def merge_all(registry: AdapterRegistry, entries: Iterable[AdapterEntry], now: float) -> list[AdapterEntry]:
-    """Those that are news."""
+    """Merge entries into a registry. Returns those that were added."""
     return [entry for entry in entries if registry.merge(entry, now)]

@@ -1,4 +1,4 @@
-"""LoRA adapters on the ring: what a request names, an adapter's files, and the messages that load them."""
+"""LoRA adapters on the ring: references of requests, an adapter's files, and the messages that load adapters."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -15,30 +15,30 @@ from sluice.ring.message import Count, Message, Moment, Name, Number, Total
 MAX_ID_CHARS = 256
 VERSION_BYTES = 16
 MAX_FILE_BYTES = 1 << 30
-"""Of an adapter's weights."""
+"""Maximum size of an adapter's weights."""
 MAX_CONFIG_BYTES = 1 << 20
 MAX_ADAPTERS = 1024
-"""That are loaded at a time."""
+"""Maximum number of adapters that are loaded at the same time."""
 NEWS_ENTRIES = 256
-"""In one message: a router that starts gets as many in a second."""
+"""Maximum number of entries in one message, which is what a starting router receives per second."""
 PART_BYTES = 1 << 18
-"""Of uploaded files in one message: what is behind it on the lane waits for it."""
+"""Maximum size of uploaded data in one message. It is small because later messages on the lane wait behind it."""
 MAX_PARTS = (MAX_FILE_BYTES + MAX_CONFIG_BYTES) // PART_BYTES + 1
 
 ADAPTER_ID = re.compile(rf"[A-Za-z0-9._:/-]{{1,{MAX_ID_CHARS}}}", re.ASCII)
-"""An id that a caller or an operator may choose."""
+"""Ids that a caller or an operator may choose."""
 AdapterId = Annotated[str, Meta(min_length=1, max_length=MAX_ID_CHARS)]
 AdapterVersion = Annotated[str, Meta(pattern=rf"^[0-9a-f]{{{2 * VERSION_BYTES}}}$")]
 
 
 class Adapter(msgspec.Struct, frozen=True, array_like=True):
-    """An adapter as a request names it: the operator's id, and the weights that this id stood for at that moment."""
+    """An adapter as a request refers to it: the operator's id, and the weights that the id referred to at that time."""
 
     id: AdapterId
     version: AdapterVersion
-    """Hash of weights and configuration: an id that was loaded again with other weights is another adapter."""
+    """Hash of weights and configuration. An id that is loaded again with other weights has another version."""
     path: Name = ""
-    """Its folder on the engines' machines; empty: its files were uploaded."""
+    """The adapter's folder on the engines' machines. Empty if its files were uploaded."""
 
 
 Data = bytes | memoryview
@@ -54,10 +54,10 @@ class AdapterFiles(msgspec.Struct, frozen=True, array_like=True, dict=True):
 
     @cached_property
     def version(self) -> str:
-        """Takes a second per GiB, once."""
+        """Hash of both files, in hex. Computed once; takes a second per GiB."""
         digest = blake2b(digest_size=VERSION_BYTES, person=b"sluice-lora")
         for data in (self.config, self.weights):
-            # Each is preceded by its length: otherwise different files could give the same bytes.
+            # Each file is preceded by its length. Otherwise different files could yield the same bytes.
             digest.update(len(data).to_bytes(8, "little"))
             digest.update(data)
         return digest.hexdigest()
@@ -68,17 +68,17 @@ class AdapterFiles(msgspec.Struct, frozen=True, array_like=True, dict=True):
 
 
 class AdapterEntry(msgspec.Struct, frozen=True, array_like=True):
-    """What an id stands for, as of a moment. Routers and engines exchange these; the latest change counts."""
+    """What an id refers to since a given time. Routers and engines exchange entries; the latest change counts."""
 
     id: AdapterId
     changed_at: Moment
     version: AdapterVersion
     path: Name = ""
-    """As in `Adapter`."""
+    """See `Adapter`."""
     size: Count = 0
-    """The rank of a LoRA adapter, the rows of a prompt adapter."""
+    """The rank of a LoRA adapter, or the number of rows of a prompt adapter."""
     removed: bool = False
-    """It was unloaded."""
+    """Whether the adapter was unloaded."""
 
     @property
     def adapter(self) -> Adapter:
@@ -89,20 +89,20 @@ class AdapterEntry(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def _order(self) -> tuple[float, bool, str, str]:
-        # Two changes at the same moment: every process must choose the same one.
+        # Of two changes at the same time, every process must choose the same one.
         return self.changed_at, self.removed, self.version, self.path
 
 
 class AdapterNews(msgspec.Struct, frozen=True, array_like=True):
-    """Changes of an engine's entries, numbered from 1: those after the number that the router's hello named."""
+    """Changes of an engine's entries after the number in the router's hello. Changes are numbered from 1."""
 
     last: Total
-    """Number of the last change here."""
+    """Number of the last change in `entries`."""
     entries: Annotated[list[AdapterEntry], Meta(max_length=NEWS_ENTRIES)]
 
 
 class AdapterEntries(Message, frozen=True):
-    """router → engine: entries that the engine lacks."""
+    """router → engine: entries that the engine does not have."""
 
     engine_epoch: Number
     entries: Annotated[list[AdapterEntry], Meta(max_length=NEWS_ENTRIES)]
@@ -117,13 +117,13 @@ class LoadAdapter(Message, frozen=True):
     router: Name
     """Address of the inbox for the answer."""
     path: Name = ""
-    """Of its folder; empty: its files came in parts before this message."""
+    """The adapter's folder. Empty if its files were sent in parts before this message."""
     version: AdapterVersion | None = None
-    """Of these files; None with `path`: to be computed."""
+    """Version of these files. None with `path`: the engine computes it."""
 
 
 class AdapterPart(Message, frozen=True):
-    """router → engine: a part of an adapter's files, encoded as `AdapterFiles` in MessagePack. In order, from 0."""
+    """router → engine: a part of an adapter's files, which are `AdapterFiles` in MessagePack. Sent in order, from 0."""
 
     engine_epoch: Number
     version: AdapterVersion
@@ -133,17 +133,18 @@ class AdapterPart(Message, frozen=True):
 
 
 class AdapterLoaded(Message, frozen=True):
-    """engine → router on the side lane."""
+    """engine → router on the side lane: the answer to `LoadAdapter`."""
 
     engine_epoch: Number
     number: Number
     version: str = ""
-    """Empty: it could not be loaded."""
+    """Empty if the adapter could not be loaded."""
     rank: Count = 0
     fault: Fault | None = None
 
 
 def parts_of(files: AdapterFiles, engine_epoch: int) -> Iterator[AdapterPart]:
+    """The messages that carry the files to an engine."""
     data = memoryview(msgspec.msgpack.encode(files))
     version, count = files.version, -(-len(data) // PART_BYTES)
     for index in range(count):
@@ -153,13 +154,13 @@ def parts_of(files: AdapterFiles, engine_epoch: int) -> Iterator[AdapterPart]:
 
 
 class _Joined(msgspec.Struct, frozen=True, array_like=True):
-    """As `AdapterFiles`. A view, since copying it would hold the interpreter's lock for long."""
+    """`AdapterFiles` whose weights are a view, because copying them would hold the interpreter's lock for long."""
 
     config: bytes
     weights: memoryview
 
 
 def join_parts(parts: Iterable[bytes]) -> AdapterFiles:
-    """The data of `parts_of`. Raises msgspec.DecodeError."""
+    """The files from the data of all parts. Raises msgspec.DecodeError."""
     joined = msgspec.msgpack.decode(b"".join(parts), type=_Joined)
     return AdapterFiles(joined.config, joined.weights)

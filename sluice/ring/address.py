@@ -1,4 +1,4 @@
-"""Addresses of inboxes; and that at which other services reach one, from what it is bound to and the operator gave."""
+"""Addresses of inboxes, and the address at which other services reach an inbox that is bound to a given one."""
 
 import ipaddress
 from contextlib import suppress
@@ -8,7 +8,7 @@ MAX_PORT = 65535
 
 
 def is_ip(host: str) -> bool:
-    """Not a name. Without brackets."""
+    """Whether `host` is an IP address, without brackets, instead of a name."""
     try:
         ipaddress.ip_address(host)
     except ValueError:
@@ -17,12 +17,12 @@ def is_ip(host: str) -> bool:
 
 
 def tcp_address(host: str, port: int | str) -> str:
-    """`host` without brackets, which an IPv6 address gets."""
+    """The address of a host, which must not be in brackets. They are added to an IPv6 address."""
     return f"{TCP}[{host}]:{port}" if ":" in host else f"{TCP}{host}:{port}"
 
 
 def is_wildcard(address: str) -> bool:
-    """Whether it stands for every interface of this machine: nobody can connect to it."""
+    """Whether the address means every interface of this machine, so that no peer can connect to it."""
     if not address.startswith(TCP):
         return False
     host, _ = _split(address.removeprefix(TCP))
@@ -34,18 +34,18 @@ def check_advertised(listen: str, advertise: str | None) -> None:
     if advertise is None:
         if is_wildcard(listen):
             raise ValueError(
-                f"listen: {listen} is every interface of this machine, which is no address to connect to: "
-                "set advertise to the name or IP address at which the other services reach it"
+                f"listen: {listen} means every interface of this machine, so other services cannot connect to it: "
+                "set advertise to the name or IP address at which they reach this machine"
             )
         return
-    # Any port in place of the bound one, which is not known yet.
+    # Port 1 stands for the bound port, which is not known yet.
     reachable_at(f"{TCP}localhost:1" if listen.startswith(TCP) else listen, advertise)
 
 
 def reachable_at(bound: str, advertise: str | None) -> str:
-    """The address for the other services: the bound one, or `advertise`, which may be a host, host:port or an address.
+    """The address for the other services: `bound`, or `advertise`, which is a host, host:port or a full address.
 
-    Without a port it has the bound one; an IPv6 address gets its brackets. Raises ValueError.
+    If `advertise` has no port, the bound port is added. Brackets are added to an IPv6 address. Raises ValueError.
     """
     if advertise is None or advertise.startswith("ipc://"):
         return advertise or bound
@@ -64,7 +64,7 @@ def reachable_at(bound: str, advertise: str | None) -> str:
 
 
 def _split(text: str) -> tuple[str, str | None]:
-    """Host without brackets, and port. An IPv6 address without brackets has no port."""
+    """Host without brackets, and the port if there is one. An IPv6 address without brackets has no port."""
     with suppress(ValueError):
         return str(ipaddress.IPv6Address(text)), None
     if text.startswith("["):

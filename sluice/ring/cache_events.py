@@ -1,6 +1,6 @@
 """KV cache events on the ring: every change of an engine's prefix cache, for users.
 
-Blocks are named by `sluice.ring.hashing.short_hash`. Events are pulled: nothing is sent that nobody asked for.
+Blocks are identified by `sluice.ring.hashing.short_hash`. Routers pull events, so none are sent without a reader.
 """
 
 from collections.abc import Sequence
@@ -13,17 +13,17 @@ from msgspec import Meta
 from sluice.ring.message import Count, Message, Name, Number, Retention, TokenId, Total
 
 MAX_EVENTS = 4096
-"""In one answer."""
+"""Maximum number of events in one answer."""
 MAX_ITEMS = 1 << 16
-"""Tokens and hashes in one answer, if it has more than one event: some 300 KB."""
+"""Maximum number of tokens and hashes in an answer of more than one event, about 300 KB."""
 MAX_REMOVED = 1024
-"""Blocks in one event."""
+"""Maximum number of blocks in a `Removed` event."""
 
 BlockHash = Number
 
 
 class Tier(IntEnum):
-    """Where a block is. Numbers as TensorRT-LLM's cache levels."""
+    """The memory that contains a block. The numbers are those of TensorRT-LLM's cache levels."""
 
     DEVICE = 0
     HOST = 1
@@ -33,29 +33,29 @@ class Created(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """The first event of an engine."""
 
     blocks: Annotated[list[Count], Meta(min_length=2, max_length=2)]
-    """By tier."""
+    """Number of blocks of each tier."""
 
 
 class Stored(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """A block became findable, on the device."""
+    """A block on the device became available for reuse."""
 
     block: BlockHash
     parent: BlockHash | None
-    """The block before it; None: it is the first of its prompt."""
+    """The preceding block. None for the first block of a prompt."""
     tokens: Annotated[Sequence[TokenId], Meta(max_length=MAX_ITEMS)]
     priority: Retention
     adapter: Name = ""
-    """Version of the adapter; empty: none."""
+    """Version of the LoRA adapter. Empty without one."""
 
 
 class Removed(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Blocks left all tiers."""
+    """Blocks were removed from all tiers."""
 
     blocks: Annotated[list[BlockHash], Meta(max_length=MAX_REMOVED)]
 
 
 class Updated(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """A block moved to another tier, or got another priority, or both. What did not change is the same twice."""
+    """A block moved to another tier or its priority changed, or both. The old and new values may be equal."""
 
     block: BlockHash
     old_tier: Tier
@@ -79,21 +79,23 @@ class ReadCacheEvents(Message, frozen=True):
 
 
 class CacheEvents(Message, frozen=True):
-    """engine → router on the side lane: the oldest events that a reader has not got. Those that the buffer does not
-    hold any more are missing between `start` and `first`."""
+    """engine → router on the side lane: the oldest events that a reader has not received yet.
+
+    Events from `start` to `first` - 1 are missing because the buffer has dropped them.
+    """
 
     engine: Name
     engine_epoch: Number
     reader: Number
     start: Total
-    """As in `ReadCacheEvents`."""
+    """See `ReadCacheEvents`."""
     first: Total
-    """Number of the first event here, or of the next one if there are none. Numbers begin with 0."""
+    """Number of the first event in `events`, or of the next event if it is empty. Numbers start at 0."""
     events: Annotated[list[CacheEvent], Meta(max_length=MAX_EVENTS)]
 
 
 def size_of(event: CacheEvent) -> int:
-    """Tokens or hashes in it, and one."""
+    """The number of tokens or hashes in an event, plus one."""
     if isinstance(event, Stored):
         return 1 + len(event.tokens)
     return 1 + len(event.blocks) if isinstance(event, Removed) else 1

@@ -1,7 +1,7 @@
-"""Logits processors in a user's program: what an engine asks it, over a Unix socket on the same machine.
+"""Logits processors in a user's program, which an engine calls over a Unix socket on the same machine.
 
-A call is a frame: a header in MessagePack, then a row of logits for each sequence. So is its answer, with the rows as
-they are then. Of a sequence's tokens a call brings what is new: both sides keep those of the newest sequences.
+A call is a frame: a header in MessagePack, followed by a row of logits for each sequence. The answer is a frame with
+the processed rows. A call contains only the new tokens of a sequence; both sides store the tokens of recent sequences.
 """
 
 import socket
@@ -15,7 +15,7 @@ import msgspec
 
 SCHEME = "ipc://"
 SIZES = struct.Struct("<IQ")
-"""Bytes of the header, bytes of all rows."""
+"""Sizes of the header and of all rows, in bytes."""
 MAX_HEADER_BYTES = 256 << 20
 MAX_LOGITS_BYTES = 16 << 30
 MAX_SEQUENCES = 1024
@@ -27,13 +27,13 @@ H = TypeVar("H", bound=msgspec.Struct)
 
 class CalledSequence(msgspec.Struct, frozen=True):
     number: int
-    """On this connection."""
+    """Identifies the sequence on this connection."""
     request_id: str
     client_id: int | None
     keep: int
-    """Of the tokens that the program has of this sequence, the first so many are right; 0: it may have none."""
+    """Number of leading tokens stored for this sequence that are still valid. 0: the program may have stored none."""
     tokens: Sequence[int]
-    """Those after these."""
+    """The tokens after the first `keep`."""
 
 
 class Call(msgspec.Struct, frozen=True):
@@ -43,39 +43,42 @@ class Call(msgspec.Struct, frozen=True):
 
 class Answer(msgspec.Struct, frozen=True):
     error: str | None = None
-    """The type of an exception; the rows are left out then."""
+    """The type of an exception. If there is one, the frame has no rows."""
     detail: str = ""
-    """Its message, for the engine's log."""
+    """The message of the exception, for the engine's log."""
 
 
 class NewestSequences(Generic[T]):
-    """What one side keeps of the sequences that were called for last. The other side, which sees the same calls in the
-    same order, forgets the same ones."""
+    """What one side stores for the most recently called sequences.
+
+    Both sides see the same calls in the same order, so they drop the same sequences.
+    """
 
     def __init__(self) -> None:
-        self._kept: OrderedDict[int, tuple[T, int]] = OrderedDict()
+        self._stored: OrderedDict[int, tuple[T, int]] = OrderedDict()
         self._tokens = 0
 
     def pop(self, key: int) -> T | None:
-        found = self._kept.pop(key, None)
-        if found is None:
+        stored = self._stored.pop(key, None)
+        if stored is None:
             return None
-        self._tokens -= found[1]
-        return found[0]
+        value, num_tokens = stored
+        self._tokens -= num_tokens
+        return value
 
     def put(self, key: int, value: T, num_tokens: int) -> None:
-        """One that is not there."""
-        self._kept[key] = value, num_tokens
+        """Store a sequence that is not stored yet."""
+        self._stored[key] = value, num_tokens
         self._tokens += num_tokens
-        while len(self._kept) > MAX_SEQUENCES or (self._tokens > MAX_TOKENS and len(self._kept) > 1):
-            _, (_, oldest) = self._kept.popitem(last=False)
-            self._tokens -= oldest
+        while len(self._stored) > MAX_SEQUENCES or (self._tokens > MAX_TOKENS and len(self._stored) > 1):
+            _, (_, dropped_tokens) = self._stored.popitem(last=False)
+            self._tokens -= dropped_tokens
 
 
 class Frames:
-    """Frames over a connected socket. Methods raise OSError, which TimeoutError is; ValueError for a malformed frame.
+    """Frames over a connected socket. Methods raise OSError (including TimeoutError), ValueError for a malformed frame.
 
-    `deadline`: by time.monotonic; None: no limit.
+    `deadline`: a time of time.monotonic; None: no limit.
     """
 
     def __init__(self, connection: socket.socket) -> None:
@@ -90,19 +93,25 @@ class Frames:
             self._socket.sendall(part)
 
     def receive(self, kind: type[H], deadline: float | None = None) -> tuple[H, int] | None:
-        """The header, and the bytes of the rows, which `fill` takes next. None: the other side has closed."""
+        """The header, and the size in bytes of the rows, which must be read next with `fill`.
+
+        None if the other side has closed the connection.
+        """
         sizes = bytearray(SIZES.size)
         if not self.fill(memoryview(sizes), deadline):
             return None
         header_bytes, logits_bytes = SIZES.unpack(sizes)
         if header_bytes > MAX_HEADER_BYTES or logits_bytes > MAX_LOGITS_BYTES:
-            raise ValueError(f"a frame of {header_bytes} and {logits_bytes} bytes")
+            raise ValueError(
+                f"a frame has {header_bytes} bytes of header and {logits_bytes} bytes of logits, "
+                f"more than {MAX_HEADER_BYTES} or {MAX_LOGITS_BYTES}"
+            )
         encoded = bytearray(header_bytes)
         self.fill(memoryview(encoded), deadline)
         return msgspec.msgpack.decode(encoded, type=kind), logits_bytes
 
     def fill(self, buffer: memoryview, deadline: float | None = None) -> bool:
-        """Receive as many bytes. False: the other side has closed, or what it had sent ends here."""
+        """Receive as many bytes as `buffer` has. False if the other side has closed the connection before that."""
         buffer = buffer.cast("B")
         done = 0
         while done < len(buffer):
@@ -118,7 +127,7 @@ class Frames:
 
     def _limit(self, deadline: float | None) -> None:
         if deadline is not None:
-            left = deadline - time.monotonic()
-            if left <= 0:
-                raise TimeoutError("the time limit has passed")
-            self._socket.settimeout(left)
+            seconds = deadline - time.monotonic()
+            if seconds <= 0:
+                raise TimeoutError("the deadline has passed")
+            self._socket.settimeout(seconds)

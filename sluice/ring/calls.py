@@ -1,4 +1,4 @@
-"""Calls of a named method on the ranks of engines, and their answers. Arguments and values travel as JSON."""
+"""Calls of a named method on the ranks of engines, and their answers. Arguments and values are sent as JSON."""
 
 import json
 from typing import Annotated, Any
@@ -9,10 +9,10 @@ from msgspec import Meta
 from sluice.ring.message import Message, Name, Number
 
 MAX_JSON_BYTES = 1 << 16
-"""Of all arguments of a call together, and of one rank's value."""
+"""Maximum size of all arguments of a call together, and of the value of one rank."""
 MAX_METHOD_CHARS = 128
 MAX_RANKS = 1024
-"""Of one engine."""
+"""Maximum number of ranks of one engine."""
 MAX_ERROR_CHARS = 2000
 
 MethodName = Annotated[str, Meta(max_length=MAX_METHOD_CHARS)]
@@ -22,23 +22,24 @@ ErrorText = Annotated[str, Meta(max_length=MAX_ERROR_CHARS)]
 
 
 class MethodCall(msgspec.Struct, frozen=True, array_like=True):
-    """What to run: `method(rank, *args, **kwargs)`."""
+    """The call `method(rank, *args, **kwargs)` on some ranks."""
 
     method: MethodName
     args: Json = "[]"
     kwargs: Json = "{}"
     ranks: Annotated[tuple[Rank, ...], Meta(max_length=MAX_RANKS)] = ()
-    """Empty: all."""
+    """Empty: all ranks."""
 
     def names(self, rank: int) -> bool:
+        """Whether the method is to be called on this rank."""
         return not self.ranks or rank in self.ranks
 
 
 class RankAnswer(msgspec.Struct, frozen=True, array_like=True):
-    """Either a value or an error."""
+    """The value that a rank returned, or its error."""
 
     rank: Rank | None
-    """None: an error of the whole engine."""
+    """None for an error of the whole engine."""
     value: Json | None = None
     error: ErrorText = ""
 
@@ -55,12 +56,12 @@ class Call(Message, frozen=True):
 
 
 class CallAnswer(Message, frozen=True):
-    """engine → router on the side lane."""
+    """engine → router on the side lane: the answer to `Call`."""
 
     engine_epoch: Number
     number: Number
     answers: Annotated[list[RankAnswer], Meta(max_length=MAX_RANKS)]
-    """By rank."""
+    """In the order of the ranks."""
 
 
 def failed(rank: int | None, error: str) -> RankAnswer:
@@ -68,7 +69,7 @@ def failed(rank: int | None, error: str) -> RankAnswer:
 
 
 def parse_json(text: str) -> Any:
-    """Raises ValueError; also for NaN and infinities, which Python's JSON would accept, and for too deep nesting."""
+    """Raises ValueError, also for excessive nesting and for NaN and infinities, which Python's JSON parser accepts."""
 
     def refuse(constant: str) -> None:
         raise ValueError(f"{constant} is not JSON")
@@ -80,7 +81,7 @@ def parse_json(text: str) -> Any:
 
 
 def to_json(value: object) -> str:
-    """ASCII, so that a character is a byte. Raises TypeError, ValueError."""
+    """JSON in ASCII, so that every character is one byte. Raises TypeError, ValueError."""
     try:
         return json.dumps(value, allow_nan=False, separators=(",", ":"))
     except RecursionError:

@@ -1,4 +1,4 @@
-"""A model folder in Hugging Face layout: what services read of it besides weights, and fingerprints of it."""
+"""A model folder in Hugging Face layout: the parts that services read in addition to the weights, and fingerprints."""
 
 import json
 from collections.abc import Iterable
@@ -15,7 +15,7 @@ from sluice.ring.vision import Vision, VisionError, split_config
 FILES = ["*.json", "*.jinja"]
 WEIGHTS = ["*.safetensors"]
 CONTEXT = ("max_position_embeddings", "n_positions", "max_seq_len")
-"""Names that architectures give to the longest context that their positions allow."""
+"""Names of the maximum context length in the configurations of different architectures."""
 DEFAULT_CONTEXT = 2048
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 MODEL_FILES = (
@@ -25,68 +25,69 @@ MODEL_FILES = (
     *TOKENIZER_FILES,
     "model.safetensors.index.json",
 )
-"""Files that affect tokens besides the weights: prompts, sampling defaults and shapes."""
+"""Files in addition to the weights that affect the output: through prompts, sampling defaults or shapes."""
 PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json", "chat_template.json")
-"""More of these, of models that see."""
-# Of a weight file, distributed over its tensors: at least one each, in the tensor's middle.
+"""Further such files of vision-language models."""
 SAMPLES, SAMPLE_BYTES = 512, 1024
+"""Samples of a weight file that are hashed, distributed over its tensors, with at least one in each tensor's middle."""
 MAX_HEADER_BYTES = 100_000_000
-"""The limit of safetensors."""
+"""The limit of safetensors for a header."""
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 LISTED = 5
+"""Number of names in an error message."""
 LENGTH_BYTES = 8
-"""A file begins with the length of its header."""
+"""Size of the header's length, which is at the start of a safetensors file."""
 GIT_LFS = b"version https://git-lfs"
 
 
 class CheckpointError(ValueError):
-    """The folder is not a usable checkpoint; the message names the file."""
+    """The folder is not a usable checkpoint. The message names the file at fault."""
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """Everything but the tensors."""
+    """A checkpoint without its tensors."""
 
     path: Path
     name: str
-    """Served name, which clients put into `model`."""
+    """Name under which the model is served; clients put it into the field `model`."""
     config: dict[str, Any]
-    """config.json; of a vision-language model, that of its decoder."""
+    """config.json. For a vision-language model, the configuration of its decoder."""
     generation: dict[str, Any]
-    """generation_config.json; {} without that file."""
+    """generation_config.json. {} without that file."""
     tokenizer_config: dict[str, Any]
     chat_template: str | None
     fingerprint: str
     """See `model_fingerprint`."""
     vision: Vision | None = None
-    """None: its prompts have no images."""
+    """None if the model does not accept images."""
 
     @property
     def tokenizer_fingerprint(self) -> str:
-        """Hex digest of the tokenizer files: equal in all services whose texts must agree."""
+        """Hex digest of the tokenizer files. Must be equal in all services of a ring."""
         return _digest(self.path, TOKENIZER_FILES).hexdigest()
 
     @property
     def vocab_size(self) -> int:
-        """Rows of the embedding, at least the tokenizer's size."""
+        """Number of rows of the embedding, at least the size of the tokenizer's vocabulary."""
         return int(self.config["vocab_size"])
 
     @property
     def max_context_tokens(self) -> int:
-        """Longest prompt plus output that the model's positions allow."""
-        found = (self.config.get(name) for name in CONTEXT)
-        return int(next((tokens for tokens in found if tokens is not None), DEFAULT_CONTEXT))
+        """Maximum length of prompt plus output that the model's positions allow."""
+        values = (self.config.get(name) for name in CONTEXT)
+        return int(next((tokens for tokens in values if tokens is not None), DEFAULT_CONTEXT))
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
-        """Of generation_config.json, else of config.json."""
-        found = self.generation.get("eos_token_id")
-        if found is None:
-            found = self.config.get("eos_token_id")
-        if found is None:
+        """The ids in generation_config.json, otherwise those in config.json."""
+        ids = self.generation.get("eos_token_id")
+        if ids is None:
+            ids = self.config.get("eos_token_id")
+        if ids is None:
             return ()
-        return tuple(found) if isinstance(found, list) else (int(found),)
+        return tuple(ids) if isinstance(ids, list) else (int(ids),)
 
     @property
     def tokenizer_file(self) -> Path:
@@ -96,16 +97,15 @@ class Checkpoint:
 def open_checkpoint(
     model: str, name: str | None = None, *, revision: str | None = None, weights: bool = True
 ) -> Checkpoint:
-    """Open a local folder, or a hub id such as "Qwen/Qwen3-0.6B" (downloaded once, through huggingface_hub).
+    """Open a local folder, or a Hugging Face id such as "Qwen/Qwen3-0.6B", which is downloaded once.
 
-    revision: branch, tag or commit of a hub id.
-    weights: a download brings the tensors too.
-    Raises CheckpointError if a file is missing or not JSON, and for a revision of a local folder.
+    `revision`: branch, tag or commit of a Hugging Face model. `weights`: whether to download the tensors too.
+    Raises CheckpointError if a file is missing or not JSON, and if a revision is given for a local folder.
     """
     path = _local_folder(model, revision, [*FILES, *WEIGHTS] if weights else FILES)
-    for name_of_file in ("config.json", "tokenizer.json"):
-        if not (path / name_of_file).is_file():
-            raise CheckpointError(why_incomplete(path, name_of_file))
+    for file_name in ("config.json", "tokenizer.json"):
+        if not (path / file_name).is_file():
+            raise CheckpointError(why_incomplete(path, file_name))
     try:
         config, vision = split_config(_read_json(path / "config.json"), _image_processor(path))
     except VisionError as error:
@@ -129,7 +129,9 @@ def _local_folder(model: str, revision: str | None, files: list[str]) -> Path:
     path = Path(model).expanduser()
     if path.is_dir():
         if revision is not None:
-            raise CheckpointError(f"revision {revision!r} is for models of the hub, and {model!r} is a local folder")
+            raise CheckpointError(
+                f"revision {revision!r} applies only to Hugging Face models, but {model!r} is a local folder"
+            )
         return path
     if (problem := why_no_folder(model, path)) is not None:
         raise CheckpointError(problem)
@@ -143,43 +145,43 @@ def _local_folder(model: str, revision: str | None, files: list[str]) -> Path:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    """Empty if there is no such file."""
+    """The JSON object in a file. {} if the file does not exist. Raises CheckpointError."""
     if not path.is_file():
         return {}
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise CheckpointError(f"{path} is not JSON: {error}") from error
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         raise CheckpointError(f"{path} is not a JSON object")
-    return found
+    return content
 
 
 def _image_processor(path: Path) -> dict[str, Any]:
-    """The image processor's settings, from the files that transformers reads; {} if the checkpoint has none of them."""
-    found = _read_json(path / "processor_config.json").get("image_processor")
-    return found if isinstance(found, dict) else _read_json(path / "preprocessor_config.json")
+    """Settings of the image processor, from the files that transformers reads. {} if neither file exists."""
+    processor = _read_json(path / "processor_config.json").get("image_processor")
+    return processor if isinstance(processor, dict) else _read_json(path / "preprocessor_config.json")
 
 
 def _chat_template(path: Path, tokenizer_config: dict[str, Any]) -> str | None:
     file = path / "chat_template.jinja"
     if file.is_file():
         return file.read_text(encoding="utf-8")
-    # The second is of processors, which models that see have.
-    found = _read_json(path / "chat_template.json").get("chat_template", tokenizer_config.get("chat_template"))
-    if isinstance(found, list):
-        found = {entry["name"]: entry["template"] for entry in found}.get("default")
-    return found
+    # The processors of vision-language models store their template in chat_template.json.
+    template = _read_json(path / "chat_template.json").get("chat_template", tokenizer_config.get("chat_template"))
+    if isinstance(template, list):
+        template = {entry["name"]: entry["template"] for entry in template}.get("default")
+    return template
 
 
 class _Tensor(msgspec.Struct):
     data_offsets: tuple[int, int] | None = None
-    """Relative to the end of the header; None for the metadata entry."""
+    """Start and end, relative to the end of the header. None for the metadata entry."""
 
 
 def model_fingerprint(folder: Path) -> str:
-    """Hex digest of the configuration, the tokenizer, and samples of every tensor: independent of paths and dates."""
-    # Others have the fingerprint that they had before there were models that see.
+    """Hex digest of the configuration, the tokenizer, and samples of every tensor. Independent of paths and dates."""
+    # Absent files are skipped, so that the fingerprints of text-only models do not depend on these names.
     present = (name for name in PROCESSOR_FILES if (folder / name).is_file())
     digest = _digest(folder, (*MODEL_FILES, *present))
     for file in sorted(folder.glob("*.safetensors")):
@@ -191,13 +193,14 @@ def _digest(folder: Path, names: tuple[str, ...]) -> blake2b:
     digest = blake2b(digest_size=8)
     for name in names:
         file = folder / name
-        # A missing file counts as an empty one.
+        # A missing file is treated as an empty one.
         digest.update(name.encode() + b"\0" + (file.read_bytes() if file.is_file() else b"") + b"\0")
     return digest
 
 
 def _digest_weights(digest: blake2b, file: Path) -> None:
-    # Samples of every tensor, because fine-tuned models may differ in a few only. Reading all would take minutes.
+    # Samples of every tensor, because fine-tuned models may differ in a few tensors only. Reading everything would take
+    # minutes.
     size = file.stat().st_size
     digest.update(f"{file.name}\0{size}\0".encode())
     with file.open("rb", buffering=0) as opened:
@@ -205,29 +208,33 @@ def _digest_weights(digest: blake2b, file: Path) -> None:
         header = opened.read(min(int.from_bytes(prefix, "little"), MAX_HEADER_BYTES))
         digest.update(prefix + header)
         tensors = _tensors(header, len(prefix) + len(header), size)
-        each = max(1, SAMPLES // len(tensors))
+        samples_per_tensor = max(1, SAMPLES // len(tensors))
         for begin, end in tensors:
-            for at in _spread(begin, end, each):
-                opened.seek(at)
-                digest.update(opened.read(min(SAMPLE_BYTES, end - at)))
+            for offset in _spread(begin, end, samples_per_tensor):
+                opened.seek(offset)
+                digest.update(opened.read(min(SAMPLE_BYTES, end - offset)))
 
 
 def _tensors(header: bytes, start: int, size: int) -> list[tuple[int, int]]:
-    """Begin and end of each tensor in the file; of the whole file if the header is malformed, which loading reports."""
+    """Begin and end of each tensor in the file.
+
+    If the header is malformed, which loading will report, begin and end of the whole file.
+    """
     try:
-        found = [(start + begin, start + end) for begin, end in _data_offsets(header)]
+        ranges = [(start + begin, start + end) for begin, end in _data_offsets(header)]
     except ValueError:
         return [(0, size)]
-    return found if found and all(start <= begin <= end <= size for begin, end in found) else [(0, size)]
+    return ranges if ranges and all(start <= begin <= end <= size for begin, end in ranges) else [(0, size)]
 
 
 def _data_offsets(header: bytes) -> list[tuple[int, int]]:
-    """Of each tensor. Raises ValueError if the header is malformed."""
+    """`data_offsets` of each tensor. Raises ValueError if the header is malformed."""
     entries = msgspec.json.decode(header, type=dict[str, _Tensor]).values()
     return [entry.data_offsets for entry in entries if entry.data_offsets is not None]
 
 
 def _spread(begin: int, end: int, count: int) -> list[int]:
+    """Offsets of `count` samples, spread evenly over a range."""
     last = max(begin, end - SAMPLE_BYTES)
     if count == 1:
         return [(begin + last) // 2]
@@ -245,7 +252,7 @@ def weight_files(folder: Path) -> list[Path]:
         names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
         files = [folder / name for name in names]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{index} is not an index of weights: {error!r}") from error
+        raise CheckpointError(f"{index} is not an index of weight files: {error!r}") from error
     missing = [file.name for file in files if not file.is_file()]
     if missing:
         raise CheckpointError(
@@ -256,7 +263,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def check_weight_files(folder: Path) -> None:
-    """Read the header of each file only. Raises CheckpointError for a missing or truncated file."""
+    """Raises CheckpointError if a weight file is missing or truncated. Reads only the headers."""
     for file in weight_files(folder):
         _check_file(file)
 
@@ -266,26 +273,27 @@ def _check_file(file: Path) -> None:
     with file.open("rb") as opened:
         start = opened.read(len(GIT_LFS))
         if start == GIT_LFS:
-            raise CheckpointError(f"{file} is a pointer of Git LFS and not the weights: run `git lfs pull` there")
+            raise CheckpointError(f"{file} is a Git LFS pointer instead of weights: run `git lfs pull` in its folder")
         length = int.from_bytes(start[:LENGTH_BYTES], "little")
-        whole = LENGTH_BYTES + length
-        if len(start) < LENGTH_BYTES or whole > size:
+        expected = LENGTH_BYTES + length
+        if len(start) < LENGTH_BYTES or expected > size:
             raise CheckpointError(f"{file} ends within its header, after {size} bytes: download it again")
         opened.seek(LENGTH_BYTES)
-        whole += _data_bytes(file, opened.read(length))
-    if size != whole:
-        raise CheckpointError(f"{file} has {size} bytes, by its header {whole}: download it again")
+        expected += _data_bytes(file, opened.read(length))
+    if size != expected:
+        raise CheckpointError(f"{file} has {size} bytes instead of {expected} as its header says: download it again")
 
 
 def _data_bytes(file: Path, header: bytes) -> int:
+    """Size of the tensors' data. Raises CheckpointError if the header is malformed."""
     try:
         return max((end for _, end in _data_offsets(header)), default=0)
     except ValueError as error:
-        raise CheckpointError(f"{file} has no safetensors header: download it again") from error
+        raise CheckpointError(f"{file} has no valid safetensors header: download it again") from error
 
 
 def listed(names: Iterable[str]) -> str:
-    """The first LISTED names, and how many more there are."""
+    """The first LISTED names, and the number of the others."""
     ordered = sorted(names)
     more = f" and {len(ordered) - LISTED} more" if len(ordered) > LISTED else ""
     return ", ".join(ordered[:LISTED]) + more

@@ -1,4 +1,4 @@
-"""CPU cores that this process may use: by its affinity, and by the CPU quotas of its cgroups (v1 and v2)."""
+"""The number of CPU cores that this process may use, from its affinity and the CPU quotas of its cgroups (v1, v2)."""
 
 import os
 from collections.abc import Iterator
@@ -6,28 +6,29 @@ from pathlib import Path, PurePosixPath
 
 
 def usable_cores(root: Path = Path("/")) -> int:
-    """At least 1. `root` of the file system: for tests."""
-    # Quotas are rounded down: the kernel throttles all threads if there are more, and an engine shares its quota with
-    # the services beside it.
+    """Number of cores, at least 1. `root`: root of the file system, for tests."""
+    # Quotas are rounded down, because the kernel throttles all threads if they exceed the quota, and an engine shares
+    # its quota with the other services in its container.
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, min([cores, *(int(quota) for quota in _quotas(root))]))
 
 
 def _quotas(root: Path) -> Iterator[float]:
-    """In cores, of this process's group and of its ancestors: all of them apply."""
+    """Quotas in cores of this process's group and its ancestors. All of them apply."""
     groups = _groups(root)
     for controller, top, point in _mounts(root):
         if controller not in groups:
             continue
         group = groups[controller]
-        # In a container the path may be the host's, outside of the mount: then the own group is at the mount point.
+        # In a container the path may be that of the host, outside of the mount. Then this process's group is at the
+        # mount point.
         inside = group.relative_to(top) if group.is_relative_to(top) else PurePosixPath()
         for part in (inside, *inside.parents):
             yield from _quota(point / part)
 
 
 def _quota(folder: Path) -> Iterator[float]:
-    """Of one group, if it has a quota. "max" (v2) and -1 (v1) mean no limit."""
+    """The quota of one group in cores, if it has one. "max" (v2) and -1 (v1) mean no limit."""
     quota, _, period = _read(folder / "cpu.max").partition(" ")
     if quota in ("", "max"):
         quota, period = _read(folder / "cpu.cfs_quota_us"), _read(folder / "cpu.cfs_period_us")
@@ -36,7 +37,7 @@ def _quota(folder: Path) -> Iterator[float]:
 
 
 def _groups(root: Path) -> dict[str, PurePosixPath]:
-    """This process's group by controller, see cgroups(7)."""
+    """This process's group of each controller, see cgroups(7)."""
     lines = (line.split(":", 2) for line in _read(root / "proc/self/cgroup").splitlines())
     return {controller: PurePosixPath(path) for _, controllers, path in lines for controller in controllers.split(",")}
 

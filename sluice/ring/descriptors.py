@@ -1,4 +1,4 @@
-"""File descriptors: the soft limit is raised to just below the hard one; what must not fail may use the rest."""
+"""File descriptors: raises the soft limit to just below the hard one. The rest is reserved for what must not fail."""
 
 import errno
 import resource
@@ -8,30 +8,30 @@ from contextlib import contextmanager
 from structlog.stdlib import BoundLogger
 
 RESERVED = 128
-# Of a low limit one part in this many is reserved instead, so that the reserve does not take most of it.
 RESERVED_FRACTION = 8
+"""At most 1 / RESERVED_FRACTION of the hard limit is reserved, so that the reserve is not most of a low limit."""
 LANE_DESCRIPTORS = 4
-"""A socket, its connection, a second one while keys change, and the connection on which the peer sends."""
+"""Per lane: its socket, its connection, a second one while keys change, and the connection on which the peer sends."""
 WATCHED_LANE_DESCRIPTORS = LANE_DESCRIPTORS + 2
-"""Plus both ends of its monitor."""
+"""Per watched lane: also both ends of its monitor."""
 OWN_DESCRIPTORS = 128
 """Of a service without lanes and clients: ZeroMQ's and gRPC's threads, inbox, health server, files, GPU driver."""
 
 
 def raise_limit() -> int:
-    """Raise the soft limit to the hard one less the reserve. Returns the new soft limit."""
+    """Raise the soft limit to the hard limit minus the reserve. Returns the new soft limit."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     limit = _without_reserve(hard)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
     except (ValueError, OSError):
-        # macOS reports an unlimited hard limit, and enforces a lower one.
+        # macOS reports an unlimited hard limit but enforces a lower one.
         limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return limit
 
 
 def check_limit(limit: int, needed: int, log: BoundLogger) -> None:
-    """Warn if the settings may need more."""
+    """Warn if the settings may need more descriptors than the limit allows."""
     if limit < needed:
         log.warning(
             "few_descriptors", limit=limit, needed=needed, remedy=f"a hard limit (ulimit -Hn) of {needed + RESERVED}"
@@ -39,23 +39,23 @@ def check_limit(limit: int, needed: int, log: BoundLogger) -> None:
 
 
 def exhausted(error: Exception) -> bool:
-    """Whether an OSError or ZMQError means that no descriptor was left."""
+    """Whether an OSError or ZMQError means that no file descriptor was available."""
     return getattr(error, "errno", None) in (errno.EMFILE, errno.ENFILE)
 
 
 @contextmanager
 def reserve() -> Iterator[None]:
-    """A context in which the reserve may be used. It holds for all threads, so leave it soon.
+    """A context in which the reserve may be used. It applies to all threads, so leave it quickly.
 
-    Closing one descriptor to open another would not do: when unknown clients exhaust them, a ZeroMQ thread that
-    waits for a free one takes it first.
+    Closing one descriptor to open another would not work: when clients exhaust the descriptors, a ZeroMQ thread that
+    waits for one would use the closed one first.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     try:
         yield
     finally:
-        # Not `soft` alone: another thread may have raised the limit before this one read it.
+        # Not simply `soft`, because another thread may have raised the limit before this thread read it.
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, _without_reserve(hard)), hard))
 
 

@@ -16,7 +16,7 @@ class FinishReason(IntEnum):
     ABORTED = 5
     TIME_LIMIT = 6
     ERROR = 7
-    """A terminal row with a `Fault`; the client gets a gRPC status."""
+    """The terminal row has a `Fault`, and the client receives a gRPC status."""
 
 
 class ErrorCode(Enum):
@@ -25,10 +25,10 @@ class ErrorCode(Enum):
     status: str
     """Name of the gRPC status code."""
     retry_after: float | None
-    """Seconds, for google.rpc.RetryInfo; None: do not retry."""
+    """Seconds, for google.rpc.RetryInfo. None: do not retry."""
 
     def __new__(cls, status: str, retry_after: float | None) -> "ErrorCode":
-        """Members get distinct numbers: with equal values they would be aliases of one another."""
+        """Gives members distinct numbers as values. Members with equal values would be aliases of each other."""
         member = object.__new__(cls)
         member._value_ = len(cls.__members__)
         member.status = status
@@ -65,15 +65,15 @@ class ErrorCode(Enum):
 
 
 class Fault(msgspec.Struct, frozen=True, array_like=True):
-    """The error that ended a sequence, as part of its terminal row."""
+    """The error that ended a sequence, which its terminal row contains."""
 
     code: str
     """Name of an `ErrorCode`."""
     message: str
     field: str = ""
-    """Path of the request's field that is at fault, such as "spec.guided.regex"; the message may quote its value."""
+    """Path of the request's field at fault, such as "spec.guided.regex". The message may quote the field's value."""
 
     @property
     def error_code(self) -> ErrorCode:
-        """INTERNAL for a name that this build does not know."""
+        """The code. INTERNAL if this build does not know its name."""
         return ErrorCode.__members__.get(self.code, ErrorCode.INTERNAL)

@@ -22,7 +22,7 @@ def missing_packages(*extras: str) -> list[str]:
 
 
 def how_to_install(*extras: str) -> str:
-    """The command that installs these extras. torch is not in an extra, because there are several ways to install it."""
+    """The command that installs these extras. torch is not in an extra, because it is installed in several ways."""
     torch = "torch " if "engine" in extras else ""
     return f"pip install {torch}'sluice-serve[{','.join(extras)}]'"
 

@@ -1,4 +1,4 @@
-"""Chained hashes of KV blocks, equal in every process."""
+"""Chained hashes of KV blocks, which are the same in every process."""
 
 import sys
 from array import array
@@ -10,7 +10,7 @@ DIGEST_BYTES = 16
 
 
 class Domain(NamedTuple):
-    """What else than the weights separates prefixes from one another; see `root_hash`."""
+    """Values in addition to the weights that must be equal for prefixes to be shared; see `root_hash`."""
 
     salt: str = ""
     adapter: str = ""
@@ -21,7 +21,7 @@ def root_hash(fingerprint: str, salt: str = "", adapter: str = "") -> bytes:
     """Root of a block chain: prefixes are shared only within one (weights, salt, adapter) domain."""
     digest = blake2b(digest_size=DIGEST_BYTES, person=b"sluice-root")
     for part in (fingerprint, salt, adapter):
-        # Each part is preceded by its length: otherwise different parts could give the same bytes.
+        # Each part is preceded by its length. Otherwise different parts could yield the same bytes.
         data = part.encode("utf-8", "surrogatepass")
         digest.update(len(data).to_bytes(8, "little"))
         digest.update(data)
@@ -29,8 +29,11 @@ def root_hash(fingerprint: str, salt: str = "", adapter: str = "") -> bytes:
 
 
 def block_hash(parent: bytes, tokens: Sequence[int], key: bytes = b"") -> bytes:
-    """Hash of one full block; `parent` is the hash of the block before it, or the root. `key`: what the block depends
-    on beside tokens and parent, see `VirtualTokens.key`."""
+    """Hash of one full block.
+
+    `parent`: hash of the preceding block, or the root. `key`: what the block depends on in addition to its tokens and
+    parent, see `VirtualTokens.key`.
+    """
     packed = array("I", tokens)
     if sys.byteorder == "big":
         packed.byteswap()
@@ -43,8 +46,10 @@ def block_chain(
     tokens_per_block: int,
     key: Callable[[int, Sequence[int]], bytes] | None = None,
 ) -> list[bytes]:
-    """Hashes of the full blocks of `tokens`, first block first. `key`: gets the position of a block's first token, and
-    its tokens."""
+    """Hashes of the full blocks of `tokens`, first block first.
+
+    `key`: called with the position of a block's first token and the block's tokens, see `block_hash`.
+    """
     chain: list[bytes] = []
     parent = root
     for end in range(tokens_per_block, len(tokens) + 1, tokens_per_block):
@@ -55,6 +60,6 @@ def block_chain(
 
 
 def short_hash(block: bytes) -> int:
-    """A block's id in cache reports."""
-    # Eight bytes are enough: a collision can misplace a request, but engines compare whole hashes.
+    """Id of a block in cache reports: the first eight bytes of its hash."""
+    # Eight bytes are enough: after a collision a router may choose a worse engine, but engines compare whole hashes.
     return int.from_bytes(block[:8], "big")

@@ -1,4 +1,4 @@
-"""Periodic messages of the ring: who is alive, under which epoch, with what load and what prefix cache."""
+"""Periodic messages of the ring, by which services report their epoch, load and prefix cache."""
 
 from typing import NamedTuple
 
@@ -8,28 +8,30 @@ from sluice.ring.adapters import AdapterNews
 from sluice.ring.message import Count, Finite, Message, Name, Number, Total
 from sluice.ring.stats import RequestStats, StepStats
 
-# Former epochs remembered per address: a process that was suspended may find late messages of all of them.
 MAX_FORMER = 64
+"""Former epochs remembered per address. A process that was suspended may receive late messages of all of them."""
 
 
 class Hello(Message, frozen=True):
-    """router → engine, detokenizer, every HELLO_SECONDS: asks for heartbeats to `address` until the hellos stop."""
+    """router → engine, detokenizer, every HELLO_SECONDS: requests heartbeats to `address` until the hellos stop."""
 
     router: Name
     address: Name
     cache_known: Total = 0
-    """To an engine: number of the latest change of its cache that this router knows; 0: none."""
+    """To an engine: number of the latest change of its cache that this router knows. 0: none."""
     epoch: Number = 0
-    """Drawn at every start of the process: requests of a former epoch at this address are orphaned."""
+    """Random, new at every start of the process. Requests of a former epoch at this address are orphaned."""
     adapters_known: Total = 0
-    """As `cache_known`, of its LoRA adapters."""
+    """Like `cache_known`, for the engine's LoRA adapters."""
     prompt_adapters_known: Total = 0
-    """As `cache_known`, of its prompt adapters."""
+    """Like `cache_known`, for the engine's prompt adapters."""
 
 
 class KeepAlive(Message, frozen=True):
-    """engine → detokenizer, and router where it gets tensors, every KEEP_ALIVE_SECONDS, so that the loss of the last
-    message before shows as a gap."""
+    """engine → detokenizer, and → router if that receives tensors, every KEEP_ALIVE_SECONDS.
+
+    If the message before it was lost, the keep-alive reveals the gap.
+    """
 
     engine: Name
     engine_epoch: Number
@@ -38,20 +40,21 @@ class KeepAlive(Message, frozen=True):
 class CacheNews(msgspec.Struct, frozen=True, array_like=True):
     """Changes of an engine's prefix cache, numbered from 1, by block (sluice.ring.hashing.short_hash).
 
-    A router's hellos say how far it has read; the engine reports what came after that, or, if its journal does not
-    reach back so far, the whole cache. A block is listed by its last change only: applying a report twice does no harm.
+    A router's hellos contain the number of the last change that it knows. The engine reports later changes, or the
+    whole cache if its journal no longer contains all of them. Only the last change of each block is listed, so applying
+    a report twice is harmless.
     """
 
     after: Total
-    """Number of the change before the first one here; 0 with `whole`."""
+    """Number of the change before the first one in this report. 0 with `whole`."""
     last: Total
-    """Number of the last change here."""
+    """Number of the last change in this report."""
     stored: list[int]
     """Blocks that can be reused now."""
     removed: list[int] = []
-    """Blocks that are neither on the device nor on the host any more."""
+    """Blocks that are no longer on the device or the host."""
     whole: bool = False
-    """`stored` is the whole cache and replaces what was reported before."""
+    """Whether `stored` is the whole cache, which replaces everything reported before."""
 
 
 class EngineHeartbeat(Message, frozen=True):
@@ -59,54 +62,55 @@ class EngineHeartbeat(Message, frozen=True):
 
     engine: Name
     epoch: Number
-    """Drawn at every start of the process."""
+    """Random, new at every start of the process."""
     address: Name
     fingerprint: Name
-    """Of weights, configuration and dtype; the root of block hashes. Streams resume only on an equal one."""
+    """Fingerprint of weights, configuration and dtype, the root of block hashes. Streams resume only on an equal one.
+    """
     max_sequence_tokens: Count
-    """Longest prompt plus output that this engine can hold."""
+    """Maximum length of prompt plus output of a sequence in this engine."""
     draining: bool
     stats: StepStats
     flushes: list[tuple[Number, Count]] = []
-    """(number, blocks freed) of the latest flushes, oldest first."""
+    """(number, blocks freed) of the latest cache flushes, oldest first."""
     missed: dict[Number, Total] = {}
-    """Frames lost on the way to this engine, by the lane's epoch; submits or cancels may be among them."""
+    """Frames lost on the way to this engine, by the lane's epoch. Submits or cancels may be among them."""
     tokenizer: Name = ""
     """Fingerprint of the tokenizer files."""
     steps: list[StepStats] = []
-    """Steps since the last heartbeat, or the latest of many; none while idle."""
+    """Steps since the last heartbeat, or the latest of them if there are many. Empty while idle."""
     requests: list[RequestStats] = []
     """Requests that changed or ended since the last heartbeat."""
     cache: CacheNews | None = None
-    """For the router that this heartbeat goes to."""
+    """For the router that this heartbeat is sent to."""
     max_batch_size: int = 0
-    """Sequences in one step at most; 0: unknown."""
+    """Maximum number of sequences in one step. 0: unknown."""
     progress: Total = 0
-    """Turns of its loop since the start, idle ones included: a step hangs if this does not grow."""
+    """Turns of the engine's loop since its start, including idle ones. If it does not grow, a step hangs."""
     cut_off: list[Name] = []
     """Addresses of detokenizers whose lanes have accepted nothing for CUT_OFF_SECONDS."""
     quarantine: Number | None = None
-    """The request that it runs alone (`Submit.alone`), refusing all others."""
+    """The request that the engine runs alone (`Submit.alone`) while it refuses all others."""
     model_version: Name = ""
-    """The operator's label of its model (setting `model_version`), by which a router chooses engines."""
+    """The operator's label of the model (setting `model_version`), by which a router chooses engines."""
     logits_processors: list[Name] = []
-    """Names that requests may ask for."""
+    """Names of the logits processors that requests can refer to."""
     tensors: list[Name] = []
-    """Names of tensors that requests may ask for, beside logits."""
+    """Names of the tensors that requests may ask for, in addition to logits."""
     has_adapters: bool = False
     """Whether requests may name LoRA adapters."""
     adapters: AdapterNews | None = None
-    """For the router that this heartbeat goes to."""
+    """For the router that this heartbeat is sent to."""
     cache_events: bool = False
-    """Whether it keeps KV cache events, for `ReadCacheEvents`."""
+    """Whether the engine records KV cache events, for `ReadCacheEvents`."""
     hidden_size: Count = 0
-    """Of the rows of tables that prompts may have; 0: they may have none."""
+    """Number of columns of the tables that prompts may have. 0: prompts cannot have tables."""
     prompt_adapters: AdapterNews | None = None
-    """For the router that this heartbeat goes to."""
+    """For the router that this heartbeat is sent to."""
     image_rows: Count = 0
-    """Of each image that prompts may have; 0: they may have none."""
+    """Number of rows of each image that prompts may have. 0: prompts cannot have images."""
     version: Name = ""
-    """Of its build."""
+    """Version of the engine's build."""
 
 
 class DetokenizerHeartbeat(Message, frozen=True):
@@ -124,26 +128,26 @@ class DetokenizerHeartbeat(Message, frozen=True):
     missed: dict[Number, Total] = {}
     """Frames lost on the way from engines, by the engine's epoch."""
     version: Name = ""
-    """Of its build."""
+    """Version of the detokenizer's build."""
 
 
 class Epochs(NamedTuple):
-    """The epochs of the processes that ran at one address, one after the other."""
+    """The epochs of the successive processes at one address."""
 
     latest: int | None = None
     former: tuple[int, ...] = ()
 
     def is_former(self, epoch: int) -> bool:
-        """Whether that process has been replaced: its messages are late."""
+        """Whether the process of this epoch has been replaced, so that its messages are late."""
         return epoch in self.former
 
     def replaced_by(self, epoch: int) -> bool:
-        """Whether this epoch is a new one, which replaces the latest."""
+        """Whether this epoch is new and replaces the latest one."""
         return self.latest not in (None, epoch) and epoch not in self.former
 
     def after(self, epoch: int) -> "Epochs":
-        """After a message of this epoch."""
+        """The epochs after a message of this epoch."""
         if self.latest is None:
             return Epochs(epoch)
-        # Bounded, because anyone who may send can invent epochs.
+        # Bounded, because any permitted sender can invent epochs.
         return Epochs(epoch, (*self.former, self.latest)[-MAX_FORMER:]) if self.replaced_by(epoch) else self

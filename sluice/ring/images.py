@@ -1,4 +1,4 @@
-"""Images on the ring: encoded pictures, whose rows of embeddings an engine computes."""
+"""Images on the ring: encoded pictures from which an engine computes rows of embeddings."""
 
 from hashlib import blake2b
 from typing import Annotated
@@ -7,13 +7,13 @@ import msgspec
 from msgspec import Meta
 
 MAX_IMAGES = 16
-"""In a request."""
+"""Maximum number of images in a request."""
 MAX_IMAGE_BYTES = 8 << 20
-"""Of all images of a request: less than a frame of a lane, or a message of gRPC, may have."""
+"""Maximum size of all images of a request, less than the limits of a lane's frame and of a gRPC message."""
 MAX_PIXELS = 1 << 24
-"""Of an image once it is decoded, such as 4096 x 4096: a file of some kilobytes may decode to gigabytes."""
+"""Maximum size of a decoded image, such as 4096 x 4096. A file of a few kilobytes may decode to gigabytes."""
 FORMATS = ("PNG", "JPEG", "WEBP")
-"""Names that Pillow gives to the decoders that may be used."""
+"""Pillow's names of the decoders that may be used."""
 DIGEST_BYTES = 16
 
 Digest = Annotated[bytes, Meta(min_length=DIGEST_BYTES, max_length=DIGEST_BYTES)]
@@ -22,34 +22,35 @@ Count = Annotated[int, Meta(ge=0, le=(1 << 31) - 1)]
 
 
 class Image(msgspec.Struct, frozen=True, array_like=True):
-    """It stands in a prompt for as many tokens as it has rows."""
+    """An image in a prompt, where it takes the place of as many tokens as it has rows."""
 
     digest: Digest
-    """Of everything below: what block hashes cover. The fingerprint of the model covers what it makes of the data."""
+    """Digest of the fields below, which block hashes include. What the model makes of the data is covered by the
+    model's fingerprint."""
     rows: Size
     data: memoryview
-    """A file of one of FORMATS; of several pictures in it the first counts."""
+    """A file in one of FORMATS. If it contains several pictures, the first is used."""
     columns: Count = 0
-    """Its rows have places in a grid with so many of them in a line; 0: they have positions like tokens."""
+    """Number of columns of the grid in which the rows have positions. 0: rows have positions like tokens."""
 
     def __post_init__(self) -> None:
         if self.columns and self.rows % self.columns:
-            raise ValueError(f"{self.rows} rows in lines of {self.columns}")
+            raise ValueError(f"an image of {self.rows} rows cannot have a grid of {self.columns} columns")
 
     @staticmethod
     def of(rows: int, data: bytes | memoryview, columns: int = 0) -> "Image":
-        """Takes a millisecond per megabyte, for the digest."""
+        """An image with its digest, which takes a millisecond per megabyte."""
         return Image(_digest(rows, data, columns), rows, memoryview(data), columns)
 
     @property
     def intact(self) -> bool:
-        """Whether the digest is that of the data; it takes as long as `of`."""
+        """Whether the digest matches the data. Takes as long as `of`."""
         return self.digest == _digest(self.rows, self.data, self.columns)
 
 
 def _digest(rows: int, data: bytes | memoryview, columns: int) -> bytes:
     digest = blake2b(digest_size=DIGEST_BYTES, person=b"sluice-image")
-    # Of fixed length: otherwise another shape could give the same bytes.
+    # Of fixed length. Otherwise another shape could yield the same bytes.
     digest.update(rows.to_bytes(4, "little") + columns.to_bytes(4, "little"))
     digest.update(data)
     return digest.digest()

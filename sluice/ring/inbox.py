@@ -1,4 +1,4 @@
-"""Where the lanes of a service end: drops malformed frames, and reports gaps between the others."""
+"""The receiving end of a service's lanes. Drops malformed frames and reports gaps between the others."""
 
 import os
 import time
@@ -15,28 +15,29 @@ from sluice.ring.lane import MAX_FRAME_BYTES, is_ipv6, open_frame
 from sluice.ring.message import Message
 from sluice.ring.socket_file import IN_USE, ListenError, SocketFile
 
-# Lane numbers come off the wire: without a bound, forged ones would fill the memory.
 MAX_KNOWN_LANES = 4096
-# For the handshake of a connection: otherwise silent ones would use up the descriptors.
+"""Bounds the memory for lanes, because lane numbers are received from peers, which could forge any number of them."""
 HANDSHAKE_MILLISECONDS = 5000
+"""Timeout of a connection's handshake. Without it, silent connections would exhaust the file descriptors."""
 
 M = TypeVar("M", bound=Message)
 
 
 class Gap(NamedTuple):
-    """Frames of a lane that were lost, or, after a restart of the receiver, that went to its predecessor."""
+    """Frames of a lane that were lost, or that were delivered to the predecessor of a restarted receiver."""
 
     lane: int
     missed: int
+    """Number of missing frames."""
     lane_known: bool = True
-    """Earlier frames of that lane came here. If not, the missing ones may have gone to the predecessor."""
+    """Whether earlier frames of the lane were received here. If not, the predecessor may have received the frames."""
 
 
 class Inbox(Generic[M]):
-    """The receiving end of all lanes of a service: a union of message types. Not thread-safe.
+    """The receiving end of all lanes of a service. Not thread-safe.
 
-    Raises InsecureError for an address that must not be used, ListenError if it cannot be bound, ZMQError for a second
-    inbox with keys in the same context.
+    `messages`: the union of the message types that it accepts. Raises InsecureError for an address that must not be
+    used, ListenError if it cannot be bound, ZMQError for a second inbox with keys in the same context.
     """
 
     def __init__(
@@ -50,7 +51,7 @@ class Inbox(Generic[M]):
         security.check(address)
         self.malformed = 0
         self.gaps = 0
-        """Gaps in lanes from which frames had come before."""
+        """Number of gaps in lanes from which frames had been received before."""
         self._expected: OrderedDict[int, int] = OrderedDict()
         self._decoder: msgspec.msgpack.Decoder[M] = msgspec.msgpack.Decoder(messages)
         self._socket = context.socket(zmq.PULL)
@@ -67,7 +68,7 @@ class Inbox(Generic[M]):
         self._keys_at = time.monotonic()
         self.address = address
         try:
-            # Before the bind: from the first connection on, the handler must be there to refuse it.
+            # The handler must exist before the bind, so that it can refuse the first connection.
             if self._keys is not None:
                 self._zap = ZapHandler(context, self._socket, self._keys)
             path = _path(address)
@@ -79,25 +80,28 @@ class Inbox(Generic[M]):
 
     @property
     def fd(self) -> int:
-        """For an event loop. Edge-triggered: at every wake-up call `receive` until `waiting` is false."""
+        """Descriptor for an event loop. Edge-triggered: after each event, call `receive` until `waiting` is false."""
         return int(self._socket.get(zmq.FD))
 
     @property
     def waiting(self) -> bool:
+        """Whether a frame can be received."""
         return bool(int(self._socket.get(zmq.EVENTS)) & zmq.POLLIN)
 
     @property
     def refused(self) -> int:
-        """Connections refused because their key is not admitted."""
+        """Number of connections that were refused because their key is not admitted."""
         return self._zap.refused if self._zap is not None else 0
 
     def wait(self, seconds: float) -> bool:
-        """Whether a frame can be received within this time."""
+        """Wait for a frame. Returns whether one can be received."""
         return bool(self._socket.poll(int(seconds * 1000), zmq.POLLIN))
 
     def receive(self, limit: int = 256) -> list[M | Gap]:
-        """What has arrived, oldest first; a gap before the frame that revealed it. Never blocks. `limit` includes
-        malformed frames."""
+        """The messages that have arrived, oldest first. A gap precedes the message that revealed it. Never blocks.
+
+        `limit`: maximum number of frames to read, including malformed ones.
+        """
         if self._keys is not None:
             self.renew()
         received: list[M | Gap] = []
@@ -110,13 +114,13 @@ class Inbox(Generic[M]):
         return received
 
     def renew(self) -> None:
-        """Bind again if the service's own key has changed. `receive` calls it; a service that rarely does must too."""
+        """Bind again if the service's key has changed. `receive` calls this; services that rarely receive must too."""
         now = time.monotonic()
         if self._keys is None or now - self._keys_at < KEYS_SECONDS:
             return
         self._keys_at = now
         if self._bound_with is not None and self._bound_with != self._keys.own:
-            # This also closes connections made with the former key; their lanes reconnect with the new one.
+            # This also closes connections that use the former key. Their lanes reconnect with the new key.
             self._socket.unbind(self.address)
             self._bound_with = None
         if self._bound_with is None:
@@ -142,7 +146,7 @@ class Inbox(Generic[M]):
             self._socket.set(zmq.CURVE_SECRETKEY, own.secret)
         listener = -1 if self._file is None else self._file.listen()
         try:
-            # ZeroMQ takes ownership of this descriptor when it binds; -1: it makes one.
+            # ZeroMQ takes ownership of this descriptor when it binds. -1: ZeroMQ creates one.
             self._socket.set(zmq.USE_FD, listener)
             self._socket.bind(self.address)
         except zmq.ZMQError as error:
@@ -161,11 +165,11 @@ class Inbox(Generic[M]):
         except (ValueError, msgspec.MsgspecError, RecursionError):
             self.malformed += 1
             return
-        # Numbers begin at 0. What is missing before the first frame here may have gone to a former receiver.
+        # Numbers start at 0. Frames before the first one received here may have been delivered to a former receiver.
         known = lane in self._expected
         missed = number - self._expected.pop(lane, 0)
         if missed < 0:
-            # ZeroMQ keeps the order of a lane, so a number from the past is not its next frame.
+            # ZeroMQ preserves the order of a lane, so a frame with an earlier number is forged or malformed.
             self.malformed += 1
             self._expected[lane] = number - missed
             return
@@ -179,6 +183,6 @@ class Inbox(Generic[M]):
 
 
 def _path(address: str) -> Path | None:
-    """Of the socket's file; None for other transports."""
+    """Path of the socket's file. None for other transports."""
     path = address.removeprefix("ipc://")
     return None if path == address or path.startswith("@") else Path(path)

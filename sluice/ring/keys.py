@@ -1,9 +1,9 @@
-"""Which role may send to which on the ring: a CURVE key pair for each role, in a folder of text files.
+"""The ring's keys, which determine which role may send to which: a CURVE key pair per role, in a folder of text files.
 
-    FOLDER/secret/engine.key    one key; for engines only
-    FOLDER/public/engine.key    one key a line, the newest first: two while keys change
+    FOLDER/secret/engine.key    one key, which only engines may read
+    FOLDER/public/engine.key    one key per line, the newest first; two keys during a rotation
 
-A service needs the secret of its own role and all of `public`. Keys are CURVE25519 in Z85 (rfc.zeromq.org/spec/26, 32).
+A service needs the secret key of its role and all of `public`. Keys are CURVE25519 in Z85 (rfc.zeromq.org/spec/26, 32).
 """
 
 import os
@@ -27,17 +27,17 @@ SENDERS: dict[Role, tuple[Role, ...]] = {
     "engine": ("router",),
     "detok": ("engine", "router"),
 }
-"""Whose keys each role's inbox admits."""
+"""For each role, the roles whose keys its inbox admits."""
 KEY = re.compile(rb"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
-# Between two looks for changed key files, so that keys can be replaced without a restart.
 KEYS_SECONDS = 1.0
+"""Interval of the checks for changed key files, which allow to replace keys without a restart."""
 OTHERS = 0o007
 """Permission bits of a file for users outside its group."""
 ZAP_ADDRESS = "inproc://zeromq.zap.01"
 ZAP_DOMAIN = b"sluice"
 WARN_SECONDS = 10.0
 REFUSED = zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
-"""No CURVE handshake, one for another key than ours, or a key that is not admitted."""
+"""Events of a refused connection: no CURVE handshake, one for another inbox's key, or a key that is not admitted."""
 
 
 class KeysError(ValueError):
@@ -50,17 +50,17 @@ class InsecureError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class KeyPair:
-    """Both in Z85."""
+    """A key pair, both keys in Z85."""
 
     public: bytes
     secret: bytes
 
 
 class Keys:
-    """The keys that one service may read. Thread-safe. Raises KeysError if something is missing at the start.
+    """The keys that one service may read. Thread-safe. Raises KeysError if a key is missing at the start.
 
-    Files are read whenever a key is needed, so changes take effect at once. While one is unreadable, its former content
-    stays in effect.
+    Files are read whenever a key is needed, so changes take effect immediately. While a file is unreadable, its former
+    content stays in effect.
     """
 
     def __init__(self, folder: Path, role: Role) -> None:
@@ -71,10 +71,11 @@ class Keys:
         self._unreadable: set[Role | None] = set()
         """Roles whose public keys, or None for the secret key, have been logged as unreadable."""
         if self._own.public not in self._public[role]:
-            raise KeysError(f"{_secret(folder, role)} is the secret of no key in {_public(folder, role)}")
+            raise KeysError(f"{_secret(folder, role)} does not belong to any key in {_public(folder, role)}")
 
     @property
     def own(self) -> KeyPair:
+        """The key pair of the service's role."""
         try:
             self._own = _read_secret(self._folder, self.role)
             self._unreadable.discard(None)
@@ -83,7 +84,7 @@ class Keys:
         return self._own
 
     def public(self, role: Role) -> tuple[bytes, ...]:
-        """The keys of a role, the newest first."""
+        """The public keys of a role, the newest first."""
         try:
             self._public[role] = _read(_public(self._folder, role))
             self._unreadable.discard(role)
@@ -92,18 +93,22 @@ class Keys:
         return self._public[role]
 
     def admits(self, key: bytes) -> Role | None:
-        """The role of this public key, if it may send to this service."""
+        """The role that this public key belongs to. None unless that role may send to this service."""
         return next((role for role in SENDERS[self.role] if key in self.public(role)), None)
 
-    def _warn(self, what: Role | None, error: KeysError) -> None:
-        if what not in self._unreadable:
-            self._unreadable.add(what)
+    def _warn(self, role: Role | None, error: KeysError) -> None:
+        """Log once that a file is unreadable. `role` as in `_unreadable`."""
+        if role not in self._unreadable:
+            self._unreadable.add(role)
             structlog.get_logger().warning("key_file_unreadable", error=str(error))
 
 
 @dataclass(frozen=True, slots=True)
 class Security:
-    """How a process protects lanes and inbox. Without keys only ipc, with files private to the user, or `insecure`."""
+    """How a process protects its lanes and inbox.
+
+    Without keys, only ipc addresses may be used, whose files are private to the user, unless `insecure` is set.
+    """
 
     keys: Keys | None = None
     insecure: bool = False
@@ -111,18 +116,18 @@ class Security:
     """Role at the other end of a lane."""
 
     def to(self, peer: Role) -> "Security":
-        """For a lane to a service of this role."""
+        """The security of a lane to a service of this role."""
         return replace(self, peer=peer)
 
     def check(self, address: str) -> None:
         """Raises InsecureError unless this address may be used."""
         if not address.startswith(("ipc://", "tcp://", "dns:")):
-            raise InsecureError(f"{address!r} is neither tcp://host:port nor ipc:///path")
-        open_to_all = not address.startswith("ipc://") or address.startswith("ipc://@")
-        if open_to_all and self.keys is None and not self.insecure:
+            raise InsecureError(f"{address!r} must be tcp://host:port or ipc:///path")
+        is_reachable = not address.startswith("ipc://") or address.startswith("ipc://@")
+        if is_reachable and self.keys is None and not self.insecure:
             raise InsecureError(
-                f"{address} can be reached by others: it needs keys (sluice keygen FOLDER, then --keys FOLDER) "
-                "or, on a network whose every host is trusted, --insecure-ring"
+                f"{address} can be reached by other users or machines: create keys (sluice keygen FOLDER) and set "
+                "--keys FOLDER or, if you trust every host on the network, set --insecure-ring"
             )
 
 
@@ -130,18 +135,18 @@ PLAIN = Security()
 
 
 def has_key(folder: Path, role: Role) -> bool:
-    """Whether there is a public or a secret key of this role."""
+    """Whether the folder has a public or a secret key of this role."""
     return _public(folder, role).exists() or _secret(folder, role).exists()
 
 
 def public_keys(folder: Path) -> dict[Role, tuple[bytes, ...]]:
-    """Of all roles, from a folder of keys, or one of public keys alone, as a mounted Secret is. Raises KeysError."""
+    """The public keys of all roles, from a folder of keys or of public keys (a mounted Secret). Raises KeysError."""
     files = folder / "public" if (folder / "public").is_dir() else folder
     return {role: _read(files / f"{role}.key") for role in ROLES}
 
 
 def generate(folder: Path, role: Role) -> None:
-    """A new pair for a role. Its former public key stays valid as its second one. Raises OSError, KeysError."""
+    """Create a new pair for a role. Its former public key stays valid as the second one. Raises OSError, KeysError."""
     public, secret = zmq.curve_keypair()
     former = _read(_public(folder, role))[:1] if _public(folder, role).exists() else ()
     for file in (_public(folder, role), _secret(folder, role)):
@@ -153,19 +158,21 @@ def generate(folder: Path, role: Role) -> None:
 
 
 def retire(folder: Path, role: Role) -> None:
-    """End a rotation: only the newest public key stays valid. Raises OSError; KeysError, also if there is no former one
-    or the role's secret is not that of the newest."""
+    """End a rotation, so that only the newest public key stays valid. Raises OSError, KeysError.
+
+    It is an error if there is no former key, or if the role's secret key does not belong to the newest public key.
+    """
     file = _public(folder, role)
     newest = newest_of_two(_read(file), str(file))
     if _secret(folder, role).exists() and _read_secret(folder, role).public != newest:
-        raise KeysError(f"{_secret(folder, role)} is not the secret of the newest key in {file}: nothing was removed")
+        raise KeysError(f"{_secret(folder, role)} does not belong to the newest key in {file}: nothing was removed")
     _write(file, (newest,), 0o644)
 
 
-def newest_of_two(keys: tuple[bytes, ...], place: str) -> bytes:
-    """Raises KeysError if there is no former key beside it."""
+def newest_of_two(keys: tuple[bytes, ...], location: str) -> bytes:
+    """The newest key. Raises KeysError, which names `location`, if there is no former key."""
     if len(keys) < 2:
-        raise KeysError(f"{place} holds one key: there is no former one to remove")
+        raise KeysError(f"{location} contains one key: there is no former key to remove")
     return keys[0]
 
 
@@ -179,38 +186,38 @@ def _public(folder: Path, role: Role) -> Path:
 
 def _read_secret(folder: Path, role: Role) -> KeyPair:
     file = _secret(folder, role)
-    keys = _read(file, never=OTHERS)
+    keys = _read(file, forbidden=OTHERS)
     if len(keys) != 1:
-        raise KeysError(f"{file} must hold one key, not {len(keys)}")
+        raise KeysError(f"{file} must contain one key (got {len(keys)})")
     return KeyPair(zmq.curve_public(keys[0]), keys[0])
 
 
-def _read(file: Path, never: int = 0) -> tuple[bytes, ...]:
-    """The lines of a file. Raises KeysError if it has one of the permission bits `never`."""
+def _read(file: Path, forbidden: int = 0) -> tuple[bytes, ...]:
+    """The keys in a file. Raises KeysError, also if the file has one of the `forbidden` permission bits."""
     try:
         lines = tuple(file.read_bytes().split())
-        if file.stat().st_mode & never:
+        if file.stat().st_mode & forbidden:
             raise KeysError(f"{file} is accessible to all users: chmod o= {file}")
     except OSError as error:
         raise KeysError(f"cannot read {file}: {error.strerror}") from error
     if not lines or not all(map(KEY.fullmatch, lines)):
-        raise KeysError(f"{file} must hold keys of 40 characters, one a line")
+        raise KeysError(f"{file} must contain keys of 40 characters, one per line")
     return lines
 
 
 def _write(file: Path, keys: tuple[bytes, ...], mode: int) -> None:
-    """Atomically: a reader sees the old file or the new one."""
-    new = file.with_suffix(".new")
-    new.unlink(missing_ok=True)
-    with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as stream:
+    """Replace the file atomically, so that readers see the old or the new content."""
+    new_file = file.with_suffix(".new")
+    new_file.unlink(missing_ok=True)
+    with os.fdopen(os.open(new_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as stream:
         stream.write(b"\n".join(keys) + b"\n")
-    new.replace(file)
+    new_file.replace(file)
 
 
 class ZapHandler(threading.Thread):
-    """Admits known keys to an inbox and counts refusals (ZAP, rfc.zeromq.org/spec/27), as long as its socket is open.
+    """Admits known keys to an inbox and counts refusals (ZAP, rfc.zeromq.org/spec/27) while the inbox's socket is open.
 
-    Raises ZMQError if the context has a handler already.
+    Raises ZMQError if the context already has a handler.
     """
 
     def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", socket: "zmq.Socket[bytes]", keys: Keys) -> None:
@@ -244,26 +251,26 @@ class ZapHandler(threading.Thread):
                     self._answer(*self._zap.recv_multipart())
                 else:
                     live = self._count_refusal()
-        # Closing alone releases the address only some time later.
+        # Closing the socket alone would release the address only some time later.
         self._zap.unbind(ZAP_ADDRESS)
         self._zap.close()
         self._events.close()
 
     def _answer(self, version: bytes, number: bytes, *request: bytes) -> None:
-        """`request`: domain, address, identity, mechanism, credentials."""
+        """Admit or refuse a connection. `request`: domain, address, identity, mechanism, credentials."""
         mechanism, key = request[3], request[-1]
         role = self._keys.admits(z85.encode(key)) if mechanism == b"CURVE" and len(key) == 32 else None
         verdict = (b"200", b"OK", role.encode()) if role else (b"400", b"unknown key", b"")
         self._zap.send_multipart([version, number, *verdict, b""])
 
     def _count_refusal(self) -> bool:
-        """Count a refusal. False once the socket has been closed."""
+        """Count a refusal. Returns False once the socket has been closed."""
         event = int(parse_monitor_message(self._events.recv_multipart())["event"])
         if event == zmq.EVENT_MONITOR_STOPPED:
             return False
         self.refused += 1
         if time.monotonic() - self._warned_at >= WARN_SECONDS:
             self._warned_at = time.monotonic()
-            reason = "unknown key" if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH else "no key, or one for another inbox"
+            reason = "unknown key" if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH else "no key, or a key of another ring"
             self._log.warning("peers_refused", count=self.refused, latest=reason)
         return True

@@ -1,13 +1,13 @@
-"""A lane: a bounded, numbered ZeroMQ pipe from one sender to one inbox that reports "full" and "gap".
+"""A lane: a bounded ZeroMQ pipe from one sender to one inbox whose frames are numbered. It reports "full" and "gap".
 
-Each service binds one `Inbox`, and each sender opens its own `Lane` to it. A frame is a fixed header (magic, version,
-the lane's epoch, the frame's number) and a MessagePack body. The receiver checks that the numbers are consecutive, so
-whatever ZeroMQ loses (a peer dies, a pipe closes) shows as a `Gap` at the next frame. Idle senders send heartbeats or
+Each service binds one `Inbox`, and each sender opens a `Lane` to it. A frame is a fixed header (magic, version, the
+lane's epoch, the frame's number) and a MessagePack body. The receiver checks that the numbers are consecutive, so that
+frames that ZeroMQ loses (a peer dies, a pipe closes) become a `Gap` at the next frame. Idle senders send heartbeats or
 keep-alives, so there is always a next frame.
 
-With keys, lanes are encrypted by CURVE and only known peers are admitted (`keys`). Keys may change at runtime:
-an inbox listens with its new key at once; a lane keeps its connection and uses the new key for the next one. So does
-a lane to a name with the name's new address.
+With keys, lanes are encrypted by CURVE and only known peers are admitted (`keys`). Keys may change at runtime: an inbox
+listens with its new key immediately; a lane keeps its connection and uses the new key for the next connection. In the
+same way, a lane to a host name uses the name's new address for the next connection.
 """
 
 import secrets
@@ -27,21 +27,21 @@ from sluice.ring.keys import KEYS_SECONDS, PLAIN, InsecureError, KeyPair, Securi
 from sluice.ring.message import VERSION, Message
 from sluice.ring.timing import RECONNECT_SECONDS
 
-# ZeroMQ never retries a peer that refused the handshake, so a lane with keys is reopened if it was not connected within
-# HANDSHAKE_SECONDS, or accepted nothing for STUCK_SECONDS.
+# ZeroMQ never reconnects to a peer that refused the handshake. Therefore a lane with keys is reopened if it did not
+# connect within HANDSHAKE_SECONDS, or if it accepted nothing for STUCK_SECONDS.
 HANDSHAKE_SECONDS = 2.0
 STUCK_SECONDS = 30.0
 REOPEN_SECONDS = 0.25
-"""Between two attempts to open a lane while no file descriptor is left."""
-# Milliseconds. While a peer has two keys, one of the two connections fails by design.
+"""Interval between attempts to open a lane while no file descriptor is available."""
 RECONNECT_SLOWLY = 500
+"""Reconnect interval in milliseconds while a peer has two keys, since one of the two connections always fails then."""
 MAGIC = b"SL"
 HEADER = struct.Struct("<2sHQQ")
 MAX_FRAME_BYTES = 32 << 20
-# 34 years at a thousand frames per second: a larger number is garbage, and would make a gap of that size.
 MAX_FRAME_NUMBER = 1 << 40
+"""34 years at a thousand frames per second. A larger number is invalid, and would be reported as a gap of that size."""
 EVENTS = zmq.Event.HANDSHAKE_SUCCEEDED | zmq.Event.DISCONNECTED | zmq.Event.CLOSED
-"""CLOSED: an attempt to connect failed."""
+"""Events of a watched lane. CLOSED: an attempt to connect failed."""
 
 
 def header(lane: int, number: int) -> bytes:
@@ -51,7 +51,7 @@ def header(lane: int, number: int) -> bytes:
 def open_frame(frame: bytes) -> tuple[int, int, memoryview]:
     """The lane's epoch, the frame's number and the encoded message. Raises ValueError for a malformed frame."""
     if len(frame) < HEADER.size:
-        raise ValueError("shorter than a header")
+        raise ValueError(f"a frame must have at least {HEADER.size} bytes (got {len(frame)})")
     magic, version, lane, number = HEADER.unpack_from(frame)
     if magic != MAGIC or version != VERSION or number > MAX_FRAME_NUMBER:
         raise ValueError("not a frame of this version")
@@ -59,7 +59,7 @@ def open_frame(frame: bytes) -> tuple[int, int, memoryview]:
 
 
 class SendLane(Protocol):
-    """The interface of `Lane`, for lanes in memory."""
+    """The interface of `Lane`, which lanes in memory implement too."""
 
     @property
     def open(self) -> bool: ...
@@ -81,18 +81,19 @@ class WatchedLane(SendLane, Protocol):
 
 
 def has_ended(lane: WatchedLane) -> bool:
-    """Whether the receiver's process has ended. To be called regularly, as `Lane.hung_up`, which it calls."""
+    """Whether the receiver's process has ended. Must be called regularly, see `Lane.hung_up`."""
     return lane.hung_up() and lane.refused_at is not None
 
 
 class Lane:
-    """The sending end. Not thread-safe.
+    """The sending end of a lane. Not thread-safe.
 
-    `capacity` is ZeroMQ's high-water mark in messages; its pipes and the kernel's buffers hold some more. A lane that
-    is not connected is full. What it held when its connection ended is lost and shows as a gap at the receiver.
-    A `watched` lane notices when its receiver closes the connection, which the kernel also does for a process that
-    dies, and whether anybody still listens at the address then. Without a free file descriptor it is neither `open` nor
-    ready, and tries again. Raises ValueError for an invalid address, InsecureError for one that must not be used.
+    `capacity` is ZeroMQ's high-water mark in messages; its pipes and the kernel's buffers store some more. A lane that
+    is not connected is full. Messages that it contained when its connection ended are lost, and the receiver sees a
+    gap. A `watched` lane detects that its receiver closes the connection, which the kernel also does for a process that
+    dies, and whether a process still listens at the address. If no file descriptor is available, the lane is neither
+    `open` nor ready, and opening it is retried. Raises ValueError for an invalid address, InsecureError for an address
+    that must not be used.
     """
 
     def __init__(
@@ -105,7 +106,7 @@ class Lane:
         watched: bool = False,
         names: HostNames | None = None,
     ) -> None:
-        """`names`, shared by lanes, saves look-ups: a new lane knows what an earlier one found."""
+        """`names`: shared by several lanes, so that they share lookups."""
         security.check(address)
         self.address = address
         self._endpoint = Endpoint(address, names or HostNames())
@@ -116,18 +117,20 @@ class Lane:
         self._security = security
         self._watched = watched
         self._events: zmq.Socket[bytes] | None = None
-        """Of the socket's monitor (zmq_socket_monitor(3))."""
+        """Events of the socket's monitor, see zmq_socket_monitor(3)."""
         self._disconnected = False
-        """Whether a connection ended, and none was made since then."""
+        """Whether a connection has ended and no new one has been established."""
         self._refused_at: float | None = None
         self._encoder = msgspec.msgpack.Encoder()
         self._keys = self._current_keys()
-        self._looked_at = self._moved_at = time.monotonic()
-        """When it last looked at key files and its name; when it was opened, or last seen to accept messages."""
+        self._checked_at = time.monotonic()
+        """When the key files and the host name were last checked for changes."""
+        self._moved_at = self._checked_at
+        """When the lane was opened, or last seen to accept messages."""
         self._connected = False
-        """It has accepted messages since it was opened."""
-        self._opened_at = self._looked_at
-        """When opening was last tried."""
+        """Whether the lane has accepted messages since it was opened."""
+        self._opened_at = self._checked_at
+        """When the last attempt to open the lane was made."""
         try:
             self._socket = self._open()
         except zmq.ZMQError as error:
@@ -135,12 +138,12 @@ class Lane:
 
     @property
     def open(self) -> bool:
-        """False while no file descriptor is left."""
+        """False while no file descriptor is available."""
         return self._socket is not None or self._endpoint.text is None
 
     def send(self, message: Message) -> bool:
-        """Never blocks. False: the lane is full and the message was not taken."""
-        # Frames are numbered only as they are sent, so a message that a full lane refused leaves no gap.
+        """Send a message without blocking. Returns False if the lane is full and the message was not accepted."""
+        # Frames are numbered only when they are sent, so that a message refused by a full lane leaves no gap.
         frame = header(self.epoch, self.sent) + self._encoder.encode(message)
         if not (self._try(frame) or (self.ready() and self._try(frame))):
             return False
@@ -149,21 +152,22 @@ class Lane:
         return True
 
     def ready(self) -> bool:
-        """Whether `send` would accept a message now. Cheap, unlike encoding a message for a full lane."""
+        """Whether `send` would accept a message now. Cheaper than encoding a message for a full lane."""
         socket = self._socket or self._reopen()
         if socket is None:
             return False
-        # A non-blocking send checks the receiver's credit only every few million cycles; reading EVENTS always does.
+        # A non-blocking send checks for credit from the receiver only every few million CPU cycles; reading EVENTS
+        # always does.
         ready = bool(int(socket.get(zmq.EVENTS)) & zmq.POLLOUT)
         if self._keys is not None or self._endpoint.named:
             self._renew(ready)
         return ready
 
     def hung_up(self) -> bool:
-        """Whether the connection ended, and none came after it. May be a false alarm while keys change, because
-        connections with both keys are tried side by side. False for a lane that is not watched.
+        """Whether the connection has ended and no new one has been established. False for a lane that is not watched.
 
-        Must be called regularly: ZeroMQ's I/O thread blocks once a thousand events are unread.
+        May be a false alarm while keys change, because connections with both keys are attempted in parallel. Must be
+        called regularly: ZeroMQ's I/O thread blocks once a thousand events are unread.
         """
         while self._events is not None and int(self._events.get(zmq.EVENTS)) & zmq.POLLIN:
             self._on_event(recv_monitor_message(self._events)["event"])
@@ -171,14 +175,14 @@ class Lane:
 
     @property
     def refused_at(self) -> float | None:
-        """When `hung_up` learned, on the monotonic clock, that a connection ended and no process listens at the address
-        any more: the receiver has ended. None if it may live.
+        """Monotonic time at which `hung_up` detected that the connection has ended and no process listens at the
+        address any more, so that the receiver must have ended. None if it may still run.
         """
-        # A receiver whose key changes closes its connections, and may not listen for a moment.
+        # A receiver whose key changes closes its connections and may not listen for a moment.
         return None if self._refused_at is None or self._rotating() else self._refused_at
 
     def close(self, linger: float = 0.0) -> None:
-        """Close, after at most `linger` seconds to send what ZeroMQ still holds."""
+        """Close the lane, after at most `linger` seconds for ZeroMQ to send its queued messages."""
         if self._socket is not None:
             self._stop_watching(self._socket)
             self._socket.close(linger=int(linger * 1000))
@@ -195,13 +199,13 @@ class Lane:
     def _reopen(self) -> "zmq.Socket[bytes] | None":
         now = time.monotonic()
         if self._endpoint.follow() or now - self._opened_at >= REOPEN_SECONDS:
-            self._opened_at = self._looked_at = self._moved_at = now
+            self._opened_at = self._checked_at = self._moved_at = now
             self._keys = self._current_keys()
             self._socket = self._open()
         return self._socket
 
     def _open(self) -> "zmq.Socket[bytes] | None":
-        """None if no file descriptor is left, not even a reserved one, or if the name's address is not known yet."""
+        """A connected socket. None if no file descriptor is available, even a reserved one, or the IP is unknown."""
         endpoint = self._endpoint.text
         if endpoint is None:
             return None
@@ -224,11 +228,11 @@ class Lane:
             end_half_open(socket, sends=True)
             socket.set(zmq.SNDHWM, self._capacity)
             socket.set(zmq.LINGER, 0)
-            # A peer that is restarted should be back within a heartbeat; ZeroMQ doubles this up to the maximum.
+            # A restarted peer should be reconnected within a heartbeat. ZeroMQ doubles the interval up to the maximum.
             socket.set(zmq.RECONNECT_IVL, int(1000 * RECONNECT_SECONDS))
             socket.set(zmq.RECONNECT_IVL_MAX, 1000)
-            # Without it ZeroMQ queues messages for a connection that may never come, and the sender would notice only
-            # when that queue is full: after a minute of keep-alives.
+            # Without IMMEDIATE, ZeroMQ queues messages for a connection that may never be established, and the sender
+            # would not notice until the queue is full, after a minute of keep-alives.
             socket.set(zmq.IMMEDIATE, 1)
             if self._keys is None:
                 socket.connect(endpoint)
@@ -261,23 +265,26 @@ class Lane:
         return keys is not None and len(keys[1]) > 1
 
     def _stop_watching(self, socket: "zmq.Socket[bytes]") -> None:
-        # Before the socket is closed: afterwards its monitor cannot be disabled.
+        # The monitor must be disabled before the socket is closed.
         if self._events is not None:
             socket.disable_monitor()
             self._events.close()
         self._events, self._disconnected, self._refused_at = None, False, None
 
     def _renew(self, ready: bool) -> None:
-        """Reopen the lane if it is stuck, or its keys or its name's address changed. What it held shows as a gap."""
+        """Reopen the lane if it is stuck, or if its keys or the address of its host name changed.
+
+        Messages that it contained are lost, and the receiver sees a gap.
+        """
         now = time.monotonic()
         if ready:
             self._connected, self._moved_at = True, now
-        elif now - self._looked_at >= KEYS_SECONDS:
-            self._looked_at, stopped = now, now - self._moved_at
-            stuck = stopped >= (STUCK_SECONDS if self._connected else HANDSHAKE_SECONDS)
+        elif now - self._checked_at >= KEYS_SECONDS:
+            self._checked_at, full_seconds = now, now - self._moved_at
+            stuck = full_seconds >= (STUCK_SECONDS if self._connected else HANDSHAKE_SECONDS)
             former, self._keys = self._keys, self._current_keys()
-            # A lane that is full for a moment asks no DNS.
-            moved = stopped >= KEYS_SECONDS and self._endpoint.follow(try_next=stuck)
+            # A lane that is full only for a moment needs no lookup.
+            moved = full_seconds >= KEYS_SECONDS and self._endpoint.follow(try_next=stuck)
             if moved or former != self._keys or (stuck and self._keys is not None):
                 self.close()
                 self._opened_at = now
@@ -289,10 +296,10 @@ class Lane:
         if keys is None:
             return None
         if peer is None:
-            raise InsecureError(f"unknown role of the peer at {self.address}: no key to check it by")
+            raise InsecureError(f"the role of the peer at {self.address} is unknown, so its key cannot be verified")
         return keys.own, keys.public(peer)
 
 
 def is_ipv6(address: str) -> bool:
-    """Whether the host is an IPv6 literal, for which ZeroMQ needs an option."""
+    """Whether the host is an IPv6 address, for which ZeroMQ needs an option."""
     return address.startswith("tcp://[")

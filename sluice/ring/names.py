@@ -1,4 +1,4 @@
-"""Names that users write: objects by `module:name`, and hints for mistyped ones."""
+"""Names that users write: imports of objects by `module:name`, and hints for misspelled names."""
 
 import os
 import sys
@@ -9,11 +9,12 @@ from typing import Any
 
 
 def find(value: str) -> Any:
-    """Import `module:name`; the working directory comes last on the path. Raises ValueError with the reason."""
+    """Import `module:name`. The working directory is searched last. Raises ValueError with the reason."""
     module, _, name = value.partition(":")
     if not (module and name):
-        raise ValueError("it is not of the form module:name")
-    # Services run with `python -P`, so that no file in the user's folder shadows a module of ours.
+        raise ValueError("it must have the form module:name")
+    # The working directory is not on the path: services run with `python -P`, so that a file in the user's folder
+    # cannot shadow one of our modules.
     folder = os.getcwd()
     sys.path.append(folder)
     try:
@@ -37,6 +38,6 @@ def find_function(setting: str, value: str) -> Callable[..., Any]:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """The end of an error message: the closest known name; empty if none is close."""
-    found = get_close_matches(name, list(known), n=1)
-    return f"; did you mean {found[0]}?" if found else ""
+    """The end of an error message, with the closest known name. Empty if no known name is close."""
+    matches = get_close_matches(name, list(known), n=1)
+    return f"; did you mean {matches[0]}?" if matches else ""

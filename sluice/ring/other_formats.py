@@ -1,4 +1,4 @@
-"""Error messages, each with a remedy, for what users often give instead of a checkpoint in Hugging Face layout."""
+"""Error messages with remedies for what users often pass instead of a checkpoint in Hugging Face layout."""
 
 from pathlib import Path
 
@@ -6,30 +6,31 @@ CONVERT = (
     'python -c "from transformers import AutoModelForCausalLM as M, AutoTokenizer as T; '
     "[each.from_pretrained('{source}').save_pretrained('OUT') for each in (M, T)]\""
 )
-"""Writes safetensors and tokenizer.json."""
+"""A command that writes safetensors and tokenizer.json."""
 GGUF = (
-    "is in GGUF format, which Sluice does not read: give the folder or hub id of the original model "
-    "(its page on the hub names it as the base model)"
+    "is in GGUF format, which Sluice does not support: use the folder or Hugging Face id of the original model "
+    "(the base model on the model's Hugging Face page)"
 )
 HUB_PAGE = "https://huggingface.co/"
 SLOW_TOKENIZERS = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "vocab.json", "vocab.txt")
 
 
 def why_no_folder(model: str, path: Path) -> str | None:
-    """`model` is neither a folder nor a possible hub id; None: it may be a hub id."""
+    """The error for a `model` that is neither a folder nor a possible Hugging Face id. None if it may be an id."""
     if path.is_file():
         if path.suffix == ".gguf":
             return f"{model} {GGUF}"
-        return f"{model} is a file: give its folder, {path.parent}"
+        return f"{model} is a file: use its folder, {path.parent}"
     if model.startswith(HUB_PAGE):
-        return f"{model} is a web page: give its hub id, {'/'.join(model.removeprefix(HUB_PAGE).split('/')[:2])}"
+        hub_id = "/".join(model.removeprefix(HUB_PAGE).split("/")[:2])
+        return f"{model} is a web page: use the model's Hugging Face id, {hub_id}"
     if path.is_absolute() or model.startswith((".", "~")) or model.count("/") != 1 or model.endswith("/"):
-        return f"{model!r} is neither a folder here nor a hub id such as Qwen/Qwen3-0.6B"
+        return f"{model!r} is neither a folder on this machine nor a Hugging Face id such as Qwen/Qwen3-0.6B"
     return None
 
 
 def why_not_downloaded(model: str, revision: str | None, error: Exception) -> str:
-    """`model` may be a hub id, and huggingface_hub raised this error."""
+    """The error for a `model` whose download from Hugging Face raised `error`."""
     from huggingface_hub.errors import (
         GatedRepoError,
         HFValidationError,
@@ -38,47 +39,48 @@ def why_not_downloaded(model: str, revision: str | None, error: Exception) -> st
         RevisionNotFoundError,
     )
 
-    here = f"there is no folder {model} here, and"
-    of = "" if revision is None else f", revision {revision!r},"
+    no_folder = f"there is no folder {model} on this machine, and"
+    of_revision = "" if revision is None else f", revision {revision!r},"
     match error:
         case RevisionNotFoundError():
-            return f"the model {model} has no revision {revision!r} on the hub"
+            return f"the model {model} has no revision {revision!r} on Hugging Face"
         case GatedRepoError():
-            return f"{model} is gated: ask for access at {HUB_PAGE}{model}, then set HF_TOKEN to a token of yours"
+            return f"{model} is gated: request access at {HUB_PAGE}{model}, then set HF_TOKEN to your token"
         case RepositoryNotFoundError():
-            return f"{here} no model {model} on the hub; for a private one set HF_TOKEN"
+            return f"{no_folder} no model {model} on Hugging Face; if it is private, set HF_TOKEN to your token"
         case HFValidationError():
-            return f"{here} it cannot be a hub id: {error}"
+            return f"{no_folder} it is not a valid Hugging Face id: {error}"
         case LocalEntryNotFoundError():
-            return f"{here} the hub cannot be reached to download the model {model}{of} ({_cause(error)})"
-    return f"{here} the model {model}{of} could not be downloaded from the hub: {error}"
+            cause = _cause(error)
+            return f"{no_folder} Hugging Face cannot be reached to download the model {model}{of_revision} ({cause})"
+    return f"{no_folder} the model {model}{of_revision} could not be downloaded from Hugging Face: {error}"
 
 
 def why_incomplete(folder: Path, missing: str) -> str:
-    """The folder has no config.json or no tokenizer.json."""
+    """The error for a folder without `missing`, which is config.json or tokenizer.json."""
     if any(folder.glob("*.gguf")):
         return f"{folder} {GGUF}"
     slow = [name for name in SLOW_TOKENIZERS if (folder / name).is_file()]
     if missing == "tokenizer.json" and slow:
-        return f"{folder} has {slow[0]} but no tokenizer.json. To make one: {CONVERT.format(source=folder)}"
+        return f"{folder} has {slow[0]} but no tokenizer.json. To create it: {CONVERT.format(source=folder)}"
     if (folder / "adapter_config.json").is_file():
-        return f"{folder} is a LoRA adapter: give the model that it adapts, merged with it"
+        return f"{folder} is a LoRA adapter: serve its base model, and load the adapter into it (docs/lora.md)"
     return f"{folder} is not a checkpoint: it has no {missing}"
 
 
 def why_no_weights(folder: Path) -> str:
-    """The folder has no safetensors."""
+    """The error for a folder without safetensors."""
     pickled = sorted(file.name for file in folder.glob("pytorch_model*.bin"))
     if pickled:
         return (
-            f"{folder} has its weights in {pickled[0]}; Sluice reads safetensors, which run no code. "
+            f"{folder} has its weights in {pickled[0]}; Sluice only reads safetensors, which cannot execute code. "
             f"To convert: {CONVERT.format(source=folder)}"
         )
     if any(folder.glob("*.gguf")):
         return f"{folder} {GGUF}"
     return (
         f"{folder} has neither model.safetensors nor model.safetensors.index.json; "
-        "a model of the hub may have its weights in another format, which Sluice does not download"
+        "if it was downloaded, the model's weights may be in another format, which Sluice does not support"
     )
 
 

@@ -1,4 +1,4 @@
-"""A request's parameters, on the wire and in the services. The router has validated them."""
+"""The parameters of a request, on the wire and in the services. The router has validated them."""
 
 from enum import Enum
 from typing import Annotated, Literal
@@ -30,7 +30,7 @@ from sluice.ring.message import (
 )
 
 GREEDY_TEMPERATURE = 1e-5
-"""A temperature below this is greedy."""
+"""Temperatures below this mean greedy decoding."""
 
 
 class BeamSearchParams(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -49,35 +49,35 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
 
     temperature: Amount = 1.0
     top_k: Count = 0
-    """0 is off."""
+    """0: off."""
     top_p: Part = 1.0
     min_p: Part = 0.0
     repetition_penalty: Positive = 1.0
-    """Over prompt and output (CTRL, arXiv:1909.05858)."""
+    """Applied to tokens in prompt and output (CTRL, arXiv:1909.05858)."""
     presence_penalty: Finite = 0.0
-    """Over the output."""
+    """Applied to tokens in the output."""
     frequency_penalty: Finite = 0.0
-    """Over the output."""
+    """Applied to tokens in the output."""
     seed: Number = 0
-    """Unsigned 64 bits; drawn by the router if the client gave none."""
+    """Unsigned 64 bits. The router draws one if the client did not set it."""
     logit_bias: tuple[tuple[TokenId, Finite], ...] = ()
     bad_token_ids: tuple[TokenId, ...] = ()
     allowed_token_ids: tuple[TokenId, ...] = ()
-    """Empty: all."""
+    """Empty: all tokens are allowed."""
     bad_words: tuple[Word, ...] = ()
-    """Words of several tokens, none of which is completed; those of a single one are in `bad_token_ids`."""
+    """Words of several tokens that the output must not contain. Words of one token are in `bad_token_ids`."""
     logits_processors: Annotated[tuple[Name, ...], Meta(max_length=16)] = ()
-    """Names of the engine's functions that change the logits first, in this order."""
+    """Names of the engine's logits processors, in the order in which they are applied."""
     no_repeat_ngram_size: NgramSize = 0
-    """No sequence of so many tokens comes twice in prompt and output; 0 is off."""
+    """No sequence of this many tokens may occur twice in prompt and output. 0: off."""
     beam_search: BeamSearchParams | None = None
-    """None: sample."""
+    """None: sampling."""
     logprobs: Logprobs | None = None
-    """Number of top alternatives to report with each chosen token. 0: the chosen one only; None: no logprobs."""
+    """Number of top alternatives to report with each chosen token. 0: only the chosen token. None: no logprobs."""
 
     def __post_init__(self) -> None:
-        if sum(map(len, self.bad_words)) > MAX_WORDS_TOKENS:
-            raise ValueError(f"bad words of more than {MAX_WORDS_TOKENS} tokens")
+        if (tokens := sum(map(len, self.bad_words))) > MAX_WORDS_TOKENS:
+            raise ValueError(f"bad_words may have at most {MAX_WORDS_TOKENS} tokens in total (got {tokens})")
 
     @property
     def greedy(self) -> bool:
@@ -89,19 +89,19 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class StopParams(msgspec.Struct, frozen=True, omit_defaults=True):
-    """When the engine ends a sequence. For stop strings, which the detokenizer finds, see `TextParams`."""
+    """When the engine ends a sequence. For stop strings, which the detokenizer searches, see `TextParams`."""
 
     max_tokens: Count
-    """New tokens, at least 1; prompt + max_tokens fits the context."""
+    """Maximum number of new tokens, at least 1. Prompt and max_tokens together fit into the context."""
     min_tokens: Count = 0
     eos_token_ids: tuple[TokenId, ...] = ()
-    """The model's own; empty with ignore_eos."""
+    """The model's EOS tokens. Empty with ignore_eos."""
     stop_token_ids: tuple[TokenId, ...] = ()
-    """The caller's."""
+    """The caller's stop tokens."""
 
     def finish_reason(self, token: int, count: int) -> FinishReason:
-        """Why `token`, number `count` of the output, ends the sequence; RUNNING if it does not."""
-        # The stop token itself is output and counts; whether to show it is up to the detokenizer.
+        """Why `token`, number `count` of the output (from 1), ends the sequence. RUNNING if it does not."""
+        # The stop token is part of the output and is counted. The detokenizer decides whether to show it.
         if count > self.min_tokens:
             if token in self.eos_token_ids:
                 return FinishReason.EOS
@@ -116,18 +116,18 @@ class TextParams(msgspec.Struct, frozen=True, omit_defaults=True):
     stop: tuple[str, ...] = ()
     include_stop: bool = False
     min_tokens: Count = 0
-    """A stop string that an earlier token than this (1-based) completes does not count."""
+    """A stop string is ignored if a token before this one (1-based) completes it."""
     skip_special_tokens: bool = True
     interval: Count = 1
-    """Minimum tokens per row, except for the last one; 0: a single row at the end."""
+    """Minimum number of tokens per row, except for the last row. 0: a single row at the end."""
 
     def __post_init__(self) -> None:
-        if sum(map(len, self.stop)) > MAX_STOP_CHARS:
-            raise ValueError(f"stop strings of more than {MAX_STOP_CHARS} characters")
+        if (characters := sum(map(len, self.stop))) > MAX_STOP_CHARS:
+            raise ValueError(f"stop strings may have at most {MAX_STOP_CHARS} characters in total (got {characters})")
 
 
 class DraftLogits(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Of the distributions that draft tokens were drawn from."""
+    """Logits of the distributions from which draft tokens were sampled."""
 
     dtype: Literal["float32", "bfloat16", "float16"]
     data: Annotated[bytes, Meta(max_length=MAX_DRAFT_LOGITS_BYTES)]
@@ -135,21 +135,25 @@ class DraftLogits(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Speculation(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Guesses of the next tokens, which are checked several at a time. Without `draft_logits` they change no token."""
+    """Speculative decoding: draft tokens, several of which are verified in one step.
+
+    Without `draft_logits`, draft tokens do not change the output.
+    """
 
     max_draft_tokens: Count | None = None
-    """Per sequence and step; 0: none; None: as the engine is configured."""
+    """Draft tokens per sequence and step. 0: none. None: the engine's setting."""
     draft_token_ids: tuple[TokenId, ...] = ()
-    """What the caller expects as the output, from its start."""
+    """The output that the caller expects, from its start."""
     draft_logits: DraftLogits | None = None
-    """Of each of these tokens: while the output equals them, they are accepted by rejection sampling."""
+    """Logits of each token in draft_token_ids. As long as the output equals these tokens, they are accepted by
+    rejection sampling."""
     acceptance_threshold: Threshold | None = None
-    """A draft token is accepted if it is at least so many times as likely as the draft had it; None: a random number.
-    Only with `draft_logits`."""
+    """A draft token is accepted if the ratio of its probability to that in the draft is at least this. None: a random
+    threshold. Requires `draft_logits`."""
 
     def __post_init__(self) -> None:
         if self.acceptance_threshold is not None and self.draft_logits is None:
-            raise ValueError("acceptance_threshold without draft_logits")
+            raise ValueError("acceptance_threshold requires draft_logits")
 
 
 class GuideKind(Enum):
@@ -162,15 +166,15 @@ class GuideKind(Enum):
 
 
 class Guide(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What the whole output has to match."""
+    """The guide that the whole output must match."""
 
     kind: GuideKind
     text: GuideText = ""
-    """The schema, expression, grammar or document; of CHOICE a JSON array of strings; of JSON_OBJECT empty."""
+    """The schema, expression, grammar or document. For CHOICE a JSON array of strings, for JSON_OBJECT empty."""
 
 
 DEFAULT_RETENTION = 35
-"""Priority of a block that no range names, as in TensorRT-LLM."""
+"""Priority of a block outside all ranges, as in TensorRT-LLM."""
 
 
 class RangeRetention(msgspec.Struct, frozen=True, array_like=True):
@@ -181,30 +185,32 @@ class RangeRetention(msgspec.Struct, frozen=True, array_like=True):
     priority: Retention
     """0, evicted first, to 100, evicted last."""
     seconds: Seconds | None = None
-    """Counted from when the request releases the block; then DEFAULT_RETENTION applies. None: until evicted."""
+    """How long the priority applies after the request has released the block; then DEFAULT_RETENTION applies.
+    None: until the block is evicted."""
 
 
 class RetentionParams(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Eviction priority of a request's blocks after it has released them. Orders eviction, never prevents it."""
+    """Eviction priority of a request's blocks after it has released them. Affects the order of eviction only."""
 
     prompt: tuple[RangeRetention, ...] = ()
-    """Ranges that do not overlap, in order."""
+    """Ranges in order, which do not overlap."""
     decode_priority: Retention = DEFAULT_RETENTION
     decode_seconds: Seconds | None = None
 
 
 def derive_seed(seed: int, sequence: int) -> int:
-    """Seed of one of n sequences: sequence 0 keeps the request's own, so that n = 1 and a single request agree.
+    """Seed of one of n sequences. Sequence 0 has the request's seed, so that its output does not depend on n.
 
-    The others step by the 64-bit golden ratio (SplitMix64, Steele et al. 2014): neighbouring seeds stay apart.
+    The seeds of the others are multiples of the 64-bit golden ratio apart (SplitMix64, Steele et al. 2014), so that
+    they do not coincide with those of requests with neighbouring seeds.
     """
     return (seed + sequence * 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
 
 
 def place_in_line(priority: int, arrived_at: float, aging_seconds: float) -> float:
-    """Sort key of waiting requests, lowest first. A request gains one priority class per `aging_seconds`; 0: never.
+    """Sort key of waiting requests, lowest first. A request moves up one priority class per `aging_seconds`; 0: never.
 
-    Since all waiting requests gain alike, the order of two of them is fixed on arrival: a request one class higher
-    overtakes those that arrived up to `aging_seconds` earlier.
+    All waiting requests move up at the same rate, so the order of two requests never changes: a request one class
+    higher overtakes those that arrived up to `aging_seconds` earlier.
     """
     return arrived_at - priority * aging_seconds if aging_seconds else -priority

@@ -1,4 +1,4 @@
-"""Decodes images that clients sent. Alone imports Pillow."""
+"""Decodes images that clients sent. The only module of the services that imports Pillow."""
 
 from io import BytesIO
 from typing import BinaryIO
@@ -10,46 +10,50 @@ from PIL.Image import Image as Picture
 
 from sluice.ring.images import FORMATS, MAX_PIXELS
 
-SHOWN = "PNG, JPEG or WebP"
-LYING = range(5, 9)
-"""Orientations of EXIF that exchange width and height."""
+FORMAT_NAMES = "PNG, JPEG or WebP"
+SIDEWAYS = range(5, 9)
+"""EXIF orientations that exchange width and height."""
 
 
 class PictureError(ValueError):
-    """It cannot be decoded, or may not be; the message says why, after the name of a field."""
+    """The data cannot or must not be decoded. The message continues a field's name with the reason."""
 
 
 def open_picture(data: bytes | memoryview) -> Picture:
-    """The first picture in a file, upright and in RGB, as transformers' `load_image` has it. Takes milliseconds per
-    megapixel. Raises PictureError."""
+    """The first picture in a file, upright and in RGB, like transformers' `load_image`.
+
+    Takes milliseconds per megapixel. Raises PictureError.
+    """
     picture = _header(BytesIO(data))
-    _lies(picture)
+    _is_sideways(picture)
     try:
         picture.load()
         return PIL.ImageOps.exif_transpose(picture).convert("RGB")
-    except Exception as error:  # whatever a decoder makes of hostile bytes
+    except Exception as error:  # Decoders raise all kinds of exceptions for malformed data.
         raise PictureError(f"is broken or truncated: {error}") from error
 
 
 def upright_size(data: bytes | memoryview) -> tuple[int, int]:
-    """Width and height of what `open_picture` returns, by the header. Takes some 100 µs. Raises PictureError."""
+    """Width and height of the result of `open_picture`, read from the header. Takes 100 µs. Raises PictureError."""
     picture = _header(BytesIO(data))
-    return (picture.height, picture.width) if _lies(picture) else (picture.width, picture.height)
+    return (picture.height, picture.width) if _is_sideways(picture) else (picture.width, picture.height)
 
 
-def _lies(picture: Picture) -> bool:
-    """Whether it is to be turned by a quarter. Called before the pixels are read: what stands behind them does not
-    count."""
+def _is_sideways(picture: Picture) -> bool:
+    """Whether the picture must be rotated by 90 degrees.
+
+    Must be called before the pixels are read, so that EXIF data after the pixels is ignored.
+    """
     try:
-        # The method of PNG files would read the pixels first. PIL keeps what this one has found.
-        found = Picture.getexif(picture).get(PIL.ExifTags.Base.Orientation, 1)
-    except Exception as error:  # whatever a decoder makes of hostile bytes
+        # The method that PNG files override would read the pixels first. PIL caches the result of this one.
+        orientation = Picture.getexif(picture).get(PIL.ExifTags.Base.Orientation, 1)
+    except Exception as error:  # Decoders raise all kinds of exceptions for malformed data.
         raise PictureError(f"is broken: {error}") from error
-    return found in LYING
+    return orientation in SIDEWAYS
 
 
 def _header(file: BinaryIO) -> Picture:
-    """Raises PictureError, also for too many pixels."""
+    """The picture, of which only the header has been read. Raises PictureError, also for too many pixels."""
     picture = _opened(file)
     if picture.width * picture.height > MAX_PIXELS:
         size = f"{picture.width} x {picture.height}"
@@ -63,6 +67,6 @@ def _opened(file: BinaryIO) -> Picture:
     except (PIL.Image.DecompressionBombError, PIL.Image.DecompressionBombWarning) as error:
         raise PictureError(f"has too many pixels, at most {MAX_PIXELS} are allowed") from error
     except PIL.UnidentifiedImageError as error:
-        raise PictureError(f"is no {SHOWN} image") from error
-    except Exception as error:  # as above
+        raise PictureError(f"is not a {FORMAT_NAMES} image") from error
+    except Exception as error:  # Decoders raise all kinds of exceptions for malformed data.
         raise PictureError(f"is broken: {error}") from error

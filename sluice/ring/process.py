@@ -1,6 +1,6 @@
-"""What every service process does: exits silently or with one clear line, and dies with its parent."""
+"""What every service process has in common: it exits silently or with one clear line, and dies with its parent."""
 
-# Only what takes no time: until `exit_on_signals` is called, process 1 of a container gets no signals.
+# Import only modules that load quickly: until `exit_on_signals` is called, process 1 of a container gets no signals.
 import os
 import signal
 import sys
@@ -17,19 +17,20 @@ START_FAILED = "start_failed"
 INTERRUPTED = 130
 """Exit status after Ctrl-C, as in shells."""
 TERMINATED = 143
-"""The same after SIGTERM, for a command that has not done its work."""
+"""Exit status after SIGTERM, for a command that has not finished its work."""
 STDERR = 2
 STOPPED_WHILE_STARTING = b'{"event": "stopped_while_starting", "signal": "SIGTERM", "level": "info"}\n'
 
 
 def exit_on_signals(terminated: int = 0) -> None:
-    """Until other handlers are installed, SIGTERM ends the process at once with this status, SIGINT with INTERRUPTED.
+    """Make SIGTERM exit immediately with status `terminated`, and SIGINT with INTERRUPTED, until handlers are replaced.
 
-    Before it ends with status 0 it says why: otherwise nothing would show why a service ended that never served.
+    Before an exit with status 0, one log line reports the reason: otherwise nothing would tell why a service ended
+    before it served.
 
-    To be called before slow imports. The kernel delivers no signal without a handler to process 1 of a container; and a
-    KeyboardInterrupt may be swallowed or replaced by the library being imported. What is ignored stays ignored, such as
-    SIGINT under nohup.
+    Call this before slow imports. The kernel delivers signals to process 1 of a container only if they have a handler,
+    and a library that is being imported may swallow or replace a KeyboardInterrupt. Ignored signals stay ignored, such
+    as SIGINT under nohup.
     """
     statuses = {signal.SIGTERM: terminated, signal.SIGINT: INTERRUPTED}
     handlers: dict[int, Handler] = {
@@ -41,7 +42,7 @@ def exit_on_signals(terminated: int = 0) -> None:
 
 
 def exit_on_interrupt() -> None:
-    """The same for SIGINT alone, in a process that is about to end."""
+    """Make SIGINT exit immediately, in a process that is about to end."""
     if not _ignored(signal.SIGINT):
         signal.signal(signal.SIGINT, _exit_with(INTERRUPTED))
 
@@ -49,7 +50,7 @@ def exit_on_interrupt() -> None:
 def _exit_with(status: int) -> Handler:
     def end(*_: object) -> None:
         if status == 0:
-            # No buffered stream: its lock may be held by what the signal interrupted.
+            # Not through a buffered stream, because the interrupted code may hold its lock.
             with suppress(OSError):
                 os.write(STDERR, STOPPED_WHILE_STARTING)
         os._exit(status)
@@ -62,13 +63,16 @@ def _ignored(number: int) -> bool:
 
 
 def _watch(handlers: Mapping[int, Handler]) -> None:
-    """Call these from a thread too, as long as they are installed: the main thread calls a handler only between two
-    instructions of Python, but one call into a library can read weights, or wait for other ranks, for minutes."""
+    """Call these handlers from a thread too, while they are installed.
+
+    The main thread calls a handler only between two Python instructions, but a single call into a library can take
+    minutes, to read weights or to wait for other ranks.
+    """
     import threading
     from fcntl import F_DUPFD_CLOEXEC, fcntl
 
     ends = os.pipe()
-    # Not among the standard descriptors, should one of these be closed: what libraries print is no signal.
+    # If a standard descriptor is closed, the pipe must not get its number: libraries may print to it.
     reader, writer = (fcntl(end, F_DUPFD_CLOEXEC, 3) for end in ends)
     for end in ends:
         os.close(end)
@@ -88,13 +92,13 @@ def _watch(handlers: Mapping[int, Handler]) -> None:
             if signal.getsignal(number) is handler:
                 signal.signal(number, signal.SIG_DFL)
 
-    # A forked child has the same pipe, so that a signal to it would end this process.
+    # A forked child inherits the pipe, so that a signal to the child would end this process.
     os.register_at_fork(after_in_child=forget)
     threading.Thread(target=watch, name="signals", daemon=True).start()
 
 
 def run_service(service: str, main: Callable[[], None]) -> None:
-    """Run `main`. The text of a SystemExit becomes one line on stderr."""
+    """Run `main`. If it raises SystemExit with a text, print that as one line to stderr and exit with status 1."""
     try:
         main()
     except SystemExit as ending:
@@ -105,7 +109,7 @@ def run_service(service: str, main: Callable[[], None]) -> None:
 
 
 def last_line(service: str, error: str) -> str:
-    """Why a service does not start: JSON like the log, but plain on a terminal."""
+    """The reason why a service does not start, as a JSON log line, or as plain text on a terminal."""
     import json
     from datetime import UTC, datetime
 
@@ -117,7 +121,7 @@ def last_line(service: str, error: str) -> str:
 
 
 def die_with_parent(number: signal.Signals = signal.SIGTERM) -> None:
-    """If the launcher started us, get this signal when it dies. Linux only; elsewhere the launcher has to clean up."""
+    """If the launcher started this process, receive this signal when the launcher dies. Only works on Linux."""
     parent = os.environ.get(PARENT_VARIABLE)
     if parent is None or sys.platform != "linux":
         return

@@ -1,4 +1,4 @@
-"""Log-probabilities of a prompt's tokens on their way through the ring: packed, since there may be many of them."""
+"""Log-probabilities of a prompt's tokens on the ring, in a packed format since there may be many."""
 
 from collections.abc import Iterator
 from struct import iter_unpack
@@ -8,31 +8,38 @@ import msgspec
 from sluice.ring.message import Count, Logprobs, Number
 
 PART_ROWS = 4096
-"""The most in one `PromptLogprobs`."""
+"""Maximum number of rows in one `PromptLogprobs`."""
 
 
 def row_bytes(top: int) -> int:
-    """Size of one row: float32 log-probability, uint32 rank, uint32 ids of the `top` most likely tokens, their float32
-    log-probabilities; little-endian, the best first."""
+    """Size of one row in bytes, little-endian.
+
+    A row contains a float32 log-probability, a uint32 rank, and of the `top` most likely tokens, best first, the uint32
+    ids and the float32 log-probabilities.
+    """
     return 8 + 8 * top
 
 
 class PromptLogprobs(msgspec.Struct, frozen=True, array_like=True):
-    """Of consecutive prompt tokens, each given those before it. Row i is of the prompt's token i + 1: the first token
-    has none."""
+    """Log-probabilities of consecutive prompt tokens, each given the tokens before it.
+
+    Row i belongs to the prompt's token i + 1, because the first token has no log-probability.
+    """
 
     request: Number
     attempt: Count
     start: Count
-    """The first row."""
+    """Number of the first row."""
     top: Logprobs
     data: bytes
-    """Rows as in `row_bytes`."""
+    """The rows, in the format of `row_bytes`."""
 
     def __post_init__(self) -> None:
         rows, rest = divmod(len(self.data), row_bytes(self.top))
         if rest or not 0 < rows <= PART_ROWS:
-            raise ValueError(f"{len(self.data)} bytes of rows of {row_bytes(self.top)} bytes, at most {PART_ROWS}")
+            raise ValueError(
+                f"data must have 1 to {PART_ROWS} rows of {row_bytes(self.top)} bytes (got {len(self.data)} bytes)"
+            )
 
     @property
     def rows(self) -> int:
@@ -40,14 +47,14 @@ class PromptLogprobs(msgspec.Struct, frozen=True, array_like=True):
 
 
 def parts(request: int, attempt: int, start: int, top: int, data: bytes) -> Iterator[PromptLogprobs]:
-    """`data`: any number of rows."""
+    """Split any number of rows in `data` into messages of bounded size."""
     size = PART_ROWS * row_bytes(top)
     for at in range(0, len(data), size):
         yield PromptLogprobs(request, attempt, start + at // row_bytes(top), top, data[at : at + size])
 
 
 Row = tuple[float, int, list[tuple[int, float]]]
-"""Log-probability, rank (1-based), the most likely tokens with theirs, the best first."""
+"""Log-probability, rank (1-based), and the most likely tokens with their log-probabilities, best first."""
 
 
 def unpack(data: bytes | bytearray, top: int) -> Iterator[Row]:

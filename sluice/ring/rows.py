@@ -1,7 +1,7 @@
-"""Rows of tokens and of text, one per sequence and step, and the batches that carry them in columns.
+"""Rows of tokens and of text, one per sequence and step, and the batches that contain them as columns.
 
-Every row carries (request, attempt, sequence, offset). Column lengths are checked on decoding, so readers need not
-check them again.
+Every row has (request, attempt, sequence, offset). Column lengths are checked when a batch is decoded, so readers can
+rely on them.
 """
 
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ from sluice.ring.prompt_logprobs import PromptLogprobs
 
 
 class Open(msgspec.Struct, frozen=True, array_like=True):
-    """A stream begins. Sent with or before its first row, once its first step is scheduled or it is refused."""
+    """The start of a stream. Sent with or before its first row, once its first step is scheduled or it is refused."""
 
     request: Number
     attempt: Count
@@ -26,15 +26,15 @@ class Open(msgspec.Struct, frozen=True, array_like=True):
     prompt_tokens: Count
     cached_tokens: Count
     queue: Finite = 0.0
-    """Seconds before its first step: becomes `Times.queue` if the detokenizer itself ends the stream."""
+    """Seconds before the first step. Becomes `Times.queue` if the detokenizer ends the stream."""
     resume: dict[Index, list[TokenId]] = {}
-    """As in `Submit`."""
+    """See `Submit`."""
     ended: list[Index] = []
-    """As in `Submit`."""
+    """See `Submit`."""
 
 
 class Started(msgspec.Struct, frozen=True, array_like=True):
-    """The part of `Open` that the detokenizer passes on to the router."""
+    """The part of `Open` that the detokenizer forwards to the router."""
 
     request: Number
     attempt: Count
@@ -43,17 +43,17 @@ class Started(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
-    """Of one chosen token. Natural logarithms, before temperature, penalties and filters."""
+    """The log-probability of a chosen token: natural logarithm, before temperature, penalties and filters."""
 
     logprob: float
     rank: Count
     """1-based."""
     top: list[tuple[TokenId, float]]
-    """Most likely tokens, best first."""
+    """The most likely tokens with their log-probabilities, best first."""
 
 
 class Times(msgspec.Struct, frozen=True, array_like=True):
-    """How a sequence spent its time, in seconds of the engine's clock."""
+    """Durations of a sequence's phases in seconds, by the engine's clock."""
 
     queue: Finite
     context: Finite
@@ -61,40 +61,44 @@ class Times(msgspec.Struct, frozen=True, array_like=True):
 
 
 class End(msgspec.Struct, frozen=True, array_like=True):
-    """The terminal of a sequence: exactly one, on its last row."""
+    """The end of a sequence. Exactly the last row of a sequence has one."""
 
     reason: FinishReason
     times: Times
     stop_token: TokenId | None = None
     stop_string: str | None = None
     fault: Fault | None = None
-    """With ERROR only."""
+    """Only with ERROR."""
     held: str = ""
-    """Text after the last certain one, such as half a stop string. It is shown only with this end, which no token
-    caused, because a resumed attempt may continue with other text."""
+    """Text that was held back, such as a partial stop string.
+
+    It is shown only with an end that no token caused, because a resumed attempt may continue with other text.
+    """
     by_guide: bool = False
-    """With EOS: no token caused it, but a guide that nothing more can follow."""
+    """With EOS: whether the guide, which allows no further token, caused the end instead of a token."""
 
 
 class TokenRow(msgspec.Struct, frozen=True, gc=False):
-    """What one sequence got in a step: one row of a `TokenBatch`. A Struct that the garbage collector does not look at,
-    because there is one per token."""
+    """The tokens of one sequence in a step: one row of a `TokenBatch`.
+
+    Not tracked by the garbage collector, because there is one row per token.
+    """
 
     request: int
     attempt: int
     sequence: int
     offset: int
-    """Index of the first token in the continuation."""
+    """Index of the first token in the output."""
     tokens: list[int]
     logprobs: list[TokenLogprob]
     """One per token, or empty."""
     end: End | None
     accepted: int = 0
-    """Of the tokens, how many were drafted."""
+    """Number of tokens that are accepted draft tokens."""
 
 
 class TextRow(NamedTuple):
-    """One row of a `TextBatch`. `text` may lag behind the tokens: incomplete characters, possible stop strings."""
+    """One row of a `TextBatch`. `text` may lag behind the tokens by incomplete characters or partial stop strings."""
 
     request: int
     attempt: int
@@ -105,7 +109,7 @@ class TextRow(NamedTuple):
     text: str
     end: End | None
     accepted: int = 0
-    """As in `TokenRow`."""
+    """See `TokenRow`."""
 
 
 class TokenBatch(Message, frozen=True):
@@ -121,13 +125,13 @@ class TokenBatch(Message, frozen=True):
     count: list[Count]
     tokens: list[TokenId]
     logprobs: dict[Count, list[TokenLogprob]]
-    """By row index; only rows of requests that asked for them."""
+    """By row index, for rows of requests that asked for logprobs."""
     ends: dict[Count, End]
     """By row index."""
     accepted: dict[Count, Count] = {}
-    """By row index; only rows with drafted tokens."""
+    """By row index, for rows with accepted draft tokens."""
     prompt_logprobs: list[PromptLogprobs] = []
-    """Before the rows of their requests: a receiver that has tokens has these too."""
+    """Sent before the rows of their requests, so that a receiver of tokens has them already."""
 
     def __post_init__(self) -> None:
         _check_columns(self)
@@ -159,7 +163,7 @@ class TokenBatch(Message, frozen=True):
 
 
 class TextBatch(Message, frozen=True):
-    """detokenizer → router."""
+    """detokenizer → router: the rows of several streams."""
 
     detokenizer: Name
     started: list[Started]
@@ -174,7 +178,7 @@ class TextBatch(Message, frozen=True):
     text: list[str]
     accepted: dict[Count, Count] = {}
     prompt_logprobs: list[PromptLogprobs] = []
-    """As in `TokenBatch`."""
+    """See `TokenBatch`."""
 
     def __post_init__(self) -> None:
         _check_columns(self)
@@ -182,20 +186,20 @@ class TextBatch(Message, frozen=True):
             raise ValueError(f"text has {len(self.text)} rows, request has {len(self.request)}")
 
     def rows(self) -> Iterator[TextRow]:
-        at = 0
+        start = 0
         for i, count in enumerate(self.count):
             yield TextRow(
                 self.request[i],
                 self.attempt[i],
                 self.sequence[i],
                 self.offset[i],
-                self.tokens[at : at + count],
+                self.tokens[start : start + count],
                 self.logprobs.get(i, []),
                 self.text[i],
                 self.ends.get(i),
                 self.accepted.get(i, 0),
             )
-            at += count
+            start += count
 
 
 def _check_columns(batch: TokenBatch | TextBatch) -> None:
@@ -203,12 +207,12 @@ def _check_columns(batch: TokenBatch | TextBatch) -> None:
     for name in ("attempt", "sequence", "offset", "count"):
         if len(getattr(batch, name)) != size:
             raise ValueError(f"{name} has {len(getattr(batch, name))} rows, request has {size}")
-    # A negative count could hide behind a right sum.
+    # Counts with a correct sum could still include a negative one.
     if min(batch.count, default=0) < 0 or sum(batch.count) != len(batch.tokens):
         raise ValueError(f"{len(batch.tokens)} tokens for counts that sum to {sum(batch.count)}")
     for rows in (batch.logprobs, batch.ends, batch.accepted):
         if any(not 0 <= row < size for row in rows):
-            raise ValueError(f"a row outside 0..{size - 1}")
+            raise ValueError(f"a row index is outside 0..{size - 1}")
     for row, logprobs in batch.logprobs.items():
         if len(logprobs) != batch.count[row]:
-            raise ValueError(f"{len(logprobs)} logprobs for {batch.count[row]} tokens")
+            raise ValueError(f"row {row} has {len(logprobs)} logprobs for {batch.count[row]} tokens")

@@ -1,5 +1,4 @@
-"""Prompt tables and images of the requests that a service holds: equal ones are in memory once, and all of them are
-bounded."""
+"""Prompt tables and images of the requests in a service. Equal ones are in memory once, and their size is known."""
 
 from collections.abc import Iterable
 from typing import Any, Generic, TypeVar
@@ -11,28 +10,33 @@ Part = TypeVar("Part", bound=Table | Image)
 
 
 class SharedTables(Generic[Part]):
+    """A reference-counted store of tables or images, by digest."""
+
     def __init__(self) -> None:
         self.num_bytes = 0
+        """Size of all stored parts."""
         self._parts: dict[bytes, Part] = {}
         """By digest."""
         self._users: dict[bytes, int] = {}
+        """Number of references by digest."""
 
     def knows(self, part: Part) -> bool:
-        """Whether one of the same digest is here, whose data then are those of the digest."""
-        found = self._parts.get(part.digest)
-        # What came with a digest may be something else.
-        return found is not None and _shape(found) == _shape(part)
+        """Whether an equal part is stored, so that the digest of `part` need not be verified."""
+        stored = self._parts.get(part.digest)
+        # A part whose digest has not been verified may have another shape.
+        return stored is not None and _shape(stored) == _shape(part)
 
     def num_bytes_with(self, parts: Iterable[Part]) -> int:
-        """What `take` would make of it."""
+        """The value of `num_bytes` after `take` of these parts."""
         new = {part.digest: len(part.data) for part in parts if part.digest not in self._parts}
         return self.num_bytes + sum(new.values())
 
     def take(self, parts: Iterable[Part]) -> tuple[Part, ...]:
-        """For one more request, until it releases what this returns: equal parts, of which others may be the users."""
+        """Store parts, or add references to equal stored ones. Returns the stored parts, to be released later."""
         return tuple(map(self._take, parts))
 
     def release(self, parts: Iterable[Part]) -> None:
+        """Drop one reference to each part."""
         for part in parts:
             self._users[part.digest] -= 1
             if not self._users[part.digest]:

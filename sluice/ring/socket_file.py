@@ -1,6 +1,6 @@
-"""The file of an ipc socket: one process at a time listens at a path, and none removes the file of another.
+"""The file of an ipc socket. At most one process listens at a path, and no process removes another's file.
 
-ZeroMQ alone would replace any file at the path, and on closing remove whatever file is there by then.
+ZeroMQ alone would replace any file at the path, and would remove any file there when it closes the socket.
 """
 
 import errno
@@ -13,26 +13,26 @@ from pathlib import Path
 
 IN_USE = "another process listens there"
 BACKLOG = 100
-"""Connections that may wait to be accepted, as in ZeroMQ."""
+"""Maximum number of connections that wait to be accepted, as in ZeroMQ."""
 
 FileId = tuple[int, int]
 """Device and inode."""
 
 
 class ListenError(OSError):
-    """The message has the reason."""
+    """An address cannot be listened on. The message contains the reason."""
 
     def __init__(self, address: str, reason: str, in_use: bool = False) -> None:
         super().__init__(f"cannot listen on {address}: {reason}")
         self.in_use = in_use
-        """Another process listens there."""
+        """Whether another process listens at the address."""
 
 
 class SocketFile:
     """The exclusive right to listen at `path`, until `close` or the end of the process. Raises ListenError.
 
-    It is a lock (flock) on the file PATH.lock. The kernel releases it when the process exits for any reason, so a lock
-    file left behind is harmless.
+    The right is a lock (flock) on the file PATH.lock. The kernel releases it when the process exits for any reason, so
+    a remaining lock file is harmless.
     """
 
     def __init__(self, path: Path) -> None:
@@ -47,7 +47,7 @@ class SocketFile:
             raise self._refusal(error) from error
 
     def listen(self) -> int:
-        """A new descriptor that listens at the path, for processes of the same user. The caller owns it."""
+        """A new descriptor that listens at the path, accessible to processes of the same user. The caller owns it."""
         listener = socket.socket(socket.AF_UNIX)
         try:
             listener.setblocking(False)
@@ -62,12 +62,12 @@ class SocketFile:
         return listener.detach()
 
     def close(self) -> None:
-        """Remove the files that are still this process's, and release the path."""
+        """Remove the files that still belong to this process, and release the path."""
         with suppress(FileNotFoundError):
             if self._owned():
                 self._path.unlink()
         with suppress(FileNotFoundError):
-            # Safe under the lock: a process that has opened the file checks its inode again once it has the lock.
+            # Safe under the lock: a process that has opened the file checks the inode again once it has the lock.
             if _id(self._lock_path) == _id(self._lock):
                 self._lock_path.unlink()
         os.close(self._lock)
@@ -77,7 +77,7 @@ class SocketFile:
             lock = os.open(self._lock_path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                # The file may have been removed and created anew between open and flock.
+                # The file may have been removed and created again between open and flock.
                 if _id(self._lock_path) == _id(lock):
                     os.truncate(lock, 0)
                     os.write(lock, b"%d\n" % os.getpid())
@@ -88,14 +88,14 @@ class SocketFile:
                 reason = f"process {holder} listens there" if holder else IN_USE
                 raise ListenError(self._address, reason, in_use=True) from None
             except FileNotFoundError:
-                pass  # its former owner has just removed it
+                pass  # The former owner has just removed the file.
             except OSError:
                 os.close(lock)
                 raise
             os.close(lock)
 
     def _clear(self) -> None:
-        """Remove the socket of a dead process, or our own former one."""
+        """Remove the socket file of a dead process, or the former one of this process."""
         with suppress(FileNotFoundError):
             if not stat.S_ISSOCK(self._path.lstat().st_mode):
                 raise ListenError(self._address, "the file there is not a socket")
@@ -111,12 +111,12 @@ class SocketFile:
 
 
 def _is_served(path: Path) -> bool:
-    """Whether a process without the lock, so not one of Sluice, listens there."""
+    """Whether a process listens there that does not use the lock and so is not one of Sluice's."""
     with socket.socket(socket.AF_UNIX) as probe:
         probe.setblocking(False)
         return probe.connect_ex(str(path)) not in (errno.ECONNREFUSED, errno.ENOENT)
 
 
 def _id(file: Path | int) -> FileId:
-    found = os.stat(file)
-    return found.st_dev, found.st_ino
+    status = os.stat(file)
+    return status.st_dev, status.st_ino

@@ -1,7 +1,7 @@
-"""An engine's statistics of steps and requests, the same structs in the engine and on the wire.
+"""An engine's statistics of steps and requests. The engine and the wire use the same structs.
 
-Times are seconds of the Unix epoch, so that they mean something on other machines; differences come from the engine's
-monotonic clock.
+Times are seconds of the Unix epoch, so that they are valid on other machines. Differences between them are measured
+with the engine's monotonic clock.
 """
 
 from enum import IntEnum
@@ -13,7 +13,7 @@ from sluice.ring.message import Count, Finite, Moment, Name, Number, Total
 
 
 class StepStats(msgspec.Struct, frozen=True, array_like=True):
-    """The engine at one step. Fields as in sluice.v1.EngineStats, which explains them."""
+    """The state of the engine at one step. sluice.v1.EngineStats describes the fields."""
 
     iteration: Total = 0
     active_requests: Count = 0
@@ -34,7 +34,7 @@ class StepStats(msgspec.Struct, frozen=True, array_like=True):
     prefix_cache_hit_ratio: Finite = 0.0
     tokens_per_second: Finite = 0.0
     time: Moment = 0.0
-    """When the step ended."""
+    """Time at which the step ended."""
     step_seconds: Finite = 0.0
     max_host_blocks: Count = 0
     used_host_blocks: Count = 0
@@ -44,7 +44,7 @@ class StepStats(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Stage(IntEnum):
-    """Numbers as in sluice.v1.RequestStage."""
+    """The stage of a request. The numbers are those of sluice.v1.RequestStage."""
 
     QUEUED = 1
     CONTEXT = 2
@@ -54,7 +54,7 @@ class Stage(IntEnum):
 
 
 class RequestStats(msgspec.Struct, frozen=True, array_like=True):
-    """One request in the engine, over all its sequences. Fields as in sluice.v1.RequestStats."""
+    """A request in the engine, with totals over its sequences. sluice.v1.RequestStats describes the fields."""
 
     request: Number
     name: Name
@@ -69,25 +69,25 @@ class RequestStats(msgspec.Struct, frozen=True, array_like=True):
     generated_tokens: Count
     pauses: Count
     blocks_allocated: Count
-    """Blocks newly allocated for it."""
+    """Number of newly allocated blocks."""
     blocks_reused: Count
-    """Blocks found in the prefix cache instead."""
+    """Number of blocks that were prefix cache hits."""
     blocks_missed: Count
-    """Full prompt blocks that were not found there."""
+    """Number of full prompt blocks that were not in the prefix cache."""
     draft_tokens: Count = 0
     accepted_draft_tokens: Count = 0
     first_iteration: Total = 0
-    """0: no step yet."""
+    """The request's first step. 0: none yet."""
     iteration: Total = 0
-    """The engine's newest step."""
+    """The engine's latest step."""
 
     def queued(self, now: float) -> float:
-        """Seconds from arrival until first scheduled, or until `now`."""
+        """Seconds from arrival until the request was first scheduled, or until `now`."""
         return max(0.0, (now if self.first_scheduled is None else self.first_scheduled) - self.arrival)
 
 
 class StatsSource(NamedTuple):
-    """Whose statistics they are."""
+    """The engine that the statistics describe."""
 
     engine_id: str
     model_fingerprint: str
@@ -95,14 +95,17 @@ class StatsSource(NamedTuple):
 
 
 def step_json(stats: StepStats, source: StatsSource, draining: bool) -> str:
-    """One JSON object: "type" is "step", then the fields of sluice.v1.EngineStats by name; times in seconds."""
+    """A JSON object with "type": "step" and the fields of sluice.v1.EngineStats. Times are in seconds."""
     fields = msgspec.structs.asdict(stats)
-    own = {"step_time": fields.pop("step_seconds"), "draining": draining}
-    return _json({"type": "step"} | source._asdict() | fields | own)
+    renamed = {"step_time": fields.pop("step_seconds"), "draining": draining}
+    return _json({"type": "step"} | source._asdict() | fields | renamed)
 
 
 def request_json(stats: RequestStats, engine: str, now: float) -> str:
-    """The same for sluice.v1.RequestStats: "type" is "request", the stage is a word. `now`: seconds of the epoch."""
+    """A JSON object with "type": "request" and the fields of sluice.v1.RequestStats. The stage is a name in lower case.
+
+    `now`: seconds of the Unix epoch.
+    """
     fields = msgspec.structs.asdict(stats)
     del fields["request"]
     names = {"type": "request", "engine_id": engine, "request_id": fields.pop("name")}

@@ -1,4 +1,4 @@
-"""A safetensors file in memory -> what its header says of each tensor, for readers without the package of that name.
+"""Parses the header of a safetensors file in memory, for readers without the package safetensors.
 
 Format: https://huggingface.co/docs/safetensors#format
 """
@@ -15,29 +15,29 @@ T = TypeVar("T")
 
 
 class TensorFileError(ValueError):
-    """Not such a file, or a tensor that its reader does not support. The message continues the file's name."""
+    """Not a safetensors file, or a tensor that its reader does not support. The message continues the file's name."""
 
 
 class TensorFile(NamedTuple):
     entries: dict[str, msgspec.Raw]
-    """By tensor."""
+    """The JSON of the header's entry for each tensor."""
     start: int
-    """Of the tensors' bytes in the file."""
+    """Offset of the tensors' data in the file."""
 
 
 def split(data: bytes | memoryview, max_header_bytes: int) -> TensorFile:
-    """Raises TensorFileError."""
+    """Parse the header. Raises TensorFileError."""
     size = int.from_bytes(data[:LENGTH_BYTES], "little")
     start = LENGTH_BYTES + size
     if len(data) < LENGTH_BYTES or size > max_header_bytes or start > len(data):
-        raise TensorFileError(f"is not a safetensors file: its header is said to have {size} bytes")
+        raise TensorFileError(f"is not a safetensors file: its header has an invalid length, {size} bytes")
     entries = decode(bytes(data[LENGTH_BYTES:start]), dict[str, msgspec.Raw])
     entries.pop(METADATA, None)
     return TensorFile(entries, start)
 
 
 def decode(data: bytes | msgspec.Raw, kind: type[T]) -> T:
-    """A part of the header; `kind`: with the bounds of the reader. Raises TensorFileError."""
+    """Decode a part of the header. `kind`: a type with the bounds of the reader. Raises TensorFileError."""
     try:
         return msgspec.json.decode(data, type=kind)
     except INVALID_JSON as error:

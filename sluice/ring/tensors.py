@@ -1,8 +1,8 @@
-"""Tensors of the model for clients: rows by position, from an engine straight to a router.
+"""Tensors of the model for clients, which an engine sends row by row directly to a router.
 
-They have a lane of their own, so that text never waits for them. Row i of an output is what its token i was drawn from:
-the model's result at the position before it. So the last position of the prompt has row 0 of every output, and a row of
-the prompt too.
+They have a separate lane, so that text never waits for them. Row i of an output is the model's result from which token
+i was sampled, which is the result at the preceding position. Therefore the last position of the prompt has row 0 of
+every output, and also a row of the prompt.
 """
 
 from collections.abc import Iterator
@@ -17,14 +17,14 @@ from sluice.ring.message import MAX_SEQUENCES, Count, Index, Message, Name, Numb
 CONTEXT_LOGITS = "context_logits"
 GENERATION_LOGITS = "generation_logits"
 LOGITS_NAMES = (CONTEXT_LOGITS, GENERATION_LOGITS)
-"""Tensors with names of their own in the API; both are the model's logits."""
+"""Tensors that have special fields in the API. Both are the model's logits."""
 HIDDEN_STATES = "hidden_states"
 LAYER_PREFIX = "layers."
-"""layers.N: the residual stream after layer N, counted from 0."""
+"""layers.N is the residual stream after layer N, counted from 0."""
 PART_BYTES = 1 << 20
-"""The most in one `TensorRows` of several rows."""
+"""Maximum size of a `TensorRows` with several rows."""
 MAX_NAMES = 16
-"""Tensors in a request."""
+"""Maximum number of tensors in a request."""
 
 DType = Literal["float32", "bfloat16", "float16", "int64", "int32", "uint8", "bool"]
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int64": 8, "int32": 4, "uint8": 1, "bool": 1}
@@ -33,16 +33,16 @@ Shape = Annotated[tuple[Count, ...], Meta(min_length=1, max_length=8)]
 
 
 class TensorParams(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The tensors that a request wants, and what its caller has of them."""
+    """The tensors that a request asks for, and the rows that its caller has received already."""
 
     context: Names = ()
-    """Of the prompt's positions."""
+    """Names of the tensors of the prompt's positions."""
     output: Names = ()
-    """Of the outputs' tokens."""
+    """Names of the tensors of the outputs' tokens."""
     context_rows: Count = 0
-    """Rows that have come, of every tensor of the prompt."""
+    """Number of received rows of every tensor of the prompt."""
     output_rows: dict[Index, Count] = {}
-    """The same of every tensor of an output, by sequence."""
+    """Number of received rows of every tensor of an output, by sequence."""
 
     def __bool__(self) -> bool:
         return bool(self.context or self.output)
@@ -60,11 +60,11 @@ class TensorRows(msgspec.Struct, frozen=True, array_like=True):
     """0 with `context`."""
     name: Name
     context: bool
-    """Rows are the prompt's positions; else the output's tokens."""
+    """Whether the rows belong to the prompt's positions instead of the output's tokens."""
     start: Count
-    """The first row."""
+    """Number of the first row."""
     shape: Shape
-    """Rows, then the tensor's own dimensions."""
+    """The number of rows, then the dimensions of one row."""
     dtype: DType
     data: memoryview
     """Row-major, little-endian."""
@@ -72,7 +72,9 @@ class TensorRows(msgspec.Struct, frozen=True, array_like=True):
     def __post_init__(self) -> None:
         size = prod(self.shape) * BYTES[self.dtype]
         if not self.shape[0] or len(self.data) != size:
-            raise ValueError(f"{len(self.data)} bytes of {self.dtype} for the shape {self.shape}")
+            raise ValueError(
+                f"rows of shape {self.shape} and dtype {self.dtype} must have {size} bytes (got {len(self.data)})"
+            )
 
     @property
     def rows(self) -> int:
@@ -80,11 +82,11 @@ class TensorRows(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def end(self) -> int:
-        """The row after the last one."""
+        """Number of the row after the last one."""
         return self.start + self.shape[0]
 
     def between(self, start: int, end: int) -> "TensorRows":
-        """The rows start to end - 1, which it must have; shares the memory."""
+        """The rows start to end - 1, which must exist, as a view of the data."""
         if start == self.start and end == self.end:
             return self
         size = len(self.data) // self.rows
@@ -92,14 +94,14 @@ class TensorRows(msgspec.Struct, frozen=True, array_like=True):
         return msgspec.structs.replace(self, start=start, shape=(end - start, *self.shape[1:]), data=data)
 
     def parts(self) -> Iterator["TensorRows"]:
-        """The same in messages of bounded size, but at least one row in each."""
+        """The rows in parts of at most PART_BYTES, but at least one row each."""
         step = max(1, PART_BYTES // max(1, len(self.data) // self.rows))
         for start in range(self.start, self.end, step):
             yield self.between(start, min(start + step, self.end))
 
 
 class TensorBatch(Message, frozen=True):
-    """engine → router, on a lane of its own."""
+    """engine → router, on a separate lane."""
 
     engine: Name
     engine_epoch: Number

@@ -1,4 +1,4 @@
-"""Models that see: what their config.json says of images, and of the decoder behind them."""
+"""Vision-language models: what their config.json contains about images and about the decoder."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -7,14 +7,14 @@ from sluice.ring.scaling import Grid, Scaling
 
 LLAVA = "LlavaForConditionalGeneration"
 TOWERS = {"clip_vision_model": 1, "siglip_vision_model": 0}
-"""Those with a fixed number of rows per image, and how many of these are no patches."""
+"""Vision towers with a fixed number of rows per image, with the number of rows that are not patches."""
 DECODERS = {
     "llama": "LlamaForCausalLM",
     "mistral": "MistralForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
 }
-"""Architectures by model_type."""
+"""Architectures of decoders by model_type."""
 DEFAULT_LLAMA: Mapping[str, Any] = {
     "hidden_size": 4096,
     "intermediate_size": 11008,
@@ -23,38 +23,43 @@ DEFAULT_LLAMA: Mapping[str, Any] = {
     "vocab_size": 32000,
     "max_position_embeddings": 2048,
 }
-"""What older checkpoints leave out of text_config: transformers' defaults."""
+"""transformers' defaults for values that are missing in the text_config of older checkpoints."""
 DEFAULT_IMAGE_TOKEN = 32000
 QWEN_VL = ("Qwen2VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration")
 QWEN_DECODER = "Qwen2ForCausalLM"
 DEFAULT_QWEN: Mapping[str, Any] = {"rms_norm_eps": 1e-5, "rope_theta": 1e6, "max_position_embeddings": 32768}
-"""As above."""
+"""transformers' defaults for values that are missing in config.json."""
 DEFAULT_SECTIONS = (16, 24, 24)
 DEFAULT_QWEN_IMAGE_TOKEN = 151655
 
 
 class VisionError(ValueError):
-    """A file asks for something that is not supported; the message says what."""
+    """A file requests something that is not supported. The message names it."""
 
 
 class Vision(NamedTuple):
-    """How images stand in prompts."""
+    """How images are represented in prompts."""
 
     token_id: int
-    """The placeholder of an image, in the vocabulary."""
+    """The token of the vocabulary that is the placeholder of an image."""
     rows: int
-    """Per image; with `scaling` those of the largest."""
+    """Number of rows per image; with `scaling`, of the largest image."""
     scaling: Scaling | None = None
-    """How the size of an image decides its rows, which then have places in a grid; None: it does not."""
+    """How the size of an image determines its rows, which then form a grid. None: the size is irrelevant."""
 
     def grid(self, width: int, height: int) -> Grid | None:
-        """Of the rows of an image of so many pixels; None: it has `rows`, in no grid. Raises ScalingError."""
+        """The grid of an image with this size in pixels. None if images have `rows` rows without a grid.
+
+        Raises ScalingError.
+        """
         return None if self.scaling is None else self.scaling.grid(width, height)
 
 
 def split_config(raw: Mapping[str, Any], processor: Mapping[str, Any]) -> tuple[dict[str, Any], Vision | None]:
-    """config.json of the decoder alone, and what images are to it; as it is and None of a model without. `processor`:
-    what preprocessor_config.json says of images. Raises VisionError."""
+    """The configuration of the decoder, and how it represents images. Text-only models: `raw` and None.
+
+    `raw`: config.json. `processor`: settings of the image processor. Raises VisionError.
+    """
     names = raw.get("architectures") or ()
     if LLAVA in names:
         return _llava(raw)
@@ -77,7 +82,7 @@ def _llava(raw: Mapping[str, Any]) -> tuple[dict[str, Any], Vision]:
 
 def _qwen(raw: Mapping[str, Any], processor: Mapping[str, Any]) -> tuple[dict[str, Any], Vision]:
     tower = _part(raw, "vision_config")
-    # Published files have the decoder's options beside vision_config.
+    # Published files have the decoder's options at the top level, next to vision_config.
     text = _part(raw, "text_config") if "text_config" in raw else {k: v for k, v in raw.items() if k != "vision_config"}
     decoder = dict(DEFAULT_QWEN) | text | _types(raw)
     tied = bool(raw.get("tie_word_embeddings", False) or text.get("tie_word_embeddings", False))
@@ -96,10 +101,10 @@ def _types(raw: Mapping[str, Any]) -> dict[str, Any]:
     return {name: raw[name] for name in ("dtype", "torch_dtype", "quantization_config") if name in raw}
 
 
-def _token(name: str, found: Any, decoder: Mapping[str, Any]) -> int:
-    if not isinstance(found, int) or not 0 <= found < decoder.get("vocab_size", 0):
-        raise VisionError(f"{name} is {found!r}, not a token of the vocabulary")
-    return found
+def _token(name: str, token: Any, decoder: Mapping[str, Any]) -> int:
+    if not isinstance(token, int) or not 0 <= token < decoder.get("vocab_size", 0):
+        raise VisionError(f"{name} is {token!r}, not a token of the vocabulary")
+    return token
 
 
 def _rows(raw: Mapping[str, Any], tower: Mapping[str, Any]) -> int:
@@ -118,7 +123,7 @@ def _rows(raw: Mapping[str, Any], tower: Mapping[str, Any]) -> int:
 
 
 def _part(raw: Mapping[str, Any], name: str) -> dict[str, Any]:
-    found = raw.get(name)
-    if not isinstance(found, dict):
-        raise VisionError(f"{name} is {found!r}, not an object")
-    return found
+    part = raw.get(name)
+    if not isinstance(part, dict):
+        raise VisionError(f"{name} is {part!r}, not an object")
+    return part

@@ -1,4 +1,4 @@
-"""Tokens of a tokenizer.json as bytes or text, for the router's logprobs and the detokenizer's text alike."""
+"""The tokens of a tokenizer.json as bytes or text, for the router's logprobs and the detokenizer."""
 
 import json
 import re
@@ -10,38 +10,38 @@ from typing import Any, Literal
 from tokenizers import Tokenizer
 
 Piece = str | bytes
-"""Text, or bytes that may be a part of a character."""
+"""Text, or bytes that may be part of a character."""
 Family = Literal["bytes", "pieces", "window"]
 Read = Callable[[str], Piece]
-"""From a token as written in tokenizer.json to its piece."""
+"""Converts a token as written in tokenizer.json to its piece."""
 
 UNMAPPED = "\uffff"
 BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2}|\+[0-9A-Fa-f])>", re.ASCII)
-"""A token of SentencePiece's byte fallback, as the library parses it."""
+"""A token of SentencePiece's byte fallback, as the tokenizers library parses it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """How a tokenizer's decoder reads tokens.
+    """How a tokenizer's decoder converts tokens.
 
-    bytes: each token is some bytes, and the text is their concatenation (GPT-2, Qwen, Llama 3).
-    pieces: each token is some text or, as a `bytes`, one byte in a run of them (Llama 2, Mistral, T5, BERT).
-    window: a token's text depends on its neighbours.
+    bytes: each token is a sequence of bytes, and the text is their concatenation (GPT-2, Qwen, Llama 3).
+    pieces: each token is a text, or a single byte of a run, then of type `bytes` (Llama 2, Mistral, T5, BERT).
+    window: the text of a token depends on its neighbours.
     """
 
     family: Family
     piece: Read | None = None
-    """A token's piece inside a text; None for `window`."""
+    """Converts a token inside a text. None for `window`."""
     first: Read | None = None
-    """Its piece at the start of a text; None if that does not differ."""
+    """Converts a token at the start of a text. None if that makes no difference."""
     strip: str = ""
-    """Character dropped from the start of the text."""
+    """Character that is removed from the start of the text."""
     strip_count: int = 0
-    """How many of them are dropped at most."""
+    """Maximum number of these characters to remove."""
 
 
 class Vocabulary:
-    """The tokens of a tokenizer by id, special and added ones included."""
+    """The tokens of a tokenizer by id, including special and added tokens."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
@@ -49,10 +49,10 @@ class Vocabulary:
 
     @property
     def tokens(self) -> dict[int, str]:
-        """As written in tokenizer.json, which is the form that the library's decoder gets."""
+        """Tokens by id as written in tokenizer.json, which is the form that the library's decoder expects."""
         ids = self.tokenizer.get_vocab(with_added_tokens=True).values()
-        found = {number: self.tokenizer.id_to_token(number) for number in ids}
-        return {number: token for number, token in found.items() if token is not None}
+        tokens = {token_id: self.tokenizer.id_to_token(token_id) for token_id in ids}
+        return {token_id: token for token_id, token in tokens.items() if token is not None}
 
     @property
     def special(self) -> frozenset[str]:
@@ -61,7 +61,7 @@ class Vocabulary:
         return frozenset(token.content for token in added if token.special)
 
     def bytes_of(self, token_id: int) -> bytes:
-        """A token's part of a text, in UTF-8. Empty for ids without a token, and for the family `window`."""
+        """The text of a token in UTF-8. Empty for ids without a token, and for the family `window`."""
         token = self.tokenizer.id_to_token(token_id)
         if token is None or self.reading.piece is None:
             return b""
@@ -77,7 +77,7 @@ def _reading(tokenizer: Tokenizer) -> Reading:
     if names == ["Metaspace"]:
         return _metaspace(stages[0])
     if names == ["WordPiece"]:
-        # By the library itself: its rule depends only on the token and on whether it is the first.
+        # Use the library, whose rule depends only on the token and on whether it is the first one.
         decode = tokenizer.decoder.decode
         return Reading("pieces", lambda token: str(decode(["", token])), lambda token: str(decode([token])))
     if _is_sentencepiece(stages):
@@ -86,18 +86,18 @@ def _reading(tokenizer: Tokenizer) -> Reading:
 
 
 def _stages(tokenizer: Tokenizer) -> list[dict[str, Any]]:
-    """The decoder stages of tokenizer.json, with sequences flattened; empty without a decoder."""
+    """The decoder stages of tokenizer.json, with sequences flattened. Empty without a decoder."""
 
-    def spread(stage: dict[str, Any]) -> list[dict[str, Any]]:
+    def flatten(stage: dict[str, Any]) -> list[dict[str, Any]]:
         if stage["type"] != "Sequence":
             return [stage]
-        return [part for inner in stage["decoders"] for part in spread(inner)]
+        return [part for inner in stage["decoders"] for part in flatten(inner)]
 
-    return [] if tokenizer.decoder is None else spread(json.loads(tokenizer.decoder.__getstate__()))
+    return [] if tokenizer.decoder is None else flatten(json.loads(tokenizer.decoder.__getstate__()))
 
 
 def _to_latin() -> dict[int, str]:
-    """From GPT-2's character for each byte to the Latin-1 character of that byte; UNMAPPED for other Latin-1 ones."""
+    """Maps GPT-2's character for each byte to that byte's Latin-1 character, other Latin-1 characters to UNMAPPED."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = [byte for byte in range(256) if byte not in printable]
     return dict.fromkeys(others, UNMAPPED) | {0x100 + i: chr(byte) for i, byte in enumerate(others)}
@@ -110,7 +110,7 @@ def _byte_level(token: str) -> bytes:
     try:
         return token.translate(TO_LATIN).encode("latin-1")
     except UnicodeEncodeError:
-        # An added token: its characters are text and do not stand for bytes.
+        # An added token, whose characters are text and do not represent bytes.
         return token.encode()
 
 

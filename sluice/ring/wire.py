@@ -1,7 +1,7 @@
-"""The messages of the ring: what routers send about requests, and which messages each service receives.
+"""The messages that routers send about requests, and the unions of messages that each service receives.
 
-msgspec Structs in MessagePack. `request` is a random number drawn by the router; the caller's own request id is for
-logs only.
+Messages are msgspec Structs in MessagePack. `request` is a random number chosen by the router; the caller's request id
+is used only for logs.
 """
 
 from sluice.ring.adapters import Adapter, AdapterEntries, AdapterLoaded, AdapterPart, LoadAdapter
@@ -28,9 +28,10 @@ from sluice.ring.rows import TextBatch, TokenBatch
 from sluice.ring.tables import NO_TABLES, PromptTables
 from sluice.ring.tensors import TensorBatch, TensorParams
 
-# Per sequence: an attempt that brought more has made progress, so the request is not suspected of killing its engine.
-# Not 0, because the last rows are lost with an engine that dies: a retry may bring those and die at the same token.
 PROBATION_TOKENS = 4
+"""New tokens per sequence beyond which an attempt has made progress, so that the request is not suspected of killing
+its engine. More than 0, because the last rows are lost with an engine that dies: a retry may produce them again and die
+at the same token."""
 
 
 class Submit(Message, frozen=True):
@@ -39,7 +40,7 @@ class Submit(Message, frozen=True):
     request: Number
     attempt: Count
     engine_epoch: Number
-    """Of the process that this was meant for; another one drops it."""
+    """Epoch of the process that the message is meant for. Another process at the address drops it."""
     name: Name
     """The caller's request id, for logs."""
     prompt: list[TokenId]
@@ -58,30 +59,31 @@ class Submit(Message, frozen=True):
     """Address of the inbox for text."""
     retention: RetentionParams = RetentionParams()
     resume: dict[Index, list[TokenId]] = {}
-    """Tokens that the caller has already, by sequence: they count as generated and are not sent again."""
+    """Tokens that the caller has already, by sequence. They count as generated and are not sent again."""
     ended: list[Index] = []
-    """Sequences that ended in an earlier attempt: they are not run again."""
+    """Sequences that ended in an earlier attempt and are not run again."""
     alone: bool = False
-    """Quarantine: nothing else runs beside it until it has brought more than PROBATION_TOKENS, or has ended."""
+    """Quarantine: the engine runs no other request until this one has PROBATION_TOKENS + 1 new tokens or has ended."""
     speculation: Speculation = Speculation()
     guide: Guide | None = None
     client_id: Number | None = None
-    """The caller's, for logits processors."""
+    """The caller's number for this request, which is passed to logits processors."""
     prompt_logprobs: Logprobs | None = None
-    """Number of alternatives to report with each token of the prompt; None: no logprobs of the prompt. Not with
-    `resume`: a caller that has tokens has these too."""
+    """Number of alternatives to report with each token of the prompt. None: no logprobs of the prompt. Not used with
+    `resume`, since a caller that has tokens has received them already."""
     tensors: TensorParams = TensorParams()
     adapter: Adapter | None = None
-    """None: the model alone."""
+    """None: the model without an adapter."""
     tables: PromptTables = NO_TABLES
 
     @property
     def domain(self) -> Domain:
+        """The domain within which the request shares prefixes."""
         return Domain(self.salt, "" if self.adapter is None else self.adapter.version)
 
 
 class Cancel(Message, frozen=True):
-    """router → engine: end a request, or one sequence of it, with ABORTED. Unknown ones are ignored."""
+    """router → engine: end a request, or one of its sequences, with ABORTED. Unknown requests are ignored."""
 
     request: Number
     attempt: Count
@@ -90,7 +92,7 @@ class Cancel(Message, frozen=True):
 
 
 class Flush(Message, frozen=True):
-    """router → engine: clear the prefix cache. The heartbeats answer."""
+    """router → engine: clear the prefix cache. The result is reported in `EngineHeartbeat.flushes`."""
 
     engine_epoch: Number
     number: Number
@@ -98,7 +100,7 @@ class Flush(Message, frozen=True):
 
 
 class Drop(Message, frozen=True):
-    """router → detokenizer: an attempt was given up and its state can be freed. Unknown ones are ignored."""
+    """router → detokenizer: an attempt was abandoned and its state can be freed. Unknown attempts are ignored."""
 
     request: Number
     attempt: Count

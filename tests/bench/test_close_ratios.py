@@ -3,7 +3,7 @@ from contextlib import contextmanager
 import pytest
 
 from bench.harness.close_ratios import Comparison, measure_close_again, middle_half
-from bench.harness.load import Ask, Load, Run, Trace
+from bench.harness.load import Load, PlannedRequest, Run, Trace
 
 
 class Systems:
@@ -21,14 +21,14 @@ class Systems:
         yield self
 
     def run(self, load: Load) -> Run:
-        seconds = 1.0 / self.speed if load.asks[0].expected else 1.0
-        self.asked.append((self.started, "other" if load.asks[0].expected else "base"))
+        seconds = 1.0 / self.speed if load.requests[0].expected else 1.0
+        self.asked.append((self.started, "other" if load.requests[0].expected else "base"))
         return Run(seconds, {}, [Trace(0.0, [seconds], [10], [])])
 
 
 def comparison() -> Comparison:
-    base = Load([Ask([1], 10)], 1)
-    return Comparison(("base", base), ("other", Load([Ask([1], 10, expected=[2])], 1)))
+    base = Load([PlannedRequest([1], 10)], 1)
+    return Comparison(("base", base), ("other", Load([PlannedRequest([1], 10, expected=[2])], 1)))
 
 
 def compared(systems: Systems, first: float) -> Comparison:

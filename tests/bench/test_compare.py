@@ -15,7 +15,7 @@ class Stand:
 
     def run(self, load):
         self.salts.append(load.salt)
-        traces = [Trace(0.0, [1.0], [ask.max_tokens], [0] * ask.max_tokens) for ask in load.asks]
+        traces = [Trace(0.0, [1.0], [request.max_tokens], [0] * request.max_tokens) for request in load.requests]
         return Run(self._seconds * load.tokens, {"engine": 2 * self._seconds}, traces)
 
 

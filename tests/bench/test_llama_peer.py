@@ -3,7 +3,7 @@ import json
 import numpy as np
 import pytest
 
-from bench.harness.load import Ask, Load
+from bench.harness.load import Load, PlannedRequest
 from bench.harness.models import TINY
 from bench.systems import llama_peer
 from bench.systems.llama_gguf import gguf_name, read_weights
@@ -31,9 +31,9 @@ class Counting:
         return [token + 1 for token, _, _, asked in rows if asked]
 
 
-def serve(context, slots, asks):
+def serve(context, slots, requests):
     clock = iter(range(1_000_000))
-    return llama_peer._serve(context, slots, Load(asks, WIDTH), lambda: float(next(clock)))
+    return llama_peer._serve(context, slots, Load(requests, WIDTH), lambda: float(next(clock)))
 
 
 def slots():
@@ -41,8 +41,8 @@ def slots():
 
 
 def test_each_request_gets_its_own_continuation():
-    asks = [Ask([100 * i], 1 + i % 4) for i in range(10)]
-    traces = serve(Counting(), slots(), asks)
+    requests = [PlannedRequest([100 * i], 1 + i % 4) for i in range(10)]
+    traces = serve(Counting(), slots(), requests)
     assert [trace.tokens for trace in traces] == [[100 * i + 1 + n for n in range(1 + i % 4)] for i in range(10)]
     assert all(sum(trace.counts) == len(trace.arrivals) == len(trace.tokens) for trace in traces)
 
@@ -50,18 +50,18 @@ def test_each_request_gets_its_own_continuation():
 def test_a_step_has_the_next_tokens_first_and_no_more_than_its_room():
     long = list(range(10_000, 10_000 + 2 * STEP_TOKENS))
     context = Counting()
-    traces = serve(context, slots(), [Ask([1], 4), Ask(long, 2)])
+    traces = serve(context, slots(), [PlannedRequest([1], 4), PlannedRequest(long, 2)])
     assert context.steps == [STEP_TOKENS, STEP_TOKENS, 1 + 2, 2]
     assert [trace.tokens for trace in traces] == [[2, 3, 4, 5], [long[-1] + 1, long[-1] + 2]]
 
 
 def test_what_a_slot_holds_is_not_computed_again():
     context, kept = Counting(), slots()
-    serve(context, kept, [Ask([1, 2, 3, 4], 2), Ask([7, 8, 9], 2)])
+    serve(context, kept, [PlannedRequest([1, 2, 3, 4], 2), PlannedRequest([7, 8, 9], 2)])
     context.steps.clear()
-    (trace,) = serve(context, kept, [Ask([7, 8, 9, 10, 11, 50], 1)])
+    (trace,) = serve(context, kept, [PlannedRequest([7, 8, 9, 10, 11, 50], 1)])
     assert (trace.cached_tokens, trace.tokens, context.steps) == (4, [51], [2])
-    (trace,) = serve(context, kept, [Ask([1, 2, 3, 4], 1)])
+    (trace,) = serve(context, kept, [PlannedRequest([1, 2, 3, 4], 1)])
     assert (trace.cached_tokens, trace.tokens) == (3, [5])
 
 

@@ -1,13 +1,13 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.harness.load import Arrivals, Ask, Feed, Load
+from bench.harness.load import Arrivals, Feed, Load, PlannedRequest
 from sluice.ring.errors import FinishReason
 from sluice.ring.rows import End, Times, TokenRow
 
 
 def load_of(count: int, width: int) -> Load:
-    return Load([Ask([1], 1)] * count, width)
+    return Load([PlannedRequest([1], 1)] * count, width)
 
 
 @given(st.integers(0, 40), st.integers(1, 9), st.randoms())
@@ -32,7 +32,7 @@ def row(i: int, offset: int, last: bool = False) -> tuple[int, TokenRow]:
 
 
 def test_late_requests_come_at_their_time_after_the_first_tokens_of_those_from_the_start():
-    arrivals = Arrivals(Load([Ask([1], 2), Ask([2], 2), Ask([3], 1, 0.5)], width=2))
+    arrivals = Arrivals(Load([PlannedRequest([1], 2), PlannedRequest([2], 2), PlannedRequest([3], 1, 0.5)], width=2))
     assert list(arrivals.due(0.0)) == [(0, 0.0), (1, 0.0)]
     arrivals.on_rows(1.0, [row(0, 0)])
     assert list(arrivals.due(9.0)) == []
@@ -48,7 +48,7 @@ def test_late_requests_come_at_their_time_after_the_first_tokens_of_those_from_t
 
 
 def test_without_late_requests_the_load_is_over_when_the_last_one_has_ended():
-    arrivals = Arrivals(Load([Ask([1], 1), Ask([2], 1)], width=1))
+    arrivals = Arrivals(Load([PlannedRequest([1], 1), PlannedRequest([2], 1)], width=1))
     for i in range(2):
         assert list(arrivals.due(float(i))) == [(i, float(i))]
         assert not arrivals.over

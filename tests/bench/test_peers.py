@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from bench.harness.children import SystemProcess
-from bench.harness.load import Ask, Load, Run, Trace
+from bench.harness.load import Load, PlannedRequest, Run, Trace
 from bench.peers import checkpoints
 from bench.peers.catalog import KINDS, LLAMA, OPENVINO, VARIABLE, VLLM
 from bench.peers.contenders import Field, Named, Ours
@@ -72,12 +72,12 @@ class Short:
     name = "short"
 
     def run(self, load: Load) -> Run:
-        return Run(1.0, {}, [Trace(0.0, [0.5], [ask.max_tokens - 1], []) for ask in load.asks])
+        return Run(1.0, {}, [Trace(0.0, [0.5], [request.max_tokens - 1], []) for request in load.requests])
 
 
 def test_a_system_that_gives_another_number_of_tokens_ends_the_run():
-    with pytest.raises(RuntimeError, match="OpenVINO gave 7 tokens instead of 9"):
-        Named("OpenVINO", Short()).run(Load([Ask([1], 4), Ask([2], 5)], 1))
+    with pytest.raises(RuntimeError, match="OpenVINO generated 7 tokens instead of 9"):
+        Named("OpenVINO", Short()).run(Load([PlannedRequest([1], 4), PlannedRequest([2], 5)], 1))
 
 
 def test_all_systems_get_the_same_salted_prompts():
@@ -85,39 +85,39 @@ def test_all_systems_get_the_same_salted_prompts():
 
     class Whole(Short):
         def run(self, load: Load) -> Run:
-            seen.append(load.asks)
-            return Run(1.0, {}, [Trace(0.0, [0.5], [ask.max_tokens], []) for ask in load.asks])
+            seen.append(load.requests)
+            return Run(1.0, {}, [Trace(0.0, [0.5], [request.max_tokens], []) for request in load.requests])
 
-    load = Load([Ask([1, 2, 3], 4)], 1, salt="-0")
+    load = Load([PlannedRequest([1, 2, 3], 4)], 1, salt="-0")
     for name in "ab":
         Named(name, Whole()).run(load)
-    assert seen[0] == seen[1] == load.salted().asks
-    assert seen[0] != load.asks
+    assert seen[0] == seen[1] == load.salted().requests
+    assert seen[0] != load.requests
 
 
 def test_prompts_of_a_work_share_what_it_says_and_have_its_lengths():
-    shared = Work("", 6, 2, 64, 1, 4, shared_tokens=48).load().asks
-    assert {tuple(ask.prompt[:48]) for ask in shared} == {tuple(shared[0].prompt[:48])}
-    assert len({tuple(ask.prompt) for ask in shared}) == 6
-    mixed = Work("", 30, 2, 64, 1, 4, shortest_prompt=8).load().asks
-    assert min(len(ask.prompt) for ask in mixed) >= 8
-    assert len({len(ask.prompt) for ask in mixed}) > 5
+    shared = Work("", 6, 2, 64, 1, 4, shared_tokens=48).load().requests
+    assert {tuple(request.prompt[:48]) for request in shared} == {tuple(shared[0].prompt[:48])}
+    assert len({tuple(request.prompt) for request in shared}) == 6
+    mixed = Work("", 30, 2, 64, 1, 4, shortest_prompt=8).load().requests
+    assert min(len(request.prompt) for request in mixed) >= 8
+    assert len({len(request.prompt) for request in mixed}) > 5
 
 
 def test_works_that_begin_alike_have_other_salts():
     one, two = (Work(title, 1, 1, 16, 1, 1).load() for title in ("one", "two"))
-    assert one.asks == two.asks
-    assert one.salted().asks != two.salted().asks
+    assert one.requests == two.requests
+    assert one.salted().requests != two.salted().requests
 
 
 def test_salts_change_the_first_tokens_and_keep_what_prompts_share():
     load = Work("", 3, 3, 64, 1, 4, shared_tokens=48).load()
-    one, two = (Load(load.asks, 3, salt=salt).salted() for salt in ("-0", "-1"))
-    assert one.asks[0].prompt[:2] != two.asks[0].prompt[:2]
+    one, two = (Load(load.requests, 3, salt=salt).salted() for salt in ("-0", "-1"))
+    assert one.requests[0].prompt[:2] != two.requests[0].prompt[:2]
     for salted in (one, two):
-        assert {tuple(ask.prompt[:48]) for ask in salted.asks} == {tuple(salted.asks[0].prompt[:48])}
-        assert [ask.prompt[2:] for ask in salted.asks] == [ask.prompt[2:] for ask in load.asks]
-    assert len(Load([Ask([5], 1)], 1, salt="a").salted().asks[0].prompt) == 1
+        assert {tuple(request.prompt[:48]) for request in salted.requests} == {tuple(salted.requests[0].prompt[:48])}
+        assert [request.prompt[2:] for request in salted.requests] == [request.prompt[2:] for request in load.requests]
+    assert len(Load([PlannedRequest([5], 1)], 1, salt="a").salted().requests[0].prompt) == 1
 
 
 def test_the_version_of_libraries_from_npm_names_their_package(tmp_path, monkeypatch):

@@ -1,4 +1,4 @@
-from bench.harness.load import Ask, Load, Run, Trace
+from bench.harness.load import Load, PlannedRequest, Run, Trace
 from bench.harness.topic import interleave
 
 
@@ -15,11 +15,11 @@ class Recorder:
 def test_systems_take_turns_warm_up_and_never_find_what_another_round_computed():
     calls = []
     a, b = Recorder("a", calls), Recorder("b", calls)
-    load = Load([Ask([1, 2], 50), Ask([3], 1), Ask([4], 9)], width=2, salt="s")
+    load = Load([PlannedRequest([1, 2], 50), PlannedRequest([3], 1), PlannedRequest([4], 9)], width=2, salt="s")
     progress = []
     runs = interleave({"a": (a, load), "b": (b, load)}, 3, progress.append)
     assert [name for name, _ in calls] == ["a", "b", "a", "b", "b", "a", "a", "b"]
-    assert [ask.max_tokens for ask in calls[0][1].asks] == [2, 1]
+    assert [request.max_tokens for request in calls[0][1].requests] == [2, 1]
     assert [len(of_one) for of_one in runs] == [3, 3]
     assert len(progress) == len(calls)
     for name in "ab":

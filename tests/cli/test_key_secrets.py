@@ -126,7 +126,7 @@ def test_a_rotation_is_finished(tmp_path: Path) -> None:
         generate(folder, role)
     refused = keygen("--kubernetes", "ring", "--retire", "engine", "--from", str(folder))
     assert refused.exit_code == 1
-    assert "engine.key holds one key" in refused.stderr
+    assert "engine.key contains one key" in refused.stderr
     generate(folder, "engine")
     secrets = printed("--namespace", "llm", "--retire", "engine", "--from", str(folder))
     assert list(secrets) == ["ring-key-public"]

@@ -48,7 +48,7 @@ def test_a_rotation_is_finished_once(folder):
     assert all(Keys(folder, role).own == before[role] for role in ("router", "engine"))
     again = run(str(folder), "--retire", "detok")
     assert again.exit_code == 1
-    assert "detok.key holds one key" in again.stderr
+    assert "detok.key contains one key" in again.stderr
     assert Keys(folder, "detok").own == keys.own
 
 

@@ -220,7 +220,7 @@ def test_a_port_in_use_is_reported_before_anything_is_started(serving, setting) 
     error = json.loads(err)["error"]
     # Of other programs, the ports after it may be in use too.
     assert f"port {number} on 127.0.0.1 ({'gateway' if setting == 'http_port' else 'router'}) is in use" in error
-    assert error.endswith(f": stop the process that has it, or choose another with {flag}")
+    assert error.endswith(f": stop the process that uses it, or choose another with {flag}")
     assert list(serve.folder.glob("*.json")) == []
 
 

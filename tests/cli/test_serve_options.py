@@ -185,4 +185,4 @@ def test_a_revision(asked_of_ring):
 def test_a_revision_of_a_folder_is_refused():
     result = CliRunner().invoke(app, ["serve", str(tiny_model.path()), "--revision", "v2"])
     assert result.exit_code == 1
-    assert "revision 'v2' is for models of the hub" in result.stderr
+    assert "revision 'v2' applies only to Hugging Face models" in result.stderr

@@ -132,7 +132,7 @@ def test_its_metrics_port_answers_while_it_loads(tmp_path):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--model", "/nowhere"], "neither a folder here nor a hub id"),
+        (["--model", "/nowhere"], "neither a folder on this machine nor a Hugging Face id"),
         (["--model", str(MODEL), "--listen", "tcp://nonsense"], "cannot listen on tcp://nonsense"),
         (["--model", str(MODEL), "--kv-cache-tokens", "3"], "less than one block of 32 tokens"),
         (["--model", str(MODEL), "--kv-host-memory", "lots"], "kv_host_memory: could not parse"),
@@ -140,7 +140,10 @@ def test_its_metrics_port_answers_while_it_loads(tmp_path):
         (["--model", str(MODEL), "--max-batch-size", "600"], "must be at least max_batch_size, 600"),
         (["--model", str(MODEL), "--device", "cpu", "--dtype", "float16"], "dtype = float16 is slower than float32"),
         (["--model", str(MODEL), "--no-such-flag", "1"], "no-such-flag"),
-        (["--model", str(MODEL), "--draft-model", "/nowhere"], "neither a folder here nor a hub id"),
+        (
+            ["--model", str(MODEL), "--draft-model", "/nowhere"],
+            "neither a folder on this machine nor a Hugging Face id",
+        ),
         (
             ["--model", str(MODEL), "--draft-model", str(MODEL), "--tensor-parallel", "2"],
             "draft_model: is not supported with tensor_parallel",
@@ -169,7 +172,7 @@ def test_an_address_in_use_is_told_in_a_line(tmp_path):
 
 @pytest.mark.parametrize(
     ("flags", "message"),
-    [([], "it needs keys"), (["--keys", "/no/such/folder"], "cannot read /no/such/folder/secret/engine.key")],
+    [([], "create keys"), (["--keys", "/no/such/folder"], "cannot read /no/such/folder/secret/engine.key")],
 )
 def test_a_port_is_not_opened_without_keys(flags, message):
     process = start("--model", str(MODEL), *flags)

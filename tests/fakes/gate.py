@@ -15,4 +15,5 @@ TOKENS = 8
 
 def gate(_: str, __: Any, token_ids: Sequence[Sequence[int]], *___: Any) -> None:
     if len(token_ids[0]) > TOKENS:
-        wait_until(Path(os.environ[VARIABLE]).exists)
+        if not wait_until(Path(os.environ[VARIABLE]).exists):
+            raise TimeoutError("the gate was not opened")

@@ -147,8 +147,8 @@ def prompt_logprobs_result() -> prompt_logprobs.PromptLogprobsResult:
 
 
 def cache_result() -> cache.CacheResult:
-    def point(size: float, tokens: int, *found: tuple[int, float]) -> cache.CachePoint:
-        sides = [cache.Found(tokens, cached, time, 2 * time) for cached, time in found]
+    def point(size: float, tokens: int, *measured: tuple[int, float]) -> cache.CachePoint:
+        sides = [cache.Found(tokens, cached, time, 2 * time) for cached, time in measured]
         return cache.CachePoint(size, sides, same=2, outputs=3)
 
     return cache.CacheResult(

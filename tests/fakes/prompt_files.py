@@ -48,12 +48,12 @@ BAD_FILES = {
     "another count": (config_of(_ROWS, num_virtual_tokens=4), weights_of(_ROWS), "has the shape [3, 2]"),
     "another width": (config_of(_ROWS, token_dim=3), weights_of(_ROWS), "has the shape [3, 2]"),
     "one dimension": (config_of(_ROWS), weights_of(_ROWS.reshape(-1)), "has the shape [6]"),
-    "another tensor": (config_of(_ROWS), weights_of(_ROWS, "lora_A.weight"), "must have prompt_embeddings alone"),
+    "another tensor": (config_of(_ROWS), weights_of(_ROWS, "lora_A.weight"), "must have only prompt_embeddings"),
     "double": (config_of(_ROWS), weights_of(_ROWS.astype(np.float64)), "type 'F64'"),
     "a pickle": (config_of(_ROWS), b"\x80\x02}q\x00." + bytes(100), "not a safetensors file"),
     "a long header": (config_of(_ROWS), (1 << 62).to_bytes(8, "little") + bytes(100), "not a safetensors file"),
     "empty": (config_of(_ROWS), b"", "not a safetensors file"),
     "cut short": (config_of(_ROWS), weights_of(_ROWS)[:-4], "its header says (0, 24)"),
-    "too large": (config_of(_ROWS), bytes(9 << 20), "are read"),
+    "too large": (config_of(_ROWS), bytes(9 << 20), "are allowed"),
 }
 """Configuration, weights, and a part of the expected error message, by name of the case."""

@@ -10,7 +10,7 @@ from sluice.executor import GenerationExecutor
 from sluice.launch import Ring
 from sluice.ring.checkpoint import CheckpointError
 
-REFUSAL = "revision 'v2' is for models of the hub"
+REFUSAL = "revision 'v2' applies only to Hugging Face models"
 
 
 @pytest.mark.process

@@ -11,7 +11,7 @@ from sluice import tiny_model
 
 
 def small_llama(folder: Path) -> Path:
-    """A random Llama over the tiny model's tokenizer: grouped-query attention, untied head, llama3 rope scaling."""
+    """A random Llama with the tiny model's tokenizer, grouped-query attention, untied head and llama3 rope scaling."""
     torch.manual_seed(7)
     config = LlamaConfig(
         vocab_size=Tokenizer.from_file(str(tiny_model.path() / "tokenizer.json")).get_vocab_size(),
@@ -47,7 +47,7 @@ def model_folder(request, tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def prompts() -> list[list[int]]:
-    """50 pieces of Python of 1 to 900 tokens, no two with a common start."""
+    """50 pieces of Python code of 1 to 900 tokens, no two of which begin alike."""
     tokenizer = Tokenizer.from_file(str(tiny_model.path() / "tokenizer.json"))
     ids = tokenizer.encode(Path(ast.__file__).read_text() + Path(random.__file__).read_text()).ids
     lengths = [1, 2, 15, 16, 17, 900, *(1 + 899 * i // 43 for i in range(44))]
@@ -56,17 +56,17 @@ def prompts() -> list[list[int]]:
 
 @torch.inference_mode()
 def greedy(model: torch.nn.Module, prompts: list[list[int]], max_tokens: int) -> list[list[int]]:
-    """What transformers generates, one prompt at a time."""
+    """The greedy outputs of transformers, one prompt at a time."""
     outputs = []
     for prompt in prompts:
         ids = torch.tensor([prompt])
-        found = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=max_tokens, do_sample=False)
-        outputs.append(found[0, len(prompt) :].tolist())
+        tokens = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=max_tokens, do_sample=False)
+        outputs.append(tokens[0, len(prompt) :].tolist())
     return outputs
 
 
 def greedy_oracle(folder: Path, prompts: list[list[int]], max_tokens: int) -> list[list[int]]:
-    """The same of the checkpoint in a folder, without an end token."""
+    """`greedy` for the checkpoint in a folder, without an EOS token."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     model.generation_config.eos_token_id = None
     return greedy(model, prompts, max_tokens)

@@ -1,4 +1,4 @@
-"""The real engine over the real runner, with lanes in memory: whole requests in, token ids out."""
+"""The real engine with the real runner and lanes in memory: takes whole requests, returns token ids."""
 
 import os
 import time
@@ -36,18 +36,18 @@ from tests.fakes.drafting import draft_from_the_first_step
 from tests.fakes.lane import Receiver, Stream
 
 DEVICE = os.environ.get("SLUICE_TEST_DEVICE", "cpu")
-"""cuda: the same tests on a GPU, with the attention and the overlap that an engine has there; see docs/gpu.md."""
+"""cuda: run the tests on a GPU, with the attention backend and overlap that engines use there; see docs/gpu.md."""
 EPOCH = 1
 LOAD_SECONDS, STEP_SECONDS = 120.0, 60.0
 QUIET = structlog.make_filtering_bound_logger(50)
 
 
 def ignore(done: int, total: int) -> None:
-    """Progress that nobody wants to see."""
+    """A progress callback that does nothing."""
 
 
 class EngineHarness:
-    """Submit, run until nothing lives, read the streams. The block pool is checked whenever nothing lives."""
+    """Submit requests, `run` until all have ended, then read their streams. `run` also checks the block pool."""
 
     def __init__(
         self,
@@ -135,7 +135,7 @@ class EngineHarness:
         mailbox = Mailbox(EPOCH, self._receive, outbox, tensors, log)
         self.steps: list[StepStats] = []
         self.requests: dict[int, RequestStats] = {}
-        """The last report of each."""
+        """The latest statistics of each request, by number."""
         self._inbox: list[Submit] = []
         self._numbers = iter(range(1, 1 << 30))
         self.engine = Engine(
@@ -154,20 +154,20 @@ class EngineHarness:
             Hooks(
                 mailbox.get_requests, mailbox.send_responses, mailbox.poll_stop_ids, self._report, mailbox.tensor_room
             ),
-            # Where no step takes time, how much is drafted depends on the guesses alone.
+            # All steps take no time, so that the number of draft tokens depends only on how many are accepted.
             Clock(),
             log,
         )
         draft_from_the_first_step(self.engine)
 
     def close(self) -> None:
-        """The other ranks end, if there are any."""
+        """End the other ranks, if there are any."""
         if self.leader is not None:
             self.leader.close()
 
     @property
     def pauses(self) -> int:
-        """How often a sequence gave its memory back."""
+        """Number of preemptions of sequences."""
         return sum(stats.pauses for stats in self.requests.values())
 
     def submit(
@@ -192,7 +192,7 @@ class EngineHarness:
         tables: PromptTables = NO_TABLES,
         stop: tuple[str, ...] = (),
     ) -> int:
-        """`stop`: strings at which the reader of the tokens ends a sequence."""
+        """Returns the request's number. `stop`: stop strings, which the reader of the tokens applies."""
         number = next(self._numbers)
         self._inbox.append(
             Submit(
@@ -237,13 +237,17 @@ class EngineHarness:
         return self.receiver.prompt_logprobs.get((request, 0), [])
 
     def tensor(self, request: int, name: str, sequence: int = 0, *, context: bool = False) -> torch.Tensor:
-        """The rows that have come."""
+        """All rows received so far."""
         parts = self.receiver.tensors.get((request, 0, sequence, name, context), [])
-        found = [torch.frombuffer(bytearray(each.data), dtype=getattr(torch, each.dtype)) for each in parts]
-        return torch.cat([rows.view(each.shape) for rows, each in zip(found, parts, strict=True)])
+        return torch.cat(
+            [
+                torch.frombuffer(bytearray(part.data), dtype=getattr(torch, part.dtype)).view(part.shape)
+                for part in parts
+            ]
+        )
 
     def generate(self, prompts: list[list[int]], sampling: SamplingParams, max_tokens: int) -> list[list[int]]:
-        """All at once, in flight together as far as the batch size allows."""
+        """Submit all prompts together, run, and return their outputs."""
         numbers = [self.submit(prompt, sampling, max_tokens) for prompt in prompts]
         self.run()
         return [self.stream(number).tokens for number in numbers]
@@ -259,3 +263,22 @@ class EngineHarness:
     def _receive(self) -> list[Submit]:
         messages, self._inbox = self._inbox, []
         return messages
+
+
+def check_preemptions_change_nothing(
+    harness: EngineHarness, prompts: list[list[int]], expected: list[list[int]], copies: int = 4
+) -> None:
+    """Compare greedy outputs in a pool that is too small for them.
+
+    Sends each prompt several times. The copies share no blocks, so that their outputs compete for memory.
+    """
+    greedy = SamplingParams(temperature=0.0)
+    numbers = [
+        [harness.submit(prompt, greedy, len(output), salt=str(copy)) for copy in range(copies)]
+        for prompt, output in zip(prompts, expected, strict=True)
+    ]
+    harness.run()
+    assert harness.pauses > 0
+    assert [[harness.stream(number).tokens for number in group] for group in numbers] == [
+        [output] * copies for output in expected
+    ]

@@ -1,4 +1,4 @@
-"""transformers' Qwen2-VL and Qwen2.5-VL."""
+"""Qwen2-VL and Qwen2.5-VL of transformers."""
 
 from io import BytesIO
 
@@ -6,11 +6,11 @@ import PIL.Image
 import torch
 from transformers import AutoImageProcessor, AutoModelForImageTextToText
 
-from tests.parity.vision import MAX_TOKENS
+from tests.parity.vision import MAX_TOKENS, Prompt
 
 
 class Oracle:
-    """transformers' model of a folder, which gets the image's token once for each of its rows."""
+    """The transformers model in a folder. Its prompts repeat the image token once for each row of an image."""
 
     def __init__(self, folder) -> None:
         self.folder = folder
@@ -22,8 +22,7 @@ class Oracle:
         self.vocab_size = self.model.config.text_config.vocab_size
 
     @torch.inference_mode()
-    def generate(self, prompt: list[int | bytes], **options) -> list[int]:
-        """`prompt`: ids, and images where they stand."""
+    def generate(self, prompt: Prompt, **options) -> list[int]:
         pictures = [PIL.Image.open(BytesIO(part)) for part in prompt if isinstance(part, bytes)]
         inputs, counts = {}, iter(())
         if pictures:
@@ -35,8 +34,8 @@ class Oracle:
         tensor = torch.tensor([ids])
         if pictures:
             inputs["mm_token_type_ids"] = (tensor == self.token_id).int()
-        # It keeps those of the call before.
+        # Otherwise the model would reuse those of the previous call.
         self.model.model.rope_deltas = None
         options = {"max_new_tokens": MAX_TOKENS, "do_sample": False} | inputs | options
-        found = self.model.generate(tensor, attention_mask=torch.ones_like(tensor), **options)
-        return found[0, len(ids) :].tolist()
+        tokens = self.model.generate(tensor, attention_mask=torch.ones_like(tensor), **options)
+        return tokens[0, len(ids) :].tolist()

@@ -1,4 +1,4 @@
-"""What the detokenizer makes of a stream's rows."""
+"""Reads a stream's rows through the real detokenizer code."""
 
 from collections.abc import Iterable
 from functools import cache
@@ -13,7 +13,7 @@ from sluice.ring.rows import End, Open, TokenLogprob, TokenRow
 
 class Read(NamedTuple):
     tokens: list[int]
-    """Those of a resumed stream's caller, too."""
+    """Includes the tokens that a resumed stream continued from."""
     logprobs: list[TokenLogprob]
     text: str
     end: End
@@ -25,7 +25,7 @@ def decoders() -> Decoders:
 
 
 def read(opened: Open, sequence: int, rows: Iterable[TokenRow]) -> Read:
-    """Up to a stop string; what the engine sent behind it is not looked at."""
+    """Read rows up to the end or a stop string. Rows that the engine sent after a stop string are ignored."""
     params = opened.text
     stops = StopSearch(StopStrings(params.stop), params.include_stop) if params.stop else None
     stream = TextStream(opened, sequence, ("engine", 1), decoders().new(params.skip_special_tokens), stops, 0.0)

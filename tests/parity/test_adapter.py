@@ -1,5 +1,5 @@
-"""Architectures without a class of our own give the tokens of transformers, beyond their windows and however the work
-is cut."""
+"""Models that run through the transformers adapter return transformers' tokens, also in batches, chunks and beyond
+their windows."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from sluice.ring.params import SamplingParams
 from tests.engine_worker.models.checkpoints import write_checkpoint
 from tests.engine_worker.models.foreign import ADAPTED, WINDOWED
 from tests.parity.conftest import greedy
-from tests.parity.harness import EngineHarness
+from tests.parity.harness import EngineHarness, check_preemptions_change_nothing
 
 MAX_TOKENS = 24
 GREEDY = SamplingParams(temperature=0.0)
@@ -32,7 +32,7 @@ def case(request, tmp_path_factory, prompts) -> tuple[str, Path, list[list[int]]
 
 
 @pytest.mark.parametrize(("max_tokens_per_step", "overlap"), [(2048, False), (13, True)])
-def test_cold_and_cached_equal_transformers(case, prompts, max_tokens_per_step, overlap):
+def test_outputs_equal_transformers_with_and_without_cached_prefixes(case, prompts, max_tokens_per_step, overlap):
     _, folder, expected = case
     harness = EngineHarness(
         folder, max_batch_size=4, max_tokens_per_step=max_tokens_per_step, kv_cache_tokens=2048, overlap=overlap
@@ -45,17 +45,17 @@ def test_cold_and_cached_equal_transformers(case, prompts, max_tokens_per_step, 
     assert cached == [(len(prompt) - 1) // 16 * 16 for prompt in prompts]
 
 
-def test_a_pool_too_small_pauses_and_changes_nothing(case, prompts):
+def test_preemptions_change_no_token(case, prompts):
     _, folder, expected = case
     harness = EngineHarness(folder, kv_cache_tokens=256, max_tokens_per_step=64)
-    assert harness.generate(prompts, GREEDY, MAX_TOKENS) == expected
+    check_preemptions_change_nothing(harness, prompts[:4], expected[:4])
 
 
-def test_blocks_behind_the_window_are_given_back(case, prompts):
+def test_blocks_behind_the_window_are_released(case, prompts):
     name, folder, _ = case
     harness = EngineHarness(folder, kv_cache_tokens=1024, max_tokens_per_step=64)
     harness.generate(prompts[-1:], GREEDY, MAX_TOKENS)
-    most = max(step.used_kv_blocks for step in harness.steps[-MAX_TOKENS:])
+    most_blocks = max(step.used_kv_blocks for step in harness.steps[-MAX_TOKENS:])
     windows = WINDOWED.get(name)
-    everywhere = windows is not None and "full_attention" not in (getattr(windows, "layer_types", None) or [])
-    assert most <= 3 if everywhere else most >= 13
+    in_all_layers = windows is not None and "full_attention" not in (getattr(windows, "layer_types", None) or [])
+    assert most_blocks <= 3 if in_all_layers else most_blocks >= 13

@@ -1,4 +1,4 @@
-"""Beam search finds what transformers' `generate` does: tokens, order and scores, whatever runs beside it."""
+"""Beam search returns the tokens, order and scores of transformers' `generate`, next to sampled requests."""
 
 from random import Random
 from typing import NamedTuple
@@ -24,23 +24,24 @@ class Case(NamedTuple):
     ngram: int = 0
 
 
-class Found(NamedTuple):
+class Hypothesis(NamedTuple):
     tokens: list[int]
     score: float
 
 
 def cases_of(model, prompts, count: int, seed: int = 0) -> list[Case]:
-    """End tokens and banned ones are some that come without them."""
+    """Random searches. Their end tokens and banned tokens are chosen from those that occur without them."""
     random, cases = Random(seed), []
     for i in range(count):
         width = 2 + i % 7
         stop = ({}, {"early_stopping": True}, {"exhaustive": True})[i % 3]
         beams = BeamSearchParams(width, random.choice([1.0, 0.0, 0.5, 2.0, -1.0]), **stop)
-        most = random.choice([1, 3, 12, 20, 24])
-        plain = Case(random.choice(prompts)[:120], beams, StopParams(most), width)
-        common = sorted({token for found in oracle(model, plain) for token in found.tokens} - {PAD})
+        max_tokens = random.choice([1, 3, 12, 20, 24])
+        plain = Case(random.choice(prompts)[:120], beams, StopParams(max_tokens), width)
+        common = sorted({token for hypothesis in oracle(model, plain) for token in hypothesis.tokens} - {PAD})
         ends = tuple(random.sample(common, min(len(common), random.choice([0, 1, 3, 6]))))
-        stopping = StopParams(most, random.choice([0, 0, min(3, most)]) if ends else 0, eos_token_ids=ends)
+        min_tokens = random.choice([0, 0, min(3, max_tokens)]) if ends else 0
+        stopping = StopParams(max_tokens, min_tokens, eos_token_ids=ends)
         banned = tuple(random.sample(common, 1)) if i % 5 == 4 else ()
         words = (tuple(random.choices(common, k=2)), (*random.choices(common, k=1), PAD)) if i % 5 == 3 else ()
         ngram = 2 if i % 5 == 2 else 0
@@ -49,12 +50,12 @@ def cases_of(model, prompts, count: int, seed: int = 0) -> list[Case]:
 
 
 @torch.inference_mode()
-def oracle(model, case: Case) -> list[Found]:
-    """Normalized after its edits, as here: what a ban takes from a token goes to the others."""
+def oracle(model, case: Case) -> list[Hypothesis]:
+    """transformers' result. Like our engine, it normalizes the probabilities after bans."""
     ids = torch.tensor([case.prompt])
     params, stopping = case.beams, case.stopping
     model.generation_config.eos_token_id = list(stopping.eos_token_ids) or None
-    found = model.generate(
+    output = model.generate(
         ids,
         attention_mask=torch.ones_like(ids),
         num_beams=params.width,
@@ -73,11 +74,10 @@ def oracle(model, case: Case) -> list[Found]:
         output_scores=True,
     )
     results = []
-    for row, score in zip(
-        found.sequences[:, len(case.prompt) :].tolist(), found.sequences_scores.tolist(), strict=True
-    ):
+    sequences = output.sequences[:, len(case.prompt) :].tolist()
+    for row, score in zip(sequences, output.sequences_scores.tolist(), strict=True):
         ends = [i for i, token in enumerate(row) if token in stopping.eos_token_ids and i >= stopping.min_tokens]
-        results.append(Found(row[: ends[0] + 1] if ends else row[: stopping.max_tokens], score))
+        results.append(Hypothesis(row[: ends[0] + 1] if ends else row[: stopping.max_tokens], score))
     return results
 
 
@@ -93,18 +93,19 @@ def submit(harness: EngineHarness, case: Case) -> int:
     return harness.send(case.prompt, sampling, case.stopping, n=case.n)
 
 
-def read(harness: EngineHarness, number: int, case: Case) -> list[Found]:
-    found = []
+def read(harness: EngineHarness, number: int, case: Case) -> list[Hypothesis]:
+    results = []
     for index in range(case.n):
         stream = harness.stream(number, index)
-        total = sum(each.logprob for each in stream.logprobs)
-        found.append(Found(stream.tokens, total / len(stream.tokens) ** case.beams.length_penalty))
-    return found
+        total = sum(logprob.logprob for logprob in stream.logprobs)
+        results.append(Hypothesis(stream.tokens, total / len(stream.tokens) ** case.beams.length_penalty))
+    return results
 
 
-def check(found: list[Found], expected: list[Found]) -> None:
-    assert [each.tokens for each in found] == [each.tokens for each in expected]
-    assert [each.score for each in found] == pytest.approx([each.score for each in expected], rel=1e-3, abs=1e-3)
+def check(actual: list[Hypothesis], expected: list[Hypothesis]) -> None:
+    assert [hypothesis.tokens for hypothesis in actual] == [hypothesis.tokens for hypothesis in expected]
+    scores = [hypothesis.score for hypothesis in expected]
+    assert [hypothesis.score for hypothesis in actual] == pytest.approx(scores, rel=1e-3, abs=1e-3)
 
 
 @pytest.fixture(scope="module")
@@ -122,37 +123,37 @@ def expected(model, cases):
     return [oracle(model, case) for case in cases]
 
 
-def test_ends_are_in_play(cases, expected):
+def test_some_of_the_searches_end_with_end_tokens(cases, expected):
     lengths = [
-        (len(each.tokens), case.stopping.max_tokens)
+        (len(hypothesis.tokens), case.stopping.max_tokens)
         for case, results in zip(cases, expected, strict=True)
-        for each in results
+        for hypothesis in results
     ]
-    assert sum(length < most for length, most in lengths) >= 10
+    assert sum(length < max_tokens for length, max_tokens in lengths) >= 10
 
 
 @pytest.mark.parametrize(
     ("backend", "overlap", "tokens"),
     [("torch", False, 64 << 10), ("torch", True, 512), ("openvino", True, 64 << 10), ("openvino", False, 512)],
 )
-def test_beams_equal_transformers_beside_sampled_requests(
+def test_beams_equal_transformers_next_to_sampled_requests(
     model_folder, cases, expected, prompts, backend, overlap, tokens
 ):
-    """All at once, in a pool that holds all or a few of them."""
+    """All searches together, in a pool that holds all or only a few of them."""
     harness = EngineHarness(model_folder, backend=backend, overlap=overlap, kv_cache_tokens=tokens, max_batch_size=32)
     sampled = SamplingParams(temperature=0.8, seed=3)
-    alone = harness.generate(prompts[6:10], sampled, 24) if tokens > 1000 else None
-    beside = []
+    undisturbed = harness.generate(prompts[6:10], sampled, 24) if tokens > 1000 else None
+    sampled_numbers = []
     numbers = []
     for i, case in enumerate(cases):
-        if alone and i < 4:
-            beside.append(harness.submit(prompts[6 + i], sampled, 24))
+        if undisturbed and i < 4:
+            sampled_numbers.append(harness.submit(prompts[6 + i], sampled, 24))
         numbers.append(submit(harness, case))
     harness.run()
-    for number, case, wanted in zip(numbers, cases, expected, strict=True):
-        check(read(harness, number, case), wanted)
-    if alone:
-        assert [harness.stream(number).tokens for number in beside] == alone
+    for number, case, results in zip(numbers, cases, expected, strict=True):
+        check(read(harness, number, case), results)
+    if undisturbed:
+        assert [harness.stream(number).tokens for number in sampled_numbers] == undisturbed
     else:
         assert harness.pauses > 0
     assert harness.engine.cache.pool.available == harness.engine.cache.pool.num_blocks

@@ -1,5 +1,7 @@
-"""Draft tokens with logits change the output. How many are drafted in a step does not: tokens are those of an engine
-that computes one at a time. They still follow the request's own distribution."""
+"""Draft tokens with logits: they change the sampled tokens, but not the distribution that these follow.
+
+How many draft tokens a step checks changes nothing: the output equals that of an engine that computes one at a time.
+"""
 
 import pytest
 import torch
@@ -34,11 +36,11 @@ KINDS = {
 
 
 def requests(prompts) -> list[dict]:
-    found = []
+    specs = []
     for i in range(2 * len(KINDS)):
         kind = list(KINDS)[i % len(KINDS)]
         more = {"min_tokens": 10, "stop_token_ids": ENDS} if kind == "ends" else {}
-        found.append(
+        specs.append(
             {
                 "prompt": prompts[12 + i][:60],
                 "sampling": SamplingParams(seed=i, logprobs=1, **KINDS[kind]),
@@ -47,7 +49,7 @@ def requests(prompts) -> list[dict]:
                 "guide": GUIDE if kind == "guided" else None,
             }
         )
-    return found
+    return specs
 
 
 @pytest.fixture(scope="module")
@@ -60,27 +62,30 @@ def guides():
 
 @pytest.fixture(scope="module")
 def plain(guides, prompts):
-    """What is asked, with what drafts, and what comes of it if tokens are computed one at a time. The drafts are what
-    comes without logits, with an error at the end."""
-    asked = requests(prompts)
+    """(requests, drafts, outputs) of an engine that computes one token at a time.
+
+    The draft tokens are the output without draft logits, followed by a wrong token.
+    """
+    specs = requests(prompts)
     harness = EngineHarness(tiny_model.path(), guides=guides)
-    without = run(harness, asked, [Speculation()] * len(asked))
-    firsts = [sum(each["n"] for each in asked[:i]) for i in range(len(asked))]
+    without = run(harness, specs, [Speculation()] * len(specs))
+    firsts = [sum(spec["n"] for spec in specs[:i]) for i in range(len(specs))]
     drafts = [[*without[first][0][: 30 - i], 7] for i, first in enumerate(firsts)]
     speculations = [
         proposing(tokens, VOCABULARY, i, threshold=[None, None, 0.25][i % 3]) for i, tokens in enumerate(drafts)
     ]
-    expected = run(harness, asked, speculations)
-    followed = [_same(expected[first][0], tokens) for first, tokens in zip(firsts, drafts, strict=True)]
-    assert sum(followed) > 100
-    # The output does change, unless it is greedy.
-    tokens = zip(list(KINDS) * 2, ((expected[first][0], without[first][0]) for first in firsts), strict=True)
-    changed = {kind for kind, (found, former) in tokens if found != former}
+    expected = run(harness, specs, speculations)
+    accepted = [_common_prefix(expected[first][0], tokens) for first, tokens in zip(firsts, drafts, strict=True)]
+    assert sum(accepted) > 100
+    # Draft logits change every output, unless it is greedy.
+    pairs = zip(list(KINDS) * 2, ((expected[first][0], without[first][0]) for first in firsts), strict=True)
+    changed = {kind for kind, (with_logits, without_logits) in pairs if with_logits != without_logits}
     assert changed == KINDS.keys() - {"greedy"}
-    return asked, speculations, expected
+    return specs, speculations, expected
 
 
-def _same(output, draft) -> int:
+def _common_prefix(output, draft) -> int:
+    """Number of tokens before the first difference."""
     return next((i for i, (a, b) in enumerate(zip(output, draft, strict=False)) if a != b), len(draft))
 
 
@@ -95,27 +100,27 @@ def _same(output, draft) -> int:
     ],
     ids=["roomy", "overlap", "pauses, small chunks, overlap", "openvino", "uncached, few at a time"],
 )
-@pytest.mark.parametrize("most", [0, 1, 7])
-def test_the_same_tokens_however_many_are_drafted(guides, plain, options, most):
-    asked, speculations, expected = plain
+@pytest.mark.parametrize("max_draft_tokens", [0, 1, 7])
+def test_the_number_of_draft_tokens_per_step_changes_no_token(guides, plain, options, max_draft_tokens):
+    specs, speculations, expected = plain
     harness = EngineHarness(tiny_model.path(), guides=guides, max_draft_batch=64, **options)
-    check(run(harness, asked, [replace(each, max_draft_tokens=most) for each in speculations]), expected)
-    assert (harness.engine.stats.accepted_draft_tokens > 100) == (most > 0)
+    limited = [replace(speculation, max_draft_tokens=max_draft_tokens) for speculation in speculations]
+    check(run(harness, specs, limited), expected)
+    assert (harness.engine.stats.accepted_draft_tokens > 100) == (max_draft_tokens > 0)
     assert (harness.pauses > 0) == ("kv_cache_tokens" in options)
 
 
-@pytest.mark.parametrize("most", [0, 5])
-def test_resumed_on_another_engine_in_the_middle(guides, plain, most):
-    """What a death in the midst of the draft comes to."""
-    asked, speculations, expected = plain
+@pytest.mark.parametrize("max_draft_tokens", [0, 5])
+def test_a_request_resumes_on_another_engine_in_the_middle_of_its_draft(guides, plain, max_draft_tokens):
+    specs, speculations, expected = plain
     harness = EngineHarness(tiny_model.path(), guides=guides, max_draft_batch=64, max_tokens_per_step=128)
-    numbers, at = [], 0
-    for i, each in enumerate(asked):
-        parts = [expected[at + sequence][0] for sequence in range(each["n"])]
-        resume = {k: tokens[: (2 + 3 * i + 5 * k) % min(len(tokens), 25)] for k, tokens in enumerate(parts)}
-        speculation = replace(speculations[i], max_draft_tokens=most)
-        numbers.append((harness.send(**each, resume=resume, speculation=speculation), at, each["n"]))
-        at += each["n"]
+    numbers, first = [], 0
+    for i, spec in enumerate(specs):
+        outputs = [expected[first + sequence][0] for sequence in range(spec["n"])]
+        resume = {k: tokens[: (2 + 3 * i + 5 * k) % min(len(tokens), 25)] for k, tokens in enumerate(outputs)}
+        speculation = replace(speculations[i], max_draft_tokens=max_draft_tokens)
+        numbers.append((harness.send(**spec, resume=resume, speculation=speculation), first, spec["n"]))
+        first += spec["n"]
     harness.run()
     for number, first, n in numbers:
         for sequence in range(n):
@@ -123,31 +128,31 @@ def test_resumed_on_another_engine_in_the_middle(guides, plain, most):
             assert (stream.tokens, stream.end.reason) == expected[first + sequence][:2]
 
 
-LIKELY = SamplingParams(top_k=6, temperature=1.5)
-"""Few tokens, so that each pair of them comes often enough."""
+FEW_CANDIDATES = SamplingParams(top_k=6, temperature=1.5)
+"""So few tokens that each pair of them occurs often enough."""
 
 
-def chances(harness: EngineHarness, prompt: list[int]) -> dict[int, float]:
-    """Of the next token."""
-    number = harness.send(prompt, replace(LIKELY, logprobs=LIKELY.top_k), StopParams(1))
+def probabilities(harness: EngineHarness, prompt: list[int]) -> dict[int, float]:
+    """Probabilities of the next token under FEW_CANDIDATES."""
+    number = harness.send(prompt, replace(FEW_CANDIDATES, logprobs=FEW_CANDIDATES.top_k), StopParams(1))
     harness.run()
     best = harness.stream(number).logprobs[0].top
-    values = (torch.tensor([logprob for _, logprob in best]).double() / LIKELY.temperature).softmax(0)
+    values = (torch.tensor([logprob for _, logprob in best]).double() / FEW_CANDIDATES.temperature).softmax(0)
     return dict(zip([token for token, _ in best], values.tolist(), strict=True))
 
 
-def batched(entries, size: int) -> list[list]:
-    entries = list(entries)
-    return [entries[i : i + size] for i in range(0, len(entries), size)]
+def in_groups(items, size: int) -> list[list]:
+    items = list(items)
+    return [items[i : i + size] for i in range(0, len(items), size)]
 
 
-def test_pairs_of_tokens_follow_the_requests_own_distribution(prompts):
-    """Accepted or not, what comes behind the first one too (chi-square)."""
+def test_sampled_pairs_of_tokens_follow_the_distribution_of_the_request(prompts):
+    """By a chi-square test, over accepted and rejected draft tokens."""
     prompt, size, random = prompts[14][:40], 1500, torch.Generator().manual_seed(3)
     harness = EngineHarness(tiny_model.path(), max_draft_batch=64)
-    first = chances(harness, prompt)
-    pairs = {(a, b): p * q for a, p in first.items() for b, q in chances(harness, [*prompt, a]).items()}
-    # A draft that is about right, does not know the likeliest token, and knows one that cannot come.
+    first = probabilities(harness, prompt)
+    pairs = {(a, b): p * q for a, p in first.items() for b, q in probabilities(harness, [*prompt, a]).items()}
+    # The draft distribution is roughly right, but lacks the most likely token and has one that is impossible.
     rows = torch.full((2, VOCABULARY), -torch.inf)
     for i, (a, b) in enumerate(pairs):
         for row, token in enumerate((a, b)):
@@ -155,16 +160,18 @@ def test_pairs_of_tokens_follow_the_requests_own_distribution(prompts):
     rows[0, next(iter(first))], rows[:, 7] = -torch.inf, -2.0
     drafts = [row.softmax(0).multinomial(size, replacement=True, generator=random).tolist() for row in rows]
     logits = DraftLogits(**pack_draft_logits(rows))
-    drawn = []
-    # A third token, so that the second one can be drafted: the last token of an output never is.
-    for some in batched(enumerate(zip(*drafts, strict=True)), 500):
+    sampled = []
+    # Outputs have three tokens so that the second one can be a draft token: the last one never is.
+    for group in in_groups(enumerate(zip(*drafts, strict=True)), 500):
         numbers = [
-            harness.send(prompt, replace(LIKELY, seed=i), StopParams(3), speculation=Speculation(2, draft, logits))
-            for i, draft in some
+            harness.send(
+                prompt, replace(FEW_CANDIDATES, seed=i), StopParams(3), speculation=Speculation(2, draft, logits)
+            )
+            for i, draft in group
         ]
         harness.run()
-        drawn += [tuple(harness.stream(number).tokens[:2]) for number in numbers]
+        sampled += [tuple(harness.stream(number).tokens[:2]) for number in numbers]
     assert harness.engine.stats.accepted_draft_tokens > 50
-    counts = torch.tensor([drawn.count(pair) for pair in pairs])
+    counts = torch.tensor([sampled.count(pair) for pair in pairs])
     assert counts.sum() == size
     assert_follows(counts, torch.tensor(list(pairs.values())))

@@ -1,10 +1,10 @@
-"""Greedy output is that of transformers, token for token, however the work is cut."""
+"""Greedy outputs equal those of transformers, for any batching and chunking."""
 
 import pytest
 
 from sluice.ring.params import SamplingParams
 from tests.parity.conftest import greedy_oracle
-from tests.parity.harness import EngineHarness
+from tests.parity.harness import EngineHarness, check_preemptions_change_nothing
 
 pytestmark = pytest.mark.timeout(600)
 MAX_TOKENS = 16
@@ -16,10 +16,14 @@ def expected(model_folder, prompts):
     return greedy_oracle(model_folder, prompts, MAX_TOKENS)
 
 
-@pytest.mark.parametrize(("at_a_time", "max_tokens_per_step", "count"), [(1, 2048, 20), (32, 2048, 50), (32, 48, 50)])
-def test_cold_and_cached_equal_transformers(model_folder, prompts, expected, at_a_time, max_tokens_per_step, count):
+@pytest.mark.parametrize(
+    ("max_batch_size", "max_tokens_per_step", "count"), [(1, 2048, 20), (32, 2048, 50), (32, 48, 50)]
+)
+def test_outputs_equal_transformers_with_and_without_cached_prefixes(
+    model_folder, prompts, expected, max_batch_size, max_tokens_per_step, count
+):
     prompts, expected = prompts[:count], expected[:count]
-    harness = EngineHarness(model_folder, max_batch_size=at_a_time, max_tokens_per_step=max_tokens_per_step)
+    harness = EngineHarness(model_folder, max_batch_size=max_batch_size, max_tokens_per_step=max_tokens_per_step)
     assert harness.generate(prompts, GREEDY, MAX_TOKENS) == expected
     again = [harness.submit(prompt, GREEDY, MAX_TOKENS) for prompt in prompts]
     harness.run()
@@ -33,6 +37,6 @@ def test_the_reference_backend_agrees(model_folder, prompts, expected):
     assert harness.generate(prompts[:12], GREEDY, MAX_TOKENS) == expected[:12]
 
 
-def test_a_pool_too_small_pauses_and_changes_nothing(model_folder, prompts, expected):
-    harness = EngineHarness(model_folder, kv_cache_tokens=1024, max_tokens_per_step=256)
-    assert harness.generate(prompts, GREEDY, MAX_TOKENS) == expected
+def test_preemptions_change_no_token(model_folder, prompts, expected):
+    harness = EngineHarness(model_folder, kv_cache_tokens=192, max_tokens_per_step=64, tokens_per_block=4)
+    check_preemptions_change_nothing(harness, prompts[:5], expected[:5], copies=8)

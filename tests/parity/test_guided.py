@@ -1,4 +1,4 @@
-"""Guided streams: the output matches its guide, and is the same however the engine computes it."""
+"""Guided outputs match their guide and are the same under every engine configuration."""
 
 import json
 import os
@@ -45,7 +45,7 @@ KINDS = {
 @pytest.fixture(scope="module")
 def guides(model_folder):
     guides = Guides(Model.of(open_checkpoint(str(model_folder))), GuideLimits())
-    # Otherwise requests would wait for them, and which ones meet would depend on how long that takes.
+    # Otherwise requests would wait for their guides, and which of them share a batch would depend on timing.
     for guide in GUIDES.values():
         assert prepared(guides, guide) is None
     yield guides
@@ -58,27 +58,27 @@ def tokenizer(model_folder):
 
 
 def requests(prompts) -> list[dict]:
-    found = []
+    specs = []
     for i, (name, kind) in enumerate((name, kind) for name in GUIDES for kind in KINDS):
         stopping = StopParams(MAX_TOKENS, eos_token_ids=(END,) if i % 3 else ())
         sampling = SamplingParams(seed=i, logprobs=1, **KINDS[kind])
         prompt = prompts[12 + i][:50] * (1 + i % 2)
-        found.append(
+        specs.append(
             {"prompt": prompt, "sampling": sampling, "stopping": stopping, "n": 1 + (i % 4 == 0), "guide": GUIDES[name]}
         )
-        # Neighbours without a guide.
+        # Some requests without a guide share their batch.
         if i % 4 == 0:
-            found.append({**found[-1], "guide": None, "n": 1})
-    return found
+            specs.append({**specs[-1], "guide": None, "n": 1})
+    return specs
 
 
-def run(harness: EngineHarness, asked: list[dict], **more: list) -> list:
-    """(tokens, reason) of each sequence."""
+def run(harness: EngineHarness, specs: list[dict], **more: list) -> list:
+    """(tokens, reason) of each sequence. `more`: further fields, one value for each request."""
     numbers = [
-        harness.send(**each, **{name: values[i] for name, values in more.items()}) for i, each in enumerate(asked)
+        harness.send(**spec, **{name: values[i] for name, values in more.items()}) for i, spec in enumerate(specs)
     ]
     harness.run()
-    streams = [harness.stream(number, i) for number, each in zip(numbers, asked, strict=True) for i in range(each["n"])]
+    streams = [harness.stream(number, i) for number, spec in zip(numbers, specs, strict=True) for i in range(spec["n"])]
     return [(stream.tokens, stream.end.reason) for stream in streams]
 
 
@@ -96,21 +96,22 @@ def matches(guide: Guide, text: str) -> bool:
 
 @pytest.fixture(scope="module")
 def plain(model_folder, prompts, guides):
-    asked = requests(prompts)
-    return asked, run(EngineHarness(model_folder, guides=guides), asked)
+    """The requests, and their outputs on an undisturbed engine."""
+    specs = requests(prompts)
+    return specs, run(EngineHarness(model_folder, guides=guides), specs)
 
 
-def test_the_output_matches(plain, tokenizer):
-    asked, found = plain
-    each_of = [each for each in asked for _ in range(each["n"])]
+def test_complete_outputs_match_their_guides(plain, tokenizer):
+    specs, outputs = plain
+    by_sequence = [spec for spec in specs for _ in range(spec["n"])]
     ended = set()
-    for each, (tokens, reason) in zip(each_of, found, strict=True):
-        if each["guide"] is None or reason is FinishReason.LENGTH:
+    for spec, (tokens, reason) in zip(by_sequence, outputs, strict=True):
+        if spec["guide"] is None or reason is FinishReason.LENGTH:
             continue
         assert reason is FinishReason.EOS
-        assert (tokens[-1] == END) == bool(each["stopping"].eos_token_ids)
-        assert matches(each["guide"], tokenizer.decode(tokens, skip_special_tokens=True)), tokens
-        ended.add(each["guide"].kind)
+        assert (tokens[-1] == END) == bool(spec["stopping"].eos_token_ids)
+        assert matches(spec["guide"], tokenizer.decode(tokens, skip_special_tokens=True)), tokens
+        ended.add(spec["guide"].kind)
     assert {GuideKind.REGEX, GuideKind.CHOICE} <= ended
 
 
@@ -125,50 +126,50 @@ def test_the_output_matches(plain, tokenizer):
     ],
     ids=["overlap", "pauses", "overlap and pauses", "openvino", "few at a time"],
 )
-def test_the_same_tokens(model_folder, guides, plain, options):
-    asked, expected = plain
+def test_no_engine_configuration_changes_a_token(model_folder, guides, plain, options):
+    specs, expected = plain
     harness = EngineHarness(model_folder, guides=guides, **options)
-    assert run(harness, asked) == expected
+    assert run(harness, specs) == expected
     assert (harness.pauses > 0) == ("kv_cache_tokens" in options)
 
 
-def test_masks_that_are_asked_for_behind_the_model(model_folder, guides, plain):
-    """As on a GPU, where the tokens of the step before are still being drawn."""
-    asked, expected = plain
+def test_masks_requested_after_the_forward_pass_change_no_token(model_folder, guides, plain):
+    """As on a GPU, where the tokens of the previous step are not known before."""
+    specs, expected = plain
     harness = EngineHarness(model_folder, guides=guides, overlap=True)
     harness.runner._computer._masks_first = False
-    assert run(harness, asked) == expected
+    assert run(harness, specs) == expected
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-def test_drafts_change_nothing(model_folder, guides, plain, overlap):
-    asked, expected = plain
-    firsts = [sum(each["n"] for each in asked[:i]) for i in range(len(asked))]
+def test_draft_tokens_change_no_token(model_folder, guides, plain, overlap):
+    specs, expected = plain
+    firsts = [sum(spec["n"] for spec in specs[:i]) for i in range(len(specs))]
     speculations = []
     for i, first in enumerate(firsts):
         tokens = list(expected[first][0])
         tokens[2 + i % 5 :: 9] = [7] * len(tokens[2 + i % 5 :: 9])
         speculations.append(Speculation(5, tuple(tokens)))
     harness = EngineHarness(model_folder, guides=guides, overlap=overlap, max_draft_batch=64)
-    assert run(harness, asked, speculation=speculations) == expected
+    assert run(harness, specs, speculation=speculations) == expected
     assert harness.engine.stats.accepted_draft_tokens > 50
 
 
-def test_resumed_in_the_middle(model_folder, guides, plain):
-    asked, expected = plain
-    resumes, at = [], 0
-    for i, each in enumerate(asked):
-        firsts = [expected[at + sequence][0] for sequence in range(each["n"])]
-        resumes.append({k: tokens[: (1 + 5 * i + 3 * k) % (len(tokens) + 1)] for k, tokens in enumerate(firsts)})
-        at += each["n"]
-    assert run(EngineHarness(model_folder, guides=guides), asked, resume=resumes) == expected
+def test_requests_that_resume_in_the_middle_return_the_same_tokens(model_folder, guides, plain):
+    specs, expected = plain
+    resumes, first = [], 0
+    for i, spec in enumerate(specs):
+        outputs = [expected[first + sequence][0] for sequence in range(spec["n"])]
+        resumes.append({k: tokens[: (1 + 5 * i + 3 * k) % (len(tokens) + 1)] for k, tokens in enumerate(outputs)})
+        first += spec["n"]
+    assert run(EngineHarness(model_folder, guides=guides), specs, resume=resumes) == expected
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-def test_kills_of_the_guide_worker(model_folder, guides, plain, overlap):
-    asked, expected = plain
+def test_killing_the_guide_worker_changes_no_token(model_folder, guides, plain, overlap):
+    specs, expected = plain
     harness = EngineHarness(model_folder, guides=guides, overlap=overlap)
-    numbers = [harness.send(**each) for each in asked]
+    numbers = [harness.send(**spec) for spec in specs]
     forks, steps = guides._processes.forks, 0
     while harness.engine.step() or harness.engine.live.requests:
         harness.receiver.read()
@@ -176,13 +177,13 @@ def test_kills_of_the_guide_worker(model_folder, guides, plain, overlap):
         if steps % 7 == 3 and harness.steps:
             os.kill(guides._processes.current().pid, signal.SIGKILL)
     harness.receiver.read()
-    streams = [harness.stream(number, i) for number, each in zip(numbers, asked, strict=True) for i in range(each["n"])]
+    streams = [harness.stream(number, i) for number, spec in zip(numbers, specs, strict=True) for i in range(spec["n"])]
     assert [(stream.tokens, stream.end.reason) for stream in streams] == expected
     assert guides._processes.forks > forks + 2
 
 
-def test_one_that_becomes_too_complex_ends_alone(model_folder, guides, plain, prompts):
-    asked, expected = plain
+def test_a_guide_that_becomes_too_complex_ends_only_its_own_request(model_folder, guides, plain, prompts):
+    specs, expected = plain
     harness = EngineHarness(model_folder, guides=guides)
     hostile = harness.send(
         prompts[5][:20],
@@ -190,7 +191,7 @@ def test_one_that_becomes_too_complex_ends_alone(model_folder, guides, plain, pr
         StopParams(600),
         guide=Guide(GuideKind.EBNF, 'root ::= root root | "a" | "" | root root root'),
     )
-    assert run(harness, asked) == expected
+    assert run(harness, specs) == expected
     end = harness.stream(hostile).end
     assert end.reason is FinishReason.ERROR
     assert end.fault.error_code is ErrorCode.GUIDE_TOO_COMPLEX

@@ -1,4 +1,4 @@
-"""A working set of three times the KV cache, revisited: with a host tier next to nothing of it is computed again."""
+"""With a host tier, a working set of three times the KV cache can be revisited almost without computing it again."""
 
 from sluice import tiny_model
 from sluice.ring.params import SamplingParams
@@ -9,7 +9,7 @@ ROUNDS = 3
 
 
 def revisit(prompts: list[list[int]], kv_host_memory: int) -> tuple[int, list[list[int]]]:
-    """Prompt tokens computed after the first round, and all outputs."""
+    """Send all prompts in several rounds. Returns the prompt tokens computed after the first, and all outputs."""
     harness = EngineHarness(
         tiny_model.path(), kv_cache_tokens=POOL_TOKENS, kv_host_memory=kv_host_memory, max_tokens_per_step=256
     )
@@ -23,11 +23,11 @@ def revisit(prompts: list[list[int]], kv_host_memory: int) -> tuple[int, list[li
     return computed, outputs
 
 
-def test_the_host_tier_saves_the_work_and_changes_no_text(prompts):
+def test_the_host_tier_saves_computation_and_changes_no_token(prompts):
     working_set = [prompt[:240] for prompt in prompts if len(prompt) >= 240][:8]
     assert sum(map(len, working_set)) == 3 * POOL_TOKENS
-    without, expected = revisit(working_set, 0)
-    tier, outputs = revisit(working_set, 64 << 20)
-    assert without == (ROUNDS - 1) * 3 * POOL_TOKENS
-    assert tier <= 0.2 * without
+    computed_without, expected = revisit(working_set, 0)
+    computed_with, outputs = revisit(working_set, 64 << 20)
+    assert computed_without == (ROUNDS - 1) * 3 * POOL_TOKENS
+    assert computed_with <= 0.2 * computed_without
     assert outputs == expected

@@ -1,4 +1,4 @@
-"""OpenVINO generates what transformers does, token for token, however the work is cut."""
+"""Outputs of the OpenVINO backend equal those of transformers, for any batching and chunking."""
 
 import pytest
 import torch
@@ -22,18 +22,20 @@ def expected(model_folder, prompts):
 
 
 @pytest.mark.parametrize(
-    ("at_a_time", "max_tokens_per_step", "overlap"), [(1, 512, False), (32, 2048, True), (32, 48, False)]
+    ("max_batch_size", "max_tokens_per_step", "overlap"), [(1, 512, False), (32, 2048, True), (32, 48, False)]
 )
-def test_cold_and_cached_equal_transformers(model_folder, prompts, expected, at_a_time, max_tokens_per_step, overlap):
+def test_outputs_equal_transformers_with_and_without_cached_prefixes(
+    model_folder, prompts, expected, max_batch_size, max_tokens_per_step, overlap
+):
     harness = EngineHarness(
         model_folder,
         backend="openvino",
-        max_batch_size=at_a_time,
+        max_batch_size=max_batch_size,
         max_tokens_per_step=max_tokens_per_step,
         overlap=overlap,
     )
-    # One at a time, fewer: they take as long as all others together.
-    prompts = prompts if at_a_time > 1 else prompts[:12]
+    # Running prompts one at a time is slow, so there are fewer of them.
+    prompts = prompts if max_batch_size > 1 else prompts[:12]
     expected = expected[: len(prompts)]
     assert harness.generate(prompts, GREEDY, MAX_TOKENS) == expected
     again = [harness.submit(prompt, GREEDY, MAX_TOKENS) for prompt in prompts]
@@ -42,12 +44,12 @@ def test_cold_and_cached_equal_transformers(model_folder, prompts, expected, at_
     assert [harness.cached_tokens(number) for number in again] == [(len(p) - 1) // 32 * 32 for p in prompts]
 
 
-def test_a_pool_too_small_and_blocks_from_host_memory_change_nothing(model_folder, prompts, expected):
+def test_preemptions_and_blocks_from_host_memory_change_no_token(model_folder, prompts, expected):
     harness = EngineHarness(
         model_folder, backend="openvino", kv_cache_tokens=512, kv_host_memory=64 << 20, max_tokens_per_step=256
     )
     assert harness.generate(prompts[6:24], GREEDY, MAX_TOKENS) == expected[6:24]
-    # The last of them has filled the pool, so what is found of the first was in host memory.
+    # Later requests have filled the pool, so the blocks of this prompt were in host memory.
     again = harness.submit(prompts[10], GREEDY, MAX_TOKENS)
     harness.run()
     assert harness.stream(again).tokens == expected[10]
@@ -55,12 +57,12 @@ def test_a_pool_too_small_and_blocks_from_host_memory_change_nothing(model_folde
 
 
 @pytest.mark.parametrize("policy", ["max_utilization", "guaranteed_no_evict"])
-def test_policies_change_no_token(prompts, policy):
-    """A pool that holds a few of the requests; forks share their prompt's blocks and copy the last."""
-    asked = [(prompts[20 + i][: 3 + 11 * i % 50], SamplingParams(seed=i, temperature=0.8)) for i in range(8)]
+def test_capacity_policies_change_no_token(prompts, policy):
+    """In a pool that holds only a few of the requests. Forks share the prompt's blocks and copy the last one."""
+    specs = [(prompts[20 + i][: 3 + 11 * i % 50], SamplingParams(seed=i, temperature=0.8)) for i in range(8)]
 
     def streams(harness: EngineHarness) -> list[list[int]]:
-        numbers = [harness.submit(prompt, sampling, 24, n=2) for prompt, sampling in asked]
+        numbers = [harness.submit(prompt, sampling, 24, n=2) for prompt, sampling in specs]
         harness.run()
         return [harness.stream(number, i).tokens for number in numbers for i in range(2)]
 
@@ -77,25 +79,25 @@ def test_policies_change_no_token(prompts, policy):
     assert streams(together) == expected
 
 
-def test_a_stream_goes_on_where_another_engine_stopped(model_folder, prompts):
-    asked = {"sampling": SamplingParams(seed=5), "stopping": StopParams(24)}
-    whole = EngineHarness(model_folder, backend="openvino")
-    number = whole.send(prompts[12][:70], **asked)
-    whole.run()
-    tokens = whole.stream(number).tokens
-    for have in (1, 11, 23):
+def test_a_request_resumes_on_another_engine(model_folder, prompts):
+    options = {"sampling": SamplingParams(seed=5), "stopping": StopParams(24)}
+    first = EngineHarness(model_folder, backend="openvino")
+    number = first.send(prompts[12][:70], **options)
+    first.run()
+    tokens = first.stream(number).tokens
+    for count in (1, 11, 23):
         other = EngineHarness(model_folder, backend="openvino", max_tokens_per_step=32, max_batch_size=8)
-        number = other.send(prompts[12][:70], resume={0: tokens[:have]}, **asked)
+        number = other.send(prompts[12][:70], resume={0: tokens[:count]}, **options)
         other.run()
         assert other.stream(number).tokens == tokens
 
 
 @pytest.mark.parametrize("name", ["mistral", "qwen2, last layers", "qwen3, alternating"])
-def test_windows_equal_transformers(tmp_path, name):
+def test_attention_windows_equal_transformers(tmp_path, name):
     random = torch.Generator().manual_seed(3)
     lengths = (1, 40, 41, 48, 301)
-    asked = [torch.randint(SIZES["vocab_size"], (length,), generator=random).tolist() for length in lengths]
-    expected = greedy(write_checkpoint(tmp_path, CONFIGS[name]), asked, MAX_TOKENS)
+    windowed = [torch.randint(SIZES["vocab_size"], (length,), generator=random).tolist() for length in lengths]
+    expected = greedy(write_checkpoint(tmp_path, CONFIGS[name]), windowed, MAX_TOKENS)
     for max_tokens_per_step in (48, 2048):
         harness = EngineHarness(
             tmp_path,
@@ -104,4 +106,4 @@ def test_windows_equal_transformers(tmp_path, name):
             max_tokens_per_step=max_tokens_per_step,
             kv_cache_tokens=2048,
         )
-        assert harness.generate(asked, GREEDY, MAX_TOKENS) == expected
+        assert harness.generate(windowed, GREEDY, MAX_TOKENS) == expected

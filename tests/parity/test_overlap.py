@@ -1,4 +1,4 @@
-"""Overlap changes no token and no logprob."""
+"""Overlapping steps changes no token and no log-probability."""
 
 import pytest
 
@@ -15,7 +15,10 @@ KINDS = [
 
 
 def generate(folder, prompts, attention: str, **options) -> tuple[EngineHarness, list]:
-    """Requests of every kind, several sequences, lengths and prompt sizes; their tokens and logprobs."""
+    """Run requests of every kind with different numbers of sequences, lengths and prompts.
+
+    Returns the engine, and the tokens and log-probabilities of each sequence.
+    """
     harness = EngineHarness(folder, attention=attention, **options)
     numbers = [
         harness.submit(
@@ -35,10 +38,10 @@ def generate(folder, prompts, attention: str, **options) -> tuple[EngineHarness,
 @pytest.mark.parametrize(
     "options", [{}, {"kv_cache_tokens": 192, "max_tokens_per_step": 64}], ids=["roomy", "with pauses"]
 )
-def test_the_same_tokens_and_logprobs(model_folder, prompts, attention, options):
+def test_overlap_changes_no_token_and_no_logprob(model_folder, prompts, attention, options):
     _, expected = generate(model_folder, prompts, attention)
-    harness, found = generate(model_folder, prompts, attention, overlap=True, **options)
+    harness, actual = generate(model_folder, prompts, attention, overlap=True, **options)
     assert (harness.pauses > 0) == bool(options)
-    for (tokens, logprobs), (right_tokens, right_logprobs) in zip(found, expected, strict=True):
+    for (tokens, logprobs), (right_tokens, right_logprobs) in zip(actual, expected, strict=True):
         assert tokens == right_tokens
         assert logprobs == pytest.approx(right_logprobs, abs=1e-4)

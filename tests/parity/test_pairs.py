@@ -1,6 +1,6 @@
-"""Whatever features meet in a request, and whatever happens to it: it gets what it gets plain, alone, undisturbed.
+"""Any combination of features returns the same results on a busy engine as alone on an idle one.
 
-That is its tokens and their log-probabilities, its text, why it ended, and so its usage.
+Results are the tokens, their log-probabilities, the text and the finish reason.
 """
 
 from collections.abc import Callable, Iterator
@@ -52,13 +52,13 @@ ENGINES: dict[str, dict[str, Any]] = {
     },
     "draft model, openvino": {"backend": "openvino", "draft_model": {"num_layers": 3}},
 }  # fmt: skip
-"""`draft_model`: see `tests.parity.draft_models`. Half of the requests then have no drafts of their own."""
+"""`draft_model`: see `tests.parity.draft_models`. With one, half of the requests bring no draft tokens."""
 
 
 @pytest.fixture(scope="module")
 def guides():
     guides = Guides(Model.of(open_checkpoint(str(tiny_model.path()))), GuideLimits())
-    # Otherwise requests would wait for them, and which ones meet would depend on how long that takes.
+    # Otherwise requests would wait for their guides, and which of them share a batch would depend on timing.
     for guide in GUIDES.values():
         assert prepared(guides, guide) is None
     yield guides
@@ -73,16 +73,16 @@ def engine(request, guides, tmp_path_factory) -> Iterator[tuple[str, EngineHarne
     harness = EngineHarness(tiny_model.path(), guides=guides, max_draft_batch=64, processors=PROCESSORS, **options)
     yield request.param, harness
     harness.close()
-    # Otherwise nothing was disturbed.
+    # The configuration had the intended effects.
     assert harness.engine.stats.accepted_draft_tokens > 50
     if "draft_model" not in options:
-        # With one these requests end before they meet often enough; see `test_speculation`.
+        # With a draft model, requests end too soon to compete for memory; see `test_speculation`.
         assert (harness.pauses > 0) == ("kv_cache_tokens" in options)
 
 
 @pytest.fixture(scope="module")
 def alone(guides) -> Callable[[str], EngineHarness]:
-    """Without anything that could disturb."""
+    """The idle engine of each backend, without prefix reuse."""
     options = {"guides": guides, "processors": PROCESSORS, "block_reuse": False}
     return cache(lambda backend: EngineHarness(tiny_model.path(), backend=backend, **options))
 
@@ -105,7 +105,7 @@ def features(draw: st.DrawFn) -> dict[str, Any]:
         bad_words=maybe(tuple((a, b) for a in range(300, 340) for b in range(300, 340)), ()),
         min_p=maybe(0.02, 0.0),
         bad_token_ids=maybe((64, 300), ()),
-        # Drafts would be ignored.
+        # Rarely, because requests with logits processors do not speculate.
         logits_processors=("shift",) if draw(st.integers(0, 5)) == 5 else (),
         logit_bias=maybe(((5, 2.0), (300, -3.0)), ()),
         logprobs=maybe(2, None),
@@ -133,7 +133,7 @@ REQUESTS = st.lists(
             "prompt": st.tuples(st.integers(0, 9), st.integers(1, 90).map(lambda length: 91 - length)),
             "drafts": st.sampled_from([0, 1, 6]),
             "wrong": st.integers(2, 9),
-            "proposing": st.sampled_from([None, None, {}, {"threshold": 0.3}]),
+            "draft_logits": st.sampled_from([None, None, {}, {"threshold": 0.3}]),
             "resume": st.one_of(st.none(), st.integers(0, 40)),
         }
     ),
@@ -144,33 +144,33 @@ REQUESTS = st.lists(
 
 def outcome(harness: EngineHarness, number: int, n: int) -> list[tuple[Any, ...]]:
     """(tokens, reason, stop token, stop string, fault, text, logprobs) of each sequence."""
-    opened, found = harness.receiver.opens[number, 0], []
+    opened, outcomes = harness.receiver.opens[number, 0], []
     for index in range(n):
         tokens, logprobs, text, end = read(opened, index, harness.stream(number, index).rows)
-        found.append((tokens, end.reason, end.stop_token, end.stop_string, end.fault, text, logprobs))
-    return found
+        outcomes.append((tokens, end.reason, end.stop_token, end.stop_string, end.fault, text, logprobs))
+    return outcomes
 
 
-def drafted(drawn: dict[str, Any], expected: list[tuple[Any, ...]]) -> list[int]:
-    """One in so many is wrong."""
-    drafts = list(expected[0][0])
-    drafts[drawn["wrong"] :: drawn["wrong"]] = [7] * len(drafts[drawn["wrong"] :: drawn["wrong"]])
-    return drafts
+def draft_tokens(drawn: dict[str, Any], expected: list[tuple[Any, ...]]) -> list[int]:
+    """The first sequence's output with every `wrong`-th token replaced."""
+    tokens = list(expected[0][0])
+    tokens[drawn["wrong"] :: drawn["wrong"]] = [7] * len(tokens[drawn["wrong"] :: drawn["wrong"]])
+    return tokens
 
 
-def undisturbed(harness: EngineHarness, asked: dict[str, Any]) -> tuple[list[tuple[Any, ...]], list[Row]]:
-    number = harness.send(**asked)
+def undisturbed(harness: EngineHarness, spec: dict[str, Any]) -> tuple[list[tuple[Any, ...]], list[Row]]:
+    number = harness.send(**spec)
     harness.run()
-    return outcome(harness, number, asked["n"]), harness.prompt_logprobs(number)
+    return outcome(harness, number, spec["n"]), harness.prompt_logprobs(number)
 
 
 def disturbed(
-    drawn: dict[str, Any], asked: dict[str, Any], expected: list[tuple[Any, ...]], *, has_model: bool
+    drawn: dict[str, Any], spec: dict[str, Any], expected: list[tuple[Any, ...]], *, has_model: bool
 ) -> dict[str, Any]:
-    """Drafts, and a part of the output that the caller has."""
-    # Without logits, drafts may be changed like how many of them are computed at once.
-    own = drafted(drawn, expected) if not has_model or drawn["wrong"] % 2 else []
-    speculation = asked.get("speculation") or Speculation(0, tuple(own))
+    """Fields to add to a request that must not change its results: draft tokens, and a state to resume from."""
+    # Draft tokens without logits, and the number of draft tokens per step, never change the output.
+    tokens = draft_tokens(drawn, expected) if not has_model or drawn["wrong"] % 2 else []
+    speculation = spec.get("speculation") or Speculation(0, tuple(tokens))
     more: dict[str, Any] = {"speculation": replace(speculation, max_draft_tokens=drawn["drafts"])}
     if drawn["resume"] is not None:
         parts = {i: tokens[: (drawn["resume"] + 3 * i) % (len(tokens) + 1)] for i, (tokens, *_) in enumerate(expected)}
@@ -181,25 +181,25 @@ def disturbed(
 
 
 def check(
-    found: list[tuple[Any, ...]], expected: list[tuple[Any, ...]], resumed: dict[int, list[int]], accuracy: float
+    actual: list[tuple[Any, ...]], expected: list[tuple[Any, ...]], resumed: dict[int, list[int]], accuracy: float
 ) -> None:
     for i, ((*facts, text, logprobs), (*right, right_text, right_logprobs)) in enumerate(
-        zip(found, expected, strict=True)
+        zip(actual, expected, strict=True)
     ):
         assert facts == right
-        # Of a resumed one the caller has the text before.
+        # The caller of a resumed request already has the beginning of the text.
         assert right_text.endswith(text) if i in resumed else text == right_text
         right_logprobs = right_logprobs[len(resumed.get(i, ())) :] if right_logprobs else []
-        for each, other in zip(logprobs, right_logprobs, strict=True):
-            check_best(each.top, other.top)
-        check_ranks([each.rank for each in logprobs], [each.rank for each in right_logprobs])
-        right_values = [each.logprob for each in right_logprobs]
-        assert [each.logprob for each in logprobs] == pytest.approx(right_values, abs=accuracy)
+        for logprob, right_logprob in zip(logprobs, right_logprobs, strict=True):
+            check_best(logprob.top, right_logprob.top)
+        check_ranks([logprob.rank for logprob in logprobs], [logprob.rank for logprob in right_logprobs])
+        right_values = [logprob.logprob for logprob in right_logprobs]
+        assert [logprob.logprob for logprob in logprobs] == pytest.approx(right_values, abs=accuracy)
 
 
-def check_prompt(found: list[Row], expected: list[Row], accuracy: float) -> None:
-    check_ranks([rank for _, rank, _ in found], [rank for _, rank, _ in expected])
-    for (logprob, _, best), (right, _, right_best) in zip(found, expected, strict=True):
+def check_prompt(actual: list[Row], expected: list[Row], accuracy: float) -> None:
+    check_ranks([rank for _, rank, _ in actual], [rank for _, rank, _ in expected])
+    for (logprob, _, best), (right, _, right_best) in zip(actual, expected, strict=True):
         assert logprob == pytest.approx(right, abs=accuracy)
         assert [value for _, value in best] == pytest.approx([value for _, value in right_best], abs=accuracy)
 
@@ -208,26 +208,26 @@ def check_prompt(found: list[Row], expected: list[Row], accuracy: float) -> None
 @examples(
     18, phases=(Phase.generate,), suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
 )
-def test_what_a_request_gets_alone(engine, alone, prompts, drawn):
+def test_requests_on_a_busy_engine_return_what_they_return_alone(engine, alone, prompts, drawn):
     name, harness = engine
-    plain = alone(ENGINES[name].get("backend", "torch"))
-    asked, expected = [], []
-    for each in drawn:
-        which, length = each["prompt"]
-        asked.append({"prompt": prompts[20 + which][:length], **each["features"]})
-        expected.append(undisturbed(plain, asked[-1]))
-        if each["proposing"] is not None and (tokens := drafted(each, expected[-1][0])):
-            # Logits are a part of the question: they change the output.
-            asked[-1]["speculation"] = proposing(tokens, VOCABULARY, length, 0, **each["proposing"])
-            expected[-1] = undisturbed(plain, asked[-1])
+    idle = alone(ENGINES[name].get("backend", "torch"))
+    specs, expected = [], []
+    for choices in drawn:
+        which, length = choices["prompt"]
+        specs.append({"prompt": prompts[20 + which][:length], **choices["features"]})
+        expected.append(undisturbed(idle, specs[-1]))
+        if choices["draft_logits"] is not None and (tokens := draft_tokens(choices, expected[-1][0])):
+            # Draft logits do change the output, so they belong to the undisturbed request too.
+            specs[-1]["speculation"] = proposing(tokens, VOCABULARY, length, 0, **choices["draft_logits"])
+            expected[-1] = undisturbed(idle, specs[-1])
     has_model = "draft_model" in ENGINES[name]
     accuracy = 1e-3 if "tensor_parallel" in ENGINES[name] else 1e-4
     more = [
-        disturbed(each, *its, has_model=has_model)
-        for each, *its in zip(drawn, asked, (right for right, _ in expected), strict=True)
+        disturbed(choices, spec, right, has_model=has_model)
+        for choices, spec, (right, _) in zip(drawn, specs, expected, strict=True)
     ]
-    numbers = [harness.send(**(each | extra)) for each, extra in zip(asked, more, strict=True)]
+    numbers = [harness.send(**(spec | extra)) for spec, extra in zip(specs, more, strict=True)]
     harness.run()
-    for number, each, extra, (right, prompt) in zip(numbers, asked, more, expected, strict=True):
-        check(outcome(harness, number, each["n"]), right, extra.get("resume", {}), accuracy)
+    for number, spec, extra, (right, prompt) in zip(numbers, specs, more, expected, strict=True):
+        check(outcome(harness, number, spec["n"]), right, extra.get("resume", {}), accuracy)
         check_prompt(harness.prompt_logprobs(number), [] if extra.get("resume") else prompt, accuracy)

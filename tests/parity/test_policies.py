@@ -1,6 +1,6 @@
-"""Every capacity policy and every chunk policy on the model in the box: each request's tokens are those it gets alone.
+"""No capacity policy and no chunking policy changes the tokens of a request.
 
-The pool is small: it holds three or four of the requests to their end.
+With the tiny model and a small pool, which holds three or four requests until their end.
 """
 
 import pytest
@@ -16,7 +16,7 @@ PROMPT_LENGTHS = (2, 7, 6, 5, 4, 3, 8, 2)
 
 @pytest.fixture(scope="module")
 def requests(prompts) -> list[tuple[list[int], SamplingParams]]:
-    """Eight different ones, over and over."""
+    """64 requests of eight different kinds."""
     kinds = [
         (prompts[20 + kind][:length], SamplingParams(seed=kind, temperature=0.8))
         for kind, length in enumerate(PROMPT_LENGTHS)
@@ -26,7 +26,7 @@ def requests(prompts) -> list[tuple[list[int], SamplingParams]]:
 
 @pytest.fixture(scope="module")
 def alone(requests) -> list[list[int]]:
-    """What each request gets with the engine to itself."""
+    """The output of each request on an otherwise idle engine."""
     harness = EngineHarness(tiny_model.path(), kv_cache_tokens=1024)
     kinds = [
         harness.generate([prompt], sampling, max(MAX_TOKENS))[0] for prompt, sampling in requests[: len(PROMPT_LENGTHS)]
@@ -36,7 +36,7 @@ def alone(requests) -> list[list[int]]:
 
 def run_together(requests, alone, policy: str, chunking: str) -> EngineHarness:
     harness = EngineHarness(tiny_model.path(), policy=policy, chunking=chunking, **POOL)
-    # A salt each: no two share a block, however alike they are.
+    # Different salts, so that equal requests share no blocks.
     numbers = [
         harness.submit(prompt, sampling, max_tokens, salt=str(i))
         for i, ((prompt, sampling), max_tokens) in enumerate(zip(requests, MAX_TOKENS, strict=False))
@@ -52,7 +52,7 @@ def empty_slots(harness: EngineHarness) -> int:
 
 
 @pytest.mark.parametrize("chunking", ["first_come_first_served", "equal_progress"])
-def test_max_utilization_pauses_often_and_changes_nothing(requests, alone, chunking):
+def test_max_utilization_preempts_often_and_changes_no_token(requests, alone, chunking):
     harness = run_together(requests, alone, "max_utilization", chunking)
     assert harness.pauses >= 100
     assert min(step.free_kv_blocks for step in harness.steps) < 10
@@ -63,7 +63,7 @@ def test_max_utilization_pauses_often_and_changes_nothing(requests, alone, chunk
     ("policy", "chunking", "leaves_slots_empty"),
     [("guaranteed_no_evict", "first_come_first_served", False), ("static_batch", "equal_progress", True)],
 )
-def test_policies_that_reserve_pause_nobody(requests, alone, policy, chunking, leaves_slots_empty):
+def test_policies_that_reserve_memory_never_preempt(requests, alone, policy, chunking, leaves_slots_empty):
     harness = run_together(requests[:16], alone, policy, chunking)
     assert harness.pauses == 0
     assert max(step.active_requests for step in harness.steps) > 12
@@ -72,12 +72,12 @@ def test_policies_that_reserve_pause_nobody(requests, alone, policy, chunking, l
 
 
 @pytest.mark.parametrize("policy", ["max_utilization", "guaranteed_no_evict", "static_batch"])
-def test_chunk_policies_cut_contexts_differently(prompts, policy):
-    """Long prompts, four at a time: the first whole before the second, or all of them side by side."""
+def test_chunking_policies_split_contexts_differently(prompts, policy):
+    """With four long prompts, one policy completes them one after the other, and the other one serves all equally."""
     greedy = SamplingParams(temperature=0.0)
     long = [prompt[:100] for prompt in prompts if len(prompt) >= 100][:4]
-    quiet = EngineHarness(tiny_model.path(), kv_cache_tokens=1024)
-    alone = [quiet.generate([prompt], greedy, 4)[0] for prompt in long]
+    idle = EngineHarness(tiny_model.path(), kv_cache_tokens=1024)
+    alone = [idle.generate([prompt], greedy, 4)[0] for prompt in long]
     first_tokens = []
     for chunking in ("first_come_first_served", "equal_progress"):
         harness = EngineHarness(

@@ -1,4 +1,4 @@
-"""Greedy output under rules on the tokens so far is that of transformers, token for token."""
+"""Greedy outputs under penalties, bans and n-gram rules equal those of transformers."""
 
 import pytest
 import torch
@@ -39,7 +39,7 @@ def test_rules_equal_transformers(model_folder, model, prompts, undisturbed, rul
     prompts, rules = prompts[20 : 20 + COUNT], dict(RULES[rule])
     for name, value in rules.items():
         setattr(model.generation_config, name, value)
-    # Pairs and triples that come without a rule.
+    # Pairs and triples of tokens that occur without any rule.
     words = [output[i : i + 2 + i % 2] for output in undisturbed for i in range(3, MAX_TOKENS - 3, 7)]
     if rule in ("all", "bad words"):
         model.generation_config.bad_words_ids = words

@@ -1,4 +1,4 @@
-"""Log-probabilities of the prompt equal those of one forward pass of transformers, however the prompt is computed."""
+"""Log-probabilities of prompts equal those of one forward pass of transformers, for any batching and chunking."""
 
 from collections.abc import Callable
 from functools import cache
@@ -20,7 +20,7 @@ TOP = 3
 
 @pytest.fixture(scope="module")
 def oracle(model_folder) -> Callable[[tuple[int, ...]], torch.Tensor]:
-    """Log-probabilities [T - 1, vocab] of what may follow each token but the last."""
+    """Computes the log-probabilities [T - 1, vocab] of the tokens that may follow each token but the last."""
     model = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32).eval()
 
     @cache
@@ -31,12 +31,12 @@ def oracle(model_folder) -> Callable[[tuple[int, ...]], torch.Tensor]:
     return of
 
 
-def check(found: list[Row], prompt: list[int], oracle: Callable[[tuple[int, ...]], torch.Tensor], top: int) -> None:
-    right = oracle(tuple(prompt))
-    assert len(found) == len(prompt) - 1 == len(right)
-    for (logprob, rank, best), row, token in zip(found, right, prompt[1:], strict=True):
+def check(actual: list[Row], prompt: list[int], oracle: Callable[[tuple[int, ...]], torch.Tensor], top: int) -> None:
+    expected = oracle(tuple(prompt))
+    assert len(actual) == len(prompt) - 1 == len(expected)
+    for (logprob, rank, best), row, token in zip(actual, expected, prompt[1:], strict=True):
         assert logprob == pytest.approx(row[token].item(), abs=1e-4)
-        # Two that are as good as equal may change places.
+        # Tokens that are almost equally likely may change places.
         assert int((row > row[token] + 1e-4).sum()) < rank <= 1 + int((row > row[token] - 1e-4).sum())
         assert len(best) == top
         values = [value for _, value in best]
@@ -45,23 +45,22 @@ def check(found: list[Row], prompt: list[int], oracle: Callable[[tuple[int, ...]
         assert [row[token].item() for token, _ in best] == pytest.approx(values, abs=1e-4)
 
 
-def test_each_length_at_once(model_folder, prompts, oracle):
-    """Together with requests that want none."""
+def test_prompts_of_all_lengths_share_a_batch_with_requests_without_logprobs(model_folder, prompts, oracle):
     harness = EngineHarness(model_folder)
-    some = [*prompts[:5], *prompts[10:40:6]]
-    asked = [(prompt, harness.send(prompt, GREEDY, ONE, prompt_logprobs=i % 4)) for i, prompt in enumerate(some)]
-    others = [harness.send(prompt, GREEDY, ONE) for prompt in some]
+    selected = [*prompts[:5], *prompts[10:40:6]]
+    numbers = [harness.send(prompt, GREEDY, ONE, prompt_logprobs=i % 4) for i, prompt in enumerate(selected)]
+    plain = [harness.send(prompt, GREEDY, ONE) for prompt in selected]
     harness.run()
-    for i, (prompt, number) in enumerate(asked):
+    for i, (prompt, number) in enumerate(zip(selected, numbers, strict=True)):
         check(harness.prompt_logprobs(number), prompt, oracle, i % 4)
-        assert harness.stream(number).tokens == harness.stream(others[i]).tokens
-    assert not any(map(harness.prompt_logprobs, others))
+        assert harness.stream(number).tokens == harness.stream(plain[i]).tokens
+    assert not any(map(harness.prompt_logprobs, plain))
 
 
 @pytest.mark.parametrize("backend", ["torch", "openvino"])
 @pytest.mark.parametrize("overlap", [False, True])
-def test_chunk_edges_everywhere(model_folder, prompts, oracle, overlap, backend, monkeypatch):
-    """Edges of chunks, of blocks of the cache and of blocks of rows, each at every distance from the others."""
+def test_chunks_may_end_anywhere(model_folder, prompts, oracle, overlap, backend, monkeypatch):
+    """At any distance from the ends of KV cache blocks and of blocks of rows."""
     monkeypatch.setattr(forward, "BLOCK_BYTES", 0)
     prompt = prompts[5][: 2 * LEAST_ROWS + 3]
     for chunk in (1, 2, 7, 31, 32, 33, LEAST_ROWS - 1, LEAST_ROWS, LEAST_ROWS + 1, len(prompt) - 1, 512):
@@ -79,39 +78,38 @@ def test_chunk_edges_everywhere(model_folder, prompts, oracle, overlap, backend,
 
 
 @pytest.mark.parametrize("backend", ["torch", "openvino"])
-def test_what_is_cached_is_computed_again(model_folder, prompts, oracle, backend):
+def test_cached_prefixes_are_computed_again(model_folder, prompts, oracle, backend):
     harness = EngineHarness(model_folder, backend=backend, max_tokens_per_step=64)
     prompt = prompts[5][:200]
     plain = harness.send(prompt, GREEDY, ONE)
     harness.run()
     numbers = [harness.send(prompt[:size], GREEDY, ONE, prompt_logprobs=TOP) for size in (200, 199, 160, 33, 2, 1)]
-    again = harness.send(prompt, GREEDY, ONE)
+    cached = harness.send(prompt, GREEDY, ONE)
     harness.run()
     for number, size in zip(numbers, (200, 199, 160, 33, 2, 1), strict=True):
         check(harness.prompt_logprobs(number), prompt[:size], oracle, TOP)
         assert harness.cached_tokens(number) == 0
-    assert harness.cached_tokens(again) > 0
-    assert harness.stream(again).tokens == harness.stream(plain).tokens
+    assert harness.cached_tokens(cached) > 0
+    assert harness.stream(cached).tokens == harness.stream(plain).tokens
 
 
 @pytest.mark.parametrize("options", [{}, {"overlap": True}, {"backend": "openvino"}], ids=str)
-def test_pauses_in_the_midst_of_a_prompt(model_folder, prompts, oracle, options):
-    """What came before the pause is not computed again where it is cached, and never comes twice."""
+def test_preemptions_within_a_prompt_repeat_no_row(model_folder, prompts, oracle, options):
     harness = EngineHarness(
         model_folder, kv_cache_tokens=640, max_tokens_per_step=48, tokens_per_block=16, max_batch_size=16, **options
     )
-    some = [prompt[:300] for prompt in prompts[14:38:2]]
-    asked = [
-        (prompt, harness.send(prompt, GREEDY, StopParams(max_tokens=120), prompt_logprobs=1, n=1 + i % 2))
-        for i, prompt in enumerate(some)
+    long = [prompt[:300] for prompt in prompts[14:38:2]]
+    numbers = [
+        harness.send(prompt, GREEDY, StopParams(max_tokens=120), prompt_logprobs=1, n=1 + i % 2)
+        for i, prompt in enumerate(long)
     ]
     harness.run()
     assert harness.pauses > 0
-    for prompt, number in asked:
+    for prompt, number in zip(long, numbers, strict=True):
         check(harness.prompt_logprobs(number), prompt, oracle, 1)
 
 
-def test_once_for_all_outputs(model_folder, prompts, oracle):
+def test_requests_with_several_outputs_receive_them_once(model_folder, prompts, oracle):
     harness = EngineHarness(model_folder, max_tokens_per_step=70)
     number = harness.send(prompts[20], SamplingParams(seed=3), StopParams(max_tokens=5), n=4, prompt_logprobs=2)
     harness.run()
@@ -119,7 +117,7 @@ def test_once_for_all_outputs(model_folder, prompts, oracle):
     assert len({tuple(harness.stream(number, i).tokens) for i in range(4)}) > 1
 
 
-def test_two_ranks(model_folder, prompts, oracle):
+def test_two_ranks_return_the_same_logprobs(model_folder, prompts, oracle):
     harness = EngineHarness(model_folder, max_tokens_per_step=100, tensor_parallel=2)
     try:
         number = harness.send(prompts[20], GREEDY, ONE, prompt_logprobs=TOP)

@@ -1,4 +1,4 @@
-"""Images in prompts: the tokens of transformers' Qwen2-VL and Qwen2.5-VL, however the work is cut."""
+"""Prompts with images: outputs equal those of transformers' Qwen2-VL and Qwen2.5-VL, for any batching and chunking."""
 
 import pytest
 from safetensors.torch import load_file, save_file
@@ -20,7 +20,7 @@ from tests.parity.vision import (
     Prompt,
     check_beams,
     check_chunks,
-    check_pauses,
+    check_preemptions,
     check_resume,
     check_two_ranks,
     refused,
@@ -46,8 +46,8 @@ def image_of(data: bytes) -> Image:
     return Image.of(grid.rows, data, grid.columns)
 
 
-def spelled(oracle: Oracle, prompt: Prompt) -> tuple[list[int], PromptTables]:
-    """As the router sends it."""
+def as_sent(oracle: Oracle, prompt: Prompt) -> tuple[list[int], PromptTables]:
+    """The prompt in the form in which a router sends it: virtual tokens in place of images."""
     ids: list[int] = []
     images: list[Image] = []
     first = oracle.vocab_size
@@ -60,22 +60,22 @@ def spelled(oracle: Oracle, prompt: Prompt) -> tuple[list[int], PromptTables]:
     return ids, PromptTables(images=tuple(images))
 
 
-def ask(harness: EngineHarness, oracle: Oracle, prompt: Prompt, **options) -> int:
-    ids, tables = spelled(oracle, prompt)
+def submit(harness: EngineHarness, oracle: Oracle, prompt: Prompt, **options) -> int:
+    ids, tables = as_sent(oracle, prompt)
     return harness.send(ids, **({"sampling": GREEDY, "stopping": STOPPING} | options), tables=tables)
 
 
 def mixed(prompts: list[list[int]], size: int, seed: int = 0) -> Prompt:
-    """Images of several shapes at the start, within, and at the end."""
+    """A prompt with images of several shapes at its start, within, and at its end."""
     text = prompts[12][:size]
     first, second = picture(2 * seed, WIDE), picture(2 * seed + 1, TALL)
     return [first, *text[: size // 2], second, *text[size // 2 :], first]
 
 
 @pytest.mark.parametrize(("kind", "backend"), [*((kind, "torch") for kind in ARCHITECTURES), ("qwen2_vl", "openvino")])
-def test_images_of_each_shape_beside_text(prompts, oracles, kind, backend):
+def test_images_of_all_shapes_share_a_batch_with_text(prompts, oracles, kind, backend):
     oracle = oracles[kind]
-    asked = [
+    with_images = [
         [picture(1, SQUARE), *prompts[11][:40]],
         [picture(2, (300, 20), "JPEG")],
         [5, picture(3, (20, 300), "WEBP"), 6],
@@ -85,99 +85,99 @@ def test_images_of_each_shape_beside_text(prompts, oracles, kind, backend):
         [*prompts[11][:40]],
     ]
     harness = EngineHarness(oracle.folder, backend=backend)
-    numbers = [ask(harness, oracle, prompt) for prompt in asked]
+    numbers = [submit(harness, oracle, prompt) for prompt in with_images]
     harness.run()
-    found = [harness.stream(number).tokens for number in numbers]
-    assert found == [oracle.generate(prompt) for prompt in asked]
-    assert len({tuple(tokens) for tokens in found}) == len(asked)
+    outputs = [harness.stream(number).tokens for number in numbers]
+    assert outputs == [oracle.generate(prompt) for prompt in with_images]
+    assert len({tuple(tokens) for tokens in outputs}) == len(with_images)
 
 
-def test_picture_and_positions_decide_the_tokens(prompts, oracle, monkeypatch):
-    """Else the tests here would prove little."""
-    asked = [[*prompts[11][:5], picture(seed, WIDE), *prompts[11][5:10]] for seed in range(6)]
-    right = [oracle.generate(prompt) for prompt in asked]
-    assert len(set(map(tuple, right))) > 3
+def test_outputs_depend_on_the_image_and_on_positions(prompts, oracle, monkeypatch):
+    """Otherwise the other tests would prove little."""
+    with_images = [[*prompts[11][:5], picture(seed, WIDE), *prompts[11][5:10]] for seed in range(6)]
+    expected = [oracle.generate(prompt) for prompt in with_images]
+    assert len(set(map(tuple, expected))) > 3
     monkeypatch.setattr(Positions, "of", staticmethod(lambda *_: None))
     harness = EngineHarness(oracle.folder)
-    numbers = [ask(harness, oracle, prompt) for prompt in asked]
+    numbers = [submit(harness, oracle, prompt) for prompt in with_images]
     harness.run()
-    assert sum(harness.stream(number).tokens != tokens for number, tokens in zip(numbers, right, strict=True)) > 3
+    assert sum(harness.stream(number).tokens != tokens for number, tokens in zip(numbers, expected, strict=True)) > 3
 
 
 def newer(name: str) -> str:
-    """As in transformers' modules."""
+    """The tensor's name in the modules of transformers."""
     if name.startswith("model."):
         return name.replace("model.", "model.language_model.", 1)
     return name if name.startswith("lm_head") else "model." + name
 
 
-def test_names_of_newer_versions_and_tied_embeddings(tmp_path, prompts):
+def test_newer_tensor_names_and_tied_embeddings_are_accepted(tmp_path, prompts):
     oracle = Oracle(write_qwen_vl(tmp_path, "qwen2_5_vl", tied=True))
     file = tmp_path / "model.safetensors"
     save_file({newer(name): tensor for name, tensor in load_file(file).items()}, file)
     harness, prompt = EngineHarness(tmp_path), mixed(prompts, 10)
-    assert tokens_of(harness, ask(harness, oracle, prompt)) == oracle.generate(prompt)
+    assert tokens_of(harness, submit(harness, oracle, prompt)) == oracle.generate(prompt)
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-def test_chunk_edges_everywhere(prompts, oracle, overlap):
+def test_chunks_may_end_anywhere_in_an_image(prompts, oracle, overlap):
     chunks = (1, 2, 3, 5, 7, 8, 9, 15, 16, 17, 19, 20, 21, 22, 23, 31, 37, 38, 39, 45)
-    check_chunks(ask, oracle, mixed(prompts, 6)[:-1], chunks, overlap=overlap)
+    check_chunks(submit, oracle, mixed(prompts, 6)[:-1], chunks, overlap=overlap)
 
 
 @pytest.mark.parametrize("backend", ["torch", "openvino"])
-def test_text_before_images_is_shared_and_nothing_behind_others(prompts, oracle, backend):
-    """Also where two images have as many rows, in other grids."""
+def test_prefixes_are_shared_up_to_the_first_image_that_differs(prompts, oracle, backend):
+    """Images differ by their data, also if they have the same number of rows in another grid."""
     text, tail = prompts[14][:64], prompts[15][:40]
     wide, tall, other = picture(4, (64, 16)), picture(4, (16, 64)), picture(5, (64, 16))
     assert SCALING.grid(64, 16) == Grid(2, 8)
     assert SCALING.grid(16, 64) == Grid(8, 2)
     harness = EngineHarness(oracle.folder, backend=backend)
-    # 64 tokens of text, then 18 of the image, then 40: blocks of 16 or 32.
-    whole = 112 if backend == "torch" else 96
-    for image, cached in ((wide, 0), (tall, 64), (other, 64), (wide, whole), (tall, whole), (other, whole)):
+    # 64 tokens of text, 18 of the image and 40 of text, in blocks of 16 or 32 tokens.
+    complete = 112 if backend == "torch" else 96
+    for image, cached in ((wide, 0), (tall, 64), (other, 64), (wide, complete), (tall, complete), (other, complete)):
         prompt = [*text, image, *tail]
-        number = ask(harness, oracle, prompt)
+        number = submit(harness, oracle, prompt)
         assert tokens_of(harness, number) == oracle.generate(prompt)
         assert harness.cached_tokens(number) == cached
 
 
 @pytest.mark.parametrize("options", [{}, {"overlap": True}, {"backend": "openvino"}], ids=str)
-def test_pauses_and_a_pool_too_small_change_nothing(prompts, oracle, options):
-    asked = [mixed(prompts, 20 + 9 * i, i) for i in range(5)]
-    check_pauses(ask, oracle, asked, 90, kv_cache_tokens=320, **options)
+def test_preemptions_change_no_token(prompts, oracle, options):
+    with_images = [mixed(prompts, 20 + 9 * i, i) for i in range(5)]
+    check_preemptions(submit, oracle, with_images, 90, kv_cache_tokens=320, **options)
 
 
 @pytest.mark.parametrize("backend", ["torch", "openvino"])
-def test_resume_and_several_outputs(prompts, oracle, backend):
-    check_resume(ask, oracle, mixed(prompts, 20), backend)
+def test_requests_with_several_outputs_can_resume(prompts, oracle, backend):
+    check_resume(submit, oracle, mixed(prompts, 20), backend)
 
 
-def test_beams(prompts, oracle):
-    check_beams(ask, oracle, mixed(prompts, 20))
+def test_beam_search_equals_transformers(prompts, oracle):
+    check_beams(submit, oracle, mixed(prompts, 20))
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-def test_drafts(prompts, oracle, overlap):
-    """Those that the caller gives, so that some are accepted whatever the model says."""
+def test_draft_tokens_change_no_token(prompts, oracle, overlap):
+    """With the caller's draft tokens, which are right, so that some are accepted whatever the model is."""
     line = prompts[16][:9]
     prompt = [*line, picture(7, WIDE), *line, picture(7, TALL), *line]
     expected = oracle.generate(prompt, max_new_tokens=40)
     harness = EngineHarness(oracle.folder, overlap=overlap)
     speculation = Speculation(4, draft_token_ids=tuple(expected[:30]))
-    number = ask(harness, oracle, prompt, stopping=StopParams(40), speculation=speculation)
+    number = submit(harness, oracle, prompt, stopping=StopParams(40), speculation=speculation)
     assert tokens_of(harness, number) == expected
     assert len(harness.steps) < 30
 
 
-def test_two_ranks(prompts, oracle):
-    check_two_ranks(ask, oracle, mixed(prompts, 20))
+def test_two_ranks_return_the_same_tokens(prompts, oracle):
+    check_two_ranks(submit, oracle, mixed(prompts, 20))
 
 
-def test_what_does_not_fit_is_refused(prompts, oracle):
+def test_malformed_images_are_refused(prompts, oracle):
     harness = EngineHarness(oracle.folder)
     data = picture(1, WIDE)
-    ids, tables = spelled(oracle, [5, data, 6])
+    ids, tables = as_sent(oracle, [5, data, 6])
     assert open_checkpoint(str(oracle.folder)).vision.rows == 30
     assert "must be consecutive" in refused(harness, ids[:-3], tables)
     assert "must be consecutive" in refused(harness, ids[::-1], tables)
@@ -186,4 +186,4 @@ def test_what_does_not_fit_is_refused(prompts, oracle):
     for wrong in (turned, Image.of(30, data), Image.of(image.rows + image.columns, data, image.columns)):
         rows = range(oracle.vocab_size, oracle.vocab_size + wrong.rows)
         assert "by its size, not" in refused(harness, [5, *rows, 6], PromptTables(images=(wrong,)))
-    assert tokens_of(harness, ask(harness, oracle, [5, data, 6])) == oracle.generate([5, data, 6])
+    assert tokens_of(harness, submit(harness, oracle, [5, data, 6])) == oracle.generate([5, data, 6])

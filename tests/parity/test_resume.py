@@ -1,4 +1,4 @@
-"""A request that goes on where an earlier attempt stopped: the same tokens and logprobs as undisturbed, to the last."""
+"""A request that resumes an earlier attempt returns the tokens and log-probabilities of an undisturbed one."""
 
 from itertools import cycle
 
@@ -22,85 +22,87 @@ N = 2
 
 
 def stopping(kind: str) -> StopParams:
-    """A fifth of the tokens end a sequence, but not in its first half."""
+    """With min_tokens: one token in seven ends a sequence, but not in its first half."""
     return StopParams(MAX_TOKENS, **({"min_tokens": 10, "stop_token_ids": ENDS} if kind == "min_tokens" else {}))
 
 
-def asked(kind: str, seed: int = 0) -> dict:
-    return {"sampling": SamplingParams(seed=seed, logprobs=2, **KINDS[kind]), "stopping": stopping(kind), "n": N}
+def options_of(kind: str) -> dict:
+    return {"sampling": SamplingParams(seed=0, logprobs=2, **KINDS[kind]), "stopping": stopping(kind), "n": N}
 
 
 @pytest.fixture(scope="module")
 def undisturbed(model_folder, prompts) -> dict[str, tuple]:
-    """Of each kind its prompt and what its sequences got."""
-    found = {}
+    """The prompt of each kind, and the streams of its sequences."""
+    requests = {}
     harness = EngineHarness(model_folder)
     for i, (kind, size) in enumerate(zip(KINDS, (33, 64, 5, 47, 21, 16), strict=True)):
         prompt = prompts[9 + 3 * i][:size]
-        number = harness.send(prompt, **asked(kind))
+        number = harness.send(prompt, **options_of(kind))
         harness.run()
-        found[kind] = (prompt, [harness.stream(number, i) for i in range(N)])
-    return found
+        requests[kind] = (prompt, [harness.stream(number, i) for i in range(N)])
+    return requests
 
 
-def check(harness: EngineHarness, number: int, whole: list, have: dict[int, int]) -> None:
-    for index, size in have.items():
-        stream, expected = harness.stream(number, index), whole[index]
+def check(harness: EngineHarness, number: int, streams: list, lengths: dict[int, int]) -> None:
+    """`lengths`: number of tokens from which each sequence resumed."""
+    for index, length in lengths.items():
+        stream, expected = harness.stream(number, index), streams[index]
         assert stream.tokens == expected.tokens
         assert stream.end.reason is expected.end.reason
-        logprobs = [entry.logprob for entry in expected.logprobs[size:]]
+        logprobs = [entry.logprob for entry in expected.logprobs[length:]]
         assert [entry.logprob for entry in stream.logprobs] == pytest.approx(logprobs, abs=1e-4)
-        check_ranks([entry.rank for entry in stream.logprobs], [entry.rank for entry in expected.logprobs[size:]])
+        check_ranks([entry.rank for entry in stream.logprobs], [entry.rank for entry in expected.logprobs[length:]])
 
 
-def cuts(whole: list, first: int) -> dict[int, int]:
-    """How many tokens each sequence has: every sequence at another place, from none to all."""
-    return {i: (first + 7 * i) % (len(stream.tokens) + 1) for i, stream in enumerate(whole)}
+def resume_lengths(streams: list, first: int) -> dict[int, int]:
+    """Number of tokens from which each sequence resumes, from none to all, different for each sequence."""
+    return {i: (first + 7 * i) % (len(stream.tokens) + 1) for i, stream in enumerate(streams)}
 
 
 @pytest.mark.parametrize(
     "options", [{"block_reuse": False}, {"overlap": True}, {}], ids=["uncached", "cached, overlap", "cached"]
 )
-def test_cut_after_every_token(model_folder, undisturbed, options):
-    """All cuts of all kinds beside each other, the prompts in several chunks."""
+def test_requests_can_resume_after_any_token(model_folder, undisturbed, options):
+    """All kinds and lengths together, with prompts in several chunks."""
     harness = EngineHarness(model_folder, max_tokens_per_step=128, **options)
     resumed = []
     for first in range(MAX_TOKENS + 1):
-        for kind, (prompt, whole) in undisturbed.items():
-            have = cuts(whole, first)
-            resume = {i: whole[i].tokens[:size] for i, size in have.items()}
-            resumed.append((harness.send(prompt, resume=resume, **asked(kind)), whole, have))
+        for kind, (prompt, streams) in undisturbed.items():
+            lengths = resume_lengths(streams, first)
+            resume = {i: streams[i].tokens[:length] for i, length in lengths.items()}
+            resumed.append((harness.send(prompt, resume=resume, **options_of(kind)), streams, lengths))
     harness.run()
-    for number, whole, have in resumed:
-        check(harness, number, whole, have)
+    for number, streams, lengths in resumed:
+        check(harness, number, streams, lengths)
 
 
-def test_cut_in_the_midst_of_pauses(model_folder, undisturbed):
-    """In memory for a few of them, so that resumed ones are paused and resume again."""
+def test_resumed_requests_can_be_preempted(model_folder, undisturbed):
+    """In a pool that holds only a few of them."""
     harness = EngineHarness(model_folder, kv_cache_tokens=128, tokens_per_block=4, max_tokens_per_step=64)
     resumed = []
-    for first, (kind, (prompt, whole)) in zip(range(1, 19), cycle(undisturbed.items()), strict=False):
-        have = cuts(whole, first)
-        resume = {i: whole[i].tokens[:size] for i, size in have.items()}
-        resumed.append((harness.send(prompt, resume=resume, salt=str(first), **asked(kind)), whole, have))
+    for first, (kind, (prompt, streams)) in zip(range(1, 19), cycle(undisturbed.items()), strict=False):
+        lengths = resume_lengths(streams, first)
+        resume = {i: streams[i].tokens[:length] for i, length in lengths.items()}
+        number = harness.send(prompt, resume=resume, salt=str(first), **options_of(kind))
+        resumed.append((number, streams, lengths))
     harness.run()
     assert harness.pauses > 0
-    for number, whole, have in resumed:
-        check(harness, number, whole, have)
+    for number, streams, lengths in resumed:
+        check(harness, number, streams, lengths)
 
 
-def test_one_ended_the_other_goes_on(model_folder, undisturbed):
+def test_one_sequence_resumes_after_the_other_has_ended(model_folder, undisturbed):
     harness = EngineHarness(model_folder)
-    for kind, (prompt, whole) in undisturbed.items():
-        size = len(whole[1].tokens) // 2
-        number = harness.send(prompt, resume={1: whole[1].tokens[:size]}, ended=[0], **asked(kind))
+    for kind, (prompt, streams) in undisturbed.items():
+        length = len(streams[1].tokens) // 2
+        number = harness.send(prompt, resume={1: streams[1].tokens[:length]}, ended=[0], **options_of(kind))
         harness.run()
         assert (number, 0, 0) not in harness.receiver.streams
-        check(harness, number, whole, {1: size})
+        check(harness, number, streams, {1: length})
 
 
-def test_some_end_by_a_stop_token(undisturbed):
-    """Else min_tokens would not be tested."""
+def test_some_sequences_end_with_a_stop_token(undisturbed):
+    """Otherwise min_tokens would not be tested."""
     sizes = [len(stream.tokens) for stream in undisturbed["min_tokens"][1]]
     assert max(sizes) > 10
     assert min(sizes) < MAX_TOKENS

@@ -1,4 +1,4 @@
-"""A seeded request gives the same tokens whatever runs beside it and however it was interrupted."""
+"""A seeded request returns the same tokens in any batch and after any interruption."""
 
 import pytest
 
@@ -31,7 +31,7 @@ def neighbours(harness: EngineHarness, prompts: list[list[int]], count: int, max
         harness.submit(prompts[i % len(prompts)][:50], SamplingParams(seed=i), max_tokens)
 
 
-def test_in_a_batch_of_64(model_folder, attention, prompts, prompt, alone):
+def test_the_tokens_are_the_same_in_a_batch_of_64(model_folder, attention, prompts, prompt, alone):
     harness = EngineHarness(model_folder, attention=attention, max_batch_size=64)
     neighbours(harness, prompts, 40)
     number = harness.submit(prompt, SAMPLING, MAX_TOKENS)
@@ -40,7 +40,7 @@ def test_in_a_batch_of_64(model_folder, attention, prompts, prompt, alone):
     assert harness.stream(number).tokens == alone
 
 
-def test_after_preemption(model_folder, attention, prompts, prompt, alone):
+def test_the_tokens_are_the_same_after_a_preemption(model_folder, attention, prompts, prompt, alone):
     harness = EngineHarness(model_folder, attention=attention, kv_cache_tokens=320, max_tokens_per_step=64)
     neighbours(harness, prompts, 6)
     numbers = [harness.submit(prompt, SAMPLING, MAX_TOKENS, salt=str(i)) for i in range(6)]
@@ -49,7 +49,7 @@ def test_after_preemption(model_folder, attention, prompts, prompt, alone):
     assert [harness.stream(number).tokens for number in numbers] == [alone] * 6
 
 
-def test_after_a_prefix_hit(model_folder, attention, prompt, alone):
+def test_the_tokens_are_the_same_after_a_prefix_cache_hit(model_folder, attention, prompt, alone):
     harness = EngineHarness(model_folder, attention=attention)
     harness.generate([prompt], SamplingParams(temperature=0.0), 4)
     number = harness.submit(prompt, SAMPLING, MAX_TOKENS)
@@ -58,20 +58,20 @@ def test_after_a_prefix_hit(model_folder, attention, prompt, alone):
     assert harness.stream(number).tokens == alone
 
 
-def test_logprobs_survive_batch_preemption_and_prefix_hit(model_folder, attention, prompts, prompt):
-    quiet = EngineHarness(model_folder, attention=attention)
-    first = quiet.submit(prompt, SAMPLING, MAX_TOKENS)
-    quiet.run()
+def test_logprobs_are_the_same_in_a_batch_with_preemptions(model_folder, attention, prompts, prompt):
+    idle = EngineHarness(model_folder, attention=attention)
+    first = idle.submit(prompt, SAMPLING, MAX_TOKENS)
+    idle.run()
     busy = EngineHarness(model_folder, attention=attention, kv_cache_tokens=320, max_tokens_per_step=64)
     neighbours(busy, prompts, 6)
     second = busy.submit(prompt, SAMPLING, MAX_TOKENS)
     busy.run()
-    expected = [entry.logprob for entry in quiet.stream(first).logprobs]
+    expected = [entry.logprob for entry in idle.stream(first).logprobs]
     assert [entry.logprob for entry in busy.stream(second).logprobs] == pytest.approx(expected, abs=1e-4)
     assert len(expected) == MAX_TOKENS
 
 
-def test_n_sequences_equal_single_requests_with_derived_seeds(model_folder, attention, prompt):
+def test_n_sequences_equal_n_requests_with_derived_seeds(model_folder, attention, prompt):
     harness = EngineHarness(model_folder, attention=attention)
     together = harness.submit(prompt, SAMPLING, MAX_TOKENS, n=4)
     harness.run()

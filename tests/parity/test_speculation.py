@@ -1,4 +1,4 @@
-"""Drafts change no token: streams with them equal those without, however they are sampled and disturbed."""
+"""Speculation changes no token, for any sampling parameters and engine configuration."""
 
 import pytest
 
@@ -22,54 +22,56 @@ KINDS = {
 
 
 def requests(prompts) -> list[dict]:
-    """Two of each kind; some prompts repeat themselves, as code does."""
-    found = []
+    """Two requests of each kind. Some prompts contain repetitions, like code."""
+    specs = []
     for i in range(2 * len(KINDS)):
         kind = list(KINDS)[i % len(KINDS)]
         prompt = prompts[12 + i][:60]
         stopping = StopParams(MAX_TOKENS, **({"min_tokens": 10, "stop_token_ids": ENDS} if kind == "ends" else {}))
         sampling = SamplingParams(seed=i, logprobs=1, **KINDS[kind])
-        found.append(
+        specs.append(
             {"prompt": prompt * (1 + i % 2), "sampling": sampling, "stopping": stopping, "n": 1 + (i % 5 == 0)}
         )
-    return found
+    return specs
 
 
-def run(harness: EngineHarness, asked: list[dict], speculations: list[Speculation]) -> list:
+def run(harness: EngineHarness, specs: list[dict], speculations: list[Speculation]) -> list:
+    """(tokens, reason, logprobs, ranks) of each sequence."""
     numbers = [
-        harness.send(**each, speculation=speculation) for each, speculation in zip(asked, speculations, strict=True)
+        harness.send(**spec, speculation=speculation) for spec, speculation in zip(specs, speculations, strict=True)
     ]
     harness.run()
-    streams = [harness.stream(number, i) for number, each in zip(numbers, asked, strict=True) for i in range(each["n"])]
+    streams = [harness.stream(number, i) for number, spec in zip(numbers, specs, strict=True) for i in range(spec["n"])]
     return [
         (
             stream.tokens,
             stream.end.reason,
-            [each.logprob for each in stream.logprobs],
-            [each.rank for each in stream.logprobs],
+            [entry.logprob for entry in stream.logprobs],
+            [entry.rank for entry in stream.logprobs],
         )
         for stream in streams
     ]
 
 
-def nearly(expected: list, asked: list[dict], most: int) -> list[Speculation]:
-    """What each request's first sequence will get, with an error here and there."""
-    firsts = [sum(each["n"] for each in asked[:i]) for i in range(len(asked))]
-    tokens = [list(expected[first][0]) for first in firsts]
-    for i, each in enumerate(tokens):
-        each[5 + i % 7 :: 11] = [7] * len(each[5 + i % 7 :: 11])
-    return [Speculation(most, tuple(each)) for each in tokens]
+def almost_right(expected: list, specs: list[dict], max_draft_tokens: int) -> list[Speculation]:
+    """Draft tokens for each request: the output of its first sequence with a few errors."""
+    firsts = [sum(spec["n"] for spec in specs[:i]) for i in range(len(specs))]
+    drafts = [list(expected[first][0]) for first in firsts]
+    for i, draft in enumerate(drafts):
+        draft[5 + i % 7 :: 11] = [7] * len(draft[5 + i % 7 :: 11])
+    return [Speculation(max_draft_tokens, tuple(draft)) for draft in drafts]
 
 
 @pytest.fixture(scope="module")
 def plain(model_folder, prompts):
-    asked = requests(prompts)
-    return asked, run(EngineHarness(model_folder), asked, [Speculation()] * len(asked))
+    """The requests, and their results without speculation."""
+    specs = requests(prompts)
+    return specs, run(EngineHarness(model_folder), specs, [Speculation()] * len(specs))
 
 
-def check(found: list, expected: list) -> None:
+def check(actual: list, expected: list) -> None:
     for (tokens, reason, logprobs, ranks), (right, right_reason, right_logprobs, right_ranks) in zip(
-        found, expected, strict=True
+        actual, expected, strict=True
     ):
         assert (tokens, reason) == (right, right_reason)
         check_ranks(ranks, right_ranks)
@@ -87,11 +89,11 @@ def check(found: list, expected: list) -> None:
     ],
     ids=["roomy", "overlap", "pauses, small chunks", "openvino", "uncached"],
 )
-@pytest.mark.parametrize("most", [1, 7])
-def test_the_same_tokens_and_logprobs(model_folder, plain, options, most):
-    asked, expected = plain
+@pytest.mark.parametrize("max_draft_tokens", [1, 7])
+def test_draft_tokens_of_the_caller_change_no_token_and_no_logprob(model_folder, plain, options, max_draft_tokens):
+    specs, expected = plain
     harness = EngineHarness(model_folder, max_draft_batch=64, **options)
-    check(run(harness, asked, nearly(expected, asked, most)), expected)
+    check(run(harness, specs, almost_right(expected, specs, max_draft_tokens)), expected)
     stats = harness.engine.stats
     assert stats.draft_tokens > stats.accepted_draft_tokens > 100
     assert stats.accepted_draft_tokens == sum(stream.accepted for stream in harness.receiver.streams.values())
@@ -99,14 +101,14 @@ def test_the_same_tokens_and_logprobs(model_folder, plain, options, most):
 
 
 @pytest.mark.parametrize("backend", ["torch", "openvino"])
-def test_a_draft_model_that_is_the_model_is_always_right(model_folder, prompts, backend):
-    """It draws with the same noise, under the same filters, penalties and bans, from what it has computed itself."""
-    asked = requests(prompts)
+def test_a_draft_model_that_equals_the_model_is_almost_always_right(model_folder, prompts, backend):
+    """It samples with the same noise, filters, penalties and bans."""
+    specs = requests(prompts)
     harness = EngineHarness(model_folder, max_draft_batch=64, backend=backend, draft_model=model_folder)
-    plain = run(EngineHarness(model_folder, backend=backend), asked, [Speculation()] * len(asked))
-    # The second time all prompts are found in the cache.
+    plain = run(EngineHarness(model_folder, backend=backend), specs, [Speculation()] * len(specs))
+    # The second time, all prompts are in the prefix cache.
     for _ in range(2):
-        check(run(harness, asked, [Speculation(5)] * len(asked)), plain)
+        check(run(harness, specs, [Speculation(5)] * len(specs)), plain)
     stats = harness.engine.stats
     assert stats.accepted_draft_tokens > 0.98 * stats.draft_tokens > 1000
 
@@ -122,52 +124,52 @@ def test_a_draft_model_that_is_the_model_is_always_right(model_folder, prompts, 
     ids=["roomy", "overlap, host memory", "pauses, small chunks", "openvino, window"],
 )
 def test_a_draft_model_changes_no_token(model_folder, prompts, tmp_path, options):
-    asked = requests(prompts)
-    kept = {name: value for name, value in options.items() if name in ("backend", "max_attention_window")}
-    plain = run(EngineHarness(model_folder, **kept), asked, [Speculation()] * len(asked))
+    specs = requests(prompts)
+    same_tokens = {name: value for name, value in options.items() if name in ("backend", "max_attention_window")}
+    plain = run(EngineHarness(model_folder, **same_tokens), specs, [Speculation()] * len(specs))
     drafter = draft_model(model_folder, tmp_path, noise=0.03)
     harness = EngineHarness(model_folder, max_draft_batch=64, draft_model=drafter, **options)
     for _ in range(2):
-        check(run(harness, asked, [Speculation(4)] * len(asked)), plain)
+        check(run(harness, specs, [Speculation(4)] * len(specs)), plain)
     stats = harness.engine.stats
     assert stats.draft_tokens > stats.accepted_draft_tokens > 100
     assert (harness.pauses > 0) == ("kv_cache_tokens" in options)
 
 
-def test_what_the_caller_expects_is_accepted_in_few_steps(model_folder, plain):
-    asked, expected = plain
+def test_right_draft_tokens_of_the_caller_save_steps(model_folder, plain):
+    specs, expected = plain
     harness = EngineHarness(model_folder, max_draft_batch=64)
-    greedy = next(i for i, each in enumerate(asked) if each["sampling"].greedy and each["n"] == 1)
-    at = sum(each["n"] for each in asked[:greedy])
-    tokens = expected[at][0]
-    found = run(harness, [asked[greedy]], [Speculation(8, tuple(tokens))])
-    check(found, [expected[at]])
+    greedy = next(i for i, spec in enumerate(specs) if spec["sampling"].greedy and spec["n"] == 1)
+    first = sum(spec["n"] for spec in specs[:greedy])
+    tokens = expected[first][0]
+    actual = run(harness, [specs[greedy]], [Speculation(8, tuple(tokens))])
+    check(actual, [expected[first]])
     assert len(harness.steps) < len(tokens) / 4
 
 
-def test_half_of_what_the_caller_expects_is_wrong(model_folder, plain):
-    asked, expected = plain
-    wrong = [Speculation(6, tuple(range(40, 80)))] * len(asked)
+def test_wrong_draft_tokens_of_the_caller_change_nothing(model_folder, plain):
+    specs, expected = plain
+    wrong = [Speculation(6, tuple(range(40, 80)))] * len(specs)
     harness = EngineHarness(model_folder, max_draft_batch=64)
-    check(run(harness, asked, wrong), expected)
+    check(run(harness, specs, wrong), expected)
 
 
-def test_resumed_in_the_middle(model_folder, plain):
-    asked, expected = plain
+def test_requests_with_draft_tokens_can_resume_in_the_middle(model_folder, plain):
+    specs, expected = plain
     harness = EngineHarness(model_folder, max_draft_batch=64, max_tokens_per_step=128)
-    numbers, at = [], 0
-    speculations = nearly(expected, asked, 5)
-    for i, each in enumerate(asked):
+    numbers, first = [], 0
+    speculations = almost_right(expected, specs, 5)
+    for i, spec in enumerate(specs):
         resume = {}
-        for sequence in range(each["n"]):
-            tokens = expected[at + sequence][0]
+        for sequence in range(spec["n"]):
+            tokens = expected[first + sequence][0]
             resume[sequence] = tokens[: (3 + 5 * i + 7 * sequence) % len(tokens)]
-        numbers.append((harness.send(**each, resume=resume, speculation=speculations[i]), at, resume))
-        at += each["n"]
+        numbers.append((harness.send(**spec, resume=resume, speculation=speculations[i]), first, resume))
+        first += spec["n"]
     harness.run()
     for number, first, resume in numbers:
         for sequence, tokens in resume.items():
             stream, right = harness.stream(number, sequence), expected[first + sequence]
             assert stream.tokens == right[0]
             assert stream.end.reason is right[1]
-            assert [each.logprob for each in stream.logprobs] == pytest.approx(right[2][len(tokens) :], abs=1e-4)
+            assert [entry.logprob for entry in stream.logprobs] == pytest.approx(right[2][len(tokens) :], abs=1e-4)

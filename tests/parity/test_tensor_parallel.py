@@ -1,4 +1,4 @@
-"""A model over two ranks gives the tokens and the logprobs of one."""
+"""Tensor-parallel ranks return the tokens and log-probabilities of a single rank."""
 
 from contextlib import closing
 
@@ -26,7 +26,7 @@ KINDS = [
 
 
 def generate(folder, vocabulary: int, speculation: Speculation = Speculation(), **options) -> list:  # noqa: B008
-    """Requests of every kind, one of them with three sequences; their tokens and logprobs."""
+    """Run requests of every kind, one of them with three sequences. Returns their tokens and log-probabilities."""
     harness = EngineHarness(folder, kv_cache_tokens=2048, max_batch_size=16, max_tokens_per_step=48, **options)
     try:
         numbers = [
@@ -50,41 +50,42 @@ def generate(folder, vocabulary: int, speculation: Speculation = Speculation(), 
 
 
 def check(folder, vocabulary: int, size: int = 2, **options) -> None:
+    """Compare `size` ranks with one."""
     expected = generate(folder, vocabulary, **options)
     compare(generate(folder, vocabulary, tensor_parallel=size, **options), expected)
 
 
-def compare(found: list, expected: list) -> None:
-    for (tokens, logprobs), (right_tokens, right_logprobs) in zip(found, expected, strict=True):
+def compare(actual: list, expected: list) -> None:
+    for (tokens, logprobs), (right_tokens, right_logprobs) in zip(actual, expected, strict=True):
         assert tokens == right_tokens
         assert logprobs == pytest.approx(right_logprobs, abs=1e-3)
 
 
 @pytest.mark.parametrize("overlap", [False, True], ids=["", "overlap"])
-def test_the_tiny_model(overlap):
-    """Qwen3: two KV heads, one for each rank; tied embeddings."""
+def test_two_ranks_run_the_tiny_model(overlap):
+    """A Qwen3 with tied embeddings and two KV heads, one for each rank."""
     check(tiny_model.path(), 4096, overlap=overlap)
 
 
-def test_drafts():
-    """What one rank draws without drafts. Half of what is expected is wrong."""
+def test_draft_tokens_change_no_token_of_two_ranks():
+    """Half of the draft tokens are wrong."""
     expected = generate(tiny_model.path(), 4096)
     drafts = tuple(token + i % 2 for i, token in enumerate(expected[6][0]))
-    found = generate(tiny_model.path(), 4096, Speculation(4, drafts), tensor_parallel=2, max_draft_batch=16)
-    compare(found, expected)
+    actual = generate(tiny_model.path(), 4096, Speculation(4, drafts), tensor_parallel=2, max_draft_batch=16)
+    compare(actual, expected)
 
 
-def test_drafts_with_logits():
-    """Only rank 0 draws: the others never see them."""
+def test_two_ranks_accept_the_draft_tokens_with_logits_that_one_accepts():
+    """Only rank 0 samples, so that draft logits are not sent to other ranks."""
     draft = generate(tiny_model.path(), 4096)[6][0]
     drafts = proposing(draft, 4096, 3)
     expected = generate(tiny_model.path(), 4096, drafts)
-    more = {"tensor_parallel": 2, "max_draft_batch": 16, "overlap": True}
-    found = generate(tiny_model.path(), 4096, replace(drafts, max_draft_tokens=4), **more)
-    compare(found, expected)
+    options = {"tensor_parallel": 2, "max_draft_batch": 16, "overlap": True}
+    actual = generate(tiny_model.path(), 4096, replace(drafts, max_draft_tokens=4), **options)
+    compare(actual, expected)
 
 
-def test_guides():
+def test_two_ranks_run_guided_requests():
     checkpoint = open_checkpoint(str(tiny_model.path()))
     with closing(Guides(Model.of(checkpoint), GuideLimits())) as guides:
         check(tiny_model.path(), checkpoint.vocab_size, guides=guides)
@@ -94,17 +95,17 @@ def test_guides():
     ("name", "options"),
     [
         ("llama, biased, linear rope", {"kv_host_memory": 1 << 20, "attention": "reference"}),
-        # One KV head for both ranks; experts.
+        # A mixture of experts whose only KV head both ranks have.
         ("qwen3 moe, half sparse, windowed", {"overlap": True}),
     ],
 )
-def test_random_models(tmp_path, name, options):
-    """A vocabulary of 97 tokens: the second rank has one row of padding."""
+def test_two_ranks_run_random_models(tmp_path, name, options):
+    """Their vocabulary has 97 tokens, so that the second rank has one row of padding."""
     write_checkpoint(tmp_path, CONFIGS[name])
     check(tmp_path, 97, **options)
 
 
 def test_more_ranks_than_kv_heads(tmp_path):
-    """Four of them, two KV heads."""
+    """Four ranks share two KV heads."""
     write_checkpoint(tmp_path, CONFIGS["qwen3, tied"])
     check(tmp_path, 97, size=4)

@@ -1,4 +1,4 @@
-"""Tensors equal those of one forward pass of transformers, however the positions are computed."""
+"""Returned tensors equal those of one forward pass of transformers, for any batching and chunking."""
 
 from collections.abc import Callable
 from functools import cache
@@ -18,19 +18,19 @@ from tests.parity.harness import EngineHarness
 GREEDY = SamplingParams(temperature=0.0)
 TEN = StopParams(max_tokens=10)
 LAYERS = (2, 0)
-"""The last of one of the models, which transformers gives after its norm only, and one in the middle of the other."""
+"""The last layer of one of the models, whose output transformers returns only after the norm, and the first layer."""
 NAMES = (HIDDEN_STATES, *(f"layers.{layer}" for layer in LAYERS))
 ALL = TensorParams((CONTEXT_LOGITS, *NAMES), (GENERATION_LOGITS, *NAMES))
 
 
-class Right(NamedTuple):
-    """Of every position of some tokens."""
+class Expected(NamedTuple):
+    """The tensors of all positions of some tokens."""
 
     logits: Tensor
     named: dict[str, Tensor]
 
 
-Oracle = Callable[[tuple[int, ...]], Right]
+Oracle = Callable[[tuple[int, ...]], Expected]
 
 
 @pytest.fixture(scope="module")
@@ -41,53 +41,53 @@ def oracle(model_folder) -> Oracle:
 
     @cache
     @torch.inference_mode()
-    def of(tokens: tuple[int, ...]) -> Right:
-        found = model(torch.tensor([tokens]), output_hidden_states=True)
-        states = [each[0] for each in found.hidden_states]
+    def of(tokens: tuple[int, ...]) -> Expected:
+        result = model(torch.tensor([tokens]), output_hidden_states=True)
+        states = [state[0] for state in result.hidden_states]
         outputs = [*states[1:-1], before_norm[-1]]
-        return Right(found.logits[0], {HIDDEN_STATES: states[-1]} | {f"layers.{i}": outputs[i] for i in LAYERS})
+        return Expected(result.logits[0], {HIDDEN_STATES: states[-1]} | {f"layers.{i}": outputs[i] for i in LAYERS})
 
     return of
 
 
-def near(found: Tensor, right: Tensor) -> bool:
-    return found.shape == right.shape and torch.allclose(found, right, atol=2e-3, rtol=1e-3)
+def near(actual: Tensor, expected: Tensor) -> bool:
+    return actual.shape == expected.shape and torch.allclose(actual, expected, atol=2e-3, rtol=1e-3)
 
 
 def check(harness: EngineHarness, request: int, prompt: list[int], oracle: Oracle, n: int = 1) -> None:
     for index in range(n):
         tokens = harness.stream(request, index).tokens
-        right = oracle((*prompt, *tokens[:-1]))
+        expected = oracle((*prompt, *tokens[:-1]))
         first = len(prompt) - 1
-        assert near(harness.tensor(request, GENERATION_LOGITS, index), right.logits[first:])
+        assert near(harness.tensor(request, GENERATION_LOGITS, index), expected.logits[first:])
         for name in NAMES:
-            assert near(harness.tensor(request, name, index), right.named[name][first:]), name
-    right = oracle(tuple(prompt))
-    assert near(harness.tensor(request, CONTEXT_LOGITS, context=True), right.logits)
+            assert near(harness.tensor(request, name, index), expected.named[name][first:]), name
+    expected = oracle(tuple(prompt))
+    assert near(harness.tensor(request, CONTEXT_LOGITS, context=True), expected.logits)
     for name in NAMES:
-        assert near(harness.tensor(request, name, context=True), right.named[name]), name
+        assert near(harness.tensor(request, name, context=True), expected.named[name]), name
 
 
 @pytest.mark.parametrize("backend", ["torch", "openvino"])
 @pytest.mark.parametrize("overlap", [False, True])
-def test_each_length_at_once(model_folder, prompts, oracle, overlap, backend):
-    """Together with requests that want none."""
+def test_prompts_of_all_lengths_share_a_batch_with_requests_without_tensors(
+    model_folder, prompts, oracle, overlap, backend
+):
     harness = EngineHarness(model_folder, output_layers=LAYERS, backend=backend, overlap=overlap)
-    some = [*prompts[:5], *prompts[10:40:6]]
-    asked = [(prompt, harness.send(prompt, GREEDY, TEN, tensors=ALL)) for prompt in some]
-    others = [harness.send(prompt, GREEDY, TEN) for prompt in some]
+    selected = [*prompts[:5], *prompts[10:40:6]]
+    numbers = [harness.send(prompt, GREEDY, TEN, tensors=ALL) for prompt in selected]
+    plain = [harness.send(prompt, GREEDY, TEN) for prompt in selected]
     harness.run()
-    for i, (prompt, number) in enumerate(asked):
+    for i, (prompt, number) in enumerate(zip(selected, numbers, strict=True)):
         check(harness, number, prompt, oracle)
-        assert harness.stream(number).tokens == harness.stream(others[i]).tokens
+        assert harness.stream(number).tokens == harness.stream(plain[i]).tokens
 
 
 @pytest.mark.parametrize("backend", ["torch", "openvino"])
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("rows", [1, 50, 1000])
-def test_chunk_edges_everywhere(model_folder, prompts, oracle, rows, overlap, backend, monkeypatch):
-    """Edges of chunks, of blocks of the cache and of blocks of rows, each at every distance from the others; and of
-    what the lane has room for."""
+def test_chunks_may_end_anywhere(model_folder, prompts, oracle, rows, overlap, backend, monkeypatch):
+    """At any distance from the ends of KV cache blocks and of blocks of rows, and whatever room the lane has."""
     monkeypatch.setattr(forward, "BLOCK_BYTES", 0)
     prompt = prompts[5][: 2 * LEAST_ROWS + 3]
     for chunk in (1, 2, 7, 31, 32, 33, LEAST_ROWS - 1, LEAST_ROWS + 1, len(prompt) - 1, 512):
@@ -107,7 +107,7 @@ def test_chunk_edges_everywhere(model_folder, prompts, oracle, rows, overlap, ba
         assert len(harness.prompt_logprobs(number)) == len(prompt) - 1
 
 
-def test_what_is_cached_is_computed_again(model_folder, prompts, oracle):
+def test_cached_prefixes_are_computed_again_for_rows_of_the_prompt(model_folder, prompts, oracle):
     harness = EngineHarness(model_folder, output_layers=LAYERS, max_tokens_per_step=64)
     prompt = prompts[5][:200]
     harness.send(prompt, GREEDY, TEN)
@@ -118,7 +118,7 @@ def test_what_is_cached_is_computed_again(model_folder, prompts, oracle):
     for number, size in zip(numbers, (200, 199, 33, 2, 1), strict=True):
         check(harness, number, prompt[:size], oracle)
         assert harness.cached_tokens(number) == 0
-    # The prompt's last position is all that its output needs.
+    # Rows of the output need only the prompt's last position.
     assert harness.cached_tokens(output) == 192
     assert near(
         harness.tensor(output, GENERATION_LOGITS),
@@ -127,8 +127,7 @@ def test_what_is_cached_is_computed_again(model_folder, prompts, oracle):
 
 
 @pytest.mark.parametrize("options", [{}, {"overlap": True}, {"backend": "openvino"}], ids=str)
-def test_pauses(model_folder, prompts, oracle, options):
-    """What came before the pause is not computed again where it is cached, and never comes twice."""
+def test_preemptions_repeat_no_row(model_folder, prompts, oracle, options):
     harness = EngineHarness(
         model_folder,
         output_layers=LAYERS,
@@ -138,18 +137,18 @@ def test_pauses(model_folder, prompts, oracle, options):
         max_batch_size=16,
         **options,
     )
-    some = [prompt[:300] for prompt in prompts[14:38:2]]
-    asked = [
-        (prompt, 1 + i % 2, harness.send(prompt, GREEDY, StopParams(max_tokens=120), tensors=ALL, n=1 + i % 2))
-        for i, prompt in enumerate(some)
+    long = [prompt[:300] for prompt in prompts[14:38:2]]
+    numbers = [
+        harness.send(prompt, GREEDY, StopParams(max_tokens=120), tensors=ALL, n=1 + i % 2)
+        for i, prompt in enumerate(long)
     ]
     harness.run()
     assert harness.pauses > 0
-    for prompt, n, number in asked:
-        check(harness, number, prompt, oracle, n)
+    for i, (prompt, number) in enumerate(zip(long, numbers, strict=True)):
+        check(harness, number, prompt, oracle, 1 + i % 2)
 
 
-def test_every_output_has_its_own(model_folder, prompts, oracle):
+def test_every_output_has_its_own_rows(model_folder, prompts, oracle):
     harness = EngineHarness(model_folder, output_layers=LAYERS, max_tokens_per_step=70)
     number = harness.send(prompts[20], SamplingParams(seed=3), StopParams(max_tokens=5), n=4, tensors=ALL)
     harness.run()
@@ -158,8 +157,8 @@ def test_every_output_has_its_own(model_folder, prompts, oracle):
 
 
 @pytest.mark.parametrize("options", [{}, {"overlap": True}, {"backend": "openvino"}], ids=str)
-def test_resume_with_any_rows_missing(model_folder, prompts, oracle, options):
-    """Another attempt computes exactly the missing rows, even of an output that is complete."""
+def test_a_resumed_request_computes_exactly_the_missing_rows(model_folder, prompts, oracle, options):
+    """Even of an output that is complete."""
     harness = EngineHarness(
         model_folder, output_layers=LAYERS, tokens_per_block=8, max_tokens_per_step=32, max_batch_size=32, **options
     )
@@ -167,29 +166,28 @@ def test_resume_with_any_rows_missing(model_folder, prompts, oracle, options):
     plain = harness.send(prompt, GREEDY, TEN)
     harness.run()
     tokens = harness.stream(plain).tokens
-    right, named = oracle((*prompt, *tokens[:-1]))
+    of_output, of_prompt = oracle((*prompt, *tokens[:-1])), oracle(tuple(prompt))
     first = len(prompt) - 1
-    for have in range(len(tokens) + 1):
-        for rows in {0, have // 2, max(0, have - 1), have}:
+    for resumed in range(len(tokens) + 1):
+        for rows in {0, resumed // 2, max(0, resumed - 1), resumed}:
             for context in (0, 17, len(prompt)):
                 params = TensorParams(ALL.context, ALL.output, context, {0: rows})
-                number = harness.send(prompt, GREEDY, TEN, tensors=params, resume={0: tokens[:have]})
+                number = harness.send(prompt, GREEDY, TEN, tensors=params, resume={0: tokens[:resumed]})
                 harness.run()
                 assert harness.stream(number).tokens == tokens
                 if rows < len(tokens):
-                    assert near(harness.tensor(number, GENERATION_LOGITS), right[first + rows :])
+                    assert near(harness.tensor(number, GENERATION_LOGITS), of_output.logits[first + rows :])
                     for name in NAMES:
-                        assert near(harness.tensor(number, name), named[name][first + rows :]), name
+                        assert near(harness.tensor(number, name), of_output.named[name][first + rows :]), name
                 if context < len(prompt):
-                    found = harness.tensor(number, CONTEXT_LOGITS, context=True)
-                    prompts_own = oracle(tuple(prompt))
-                    assert near(found, prompts_own.logits[context:])
+                    logits = harness.tensor(number, CONTEXT_LOGITS, context=True)
+                    assert near(logits, of_prompt.logits[context:])
                     for name in NAMES:
-                        rows_found = harness.tensor(number, name, context=True)
-                        assert near(rows_found, prompts_own.named[name][context:]), name
+                        tensor = harness.tensor(number, name, context=True)
+                        assert near(tensor, of_prompt.named[name][context:]), name
 
 
-def test_two_ranks(model_folder, prompts, oracle):
+def test_two_ranks_return_the_same_rows(model_folder, prompts, oracle):
     harness = EngineHarness(model_folder, output_layers=LAYERS, max_tokens_per_step=100, tensor_parallel=2)
     try:
         number = harness.send(prompts[20], GREEDY, TEN, tensors=ALL)

@@ -1,4 +1,4 @@
-"""Models with sliding windows give the tokens of transformers, far beyond the window and however the work is cut."""
+"""Models with sliding windows return transformers' tokens far beyond their window, for any batching and chunking."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM, MistralConfig, PreTrainedConfig, 
 from sluice.ring.params import SamplingParams
 from tests.engine_worker.models.checkpoints import SIZES, write_checkpoint
 from tests.parity.conftest import greedy
-from tests.parity.harness import EngineHarness
+from tests.parity.harness import EngineHarness, check_preemptions_change_nothing
 
 MAX_TOKENS = 24
 GREEDY = SamplingParams(temperature=0.0)
@@ -64,7 +64,9 @@ def folder_and_expected(request, tmp_path_factory, prompts):
 @pytest.mark.parametrize(
     ("attention", "max_tokens_per_step"), [("cpu", 2048), ("cpu", 48), ("cpu", 7), ("reference", 48)]
 )
-def test_cold_and_cached_equal_transformers(folder_and_expected, prompts, attention, max_tokens_per_step):
+def test_outputs_equal_transformers_with_and_without_cached_prefixes(
+    folder_and_expected, prompts, attention, max_tokens_per_step
+):
     folder, expected = folder_and_expected
     harness = EngineHarness(
         folder, max_batch_size=6, max_tokens_per_step=max_tokens_per_step, kv_cache_tokens=4096, attention=attention
@@ -78,16 +80,16 @@ def test_cold_and_cached_equal_transformers(folder_and_expected, prompts, attent
 
 
 @pytest.mark.parametrize("tokens_per_block", [1, 64])
-def test_alone_with_blocks_of_any_size(folder_and_expected, prompts, tokens_per_block):
+def test_outputs_equal_transformers_with_blocks_of_any_size(folder_and_expected, prompts, tokens_per_block):
     folder, expected = folder_and_expected
     harness = EngineHarness(folder, max_batch_size=1, kv_cache_tokens=1024, tokens_per_block=tokens_per_block)
     assert harness.generate(prompts, GREEDY, MAX_TOKENS) == expected
 
 
-def test_a_pool_too_small_pauses_and_changes_nothing(folder_and_expected, prompts):
+def test_preemptions_change_no_token(folder_and_expected, prompts):
     folder, expected = folder_and_expected
-    harness = EngineHarness(folder, kv_cache_tokens=384, max_tokens_per_step=64)
-    assert harness.generate(prompts, GREEDY, MAX_TOKENS) == expected
+    harness = EngineHarness(folder, kv_cache_tokens=224, max_tokens_per_step=64, tokens_per_block=4)
+    check_preemptions_change_nothing(harness, prompts[:4], expected[:4])
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +99,7 @@ def mistral(tmp_path_factory) -> tuple[Path, torch.nn.Module]:
 
 
 def test_block_use_stays_flat_far_beyond_the_window(mistral, prompts):
-    """A window of 41 tokens, a pool of 128, a sequence of 501: three blocks or four while it generates."""
+    """With a window of 41 tokens, a sequence of 501 needs three or four blocks while it generates."""
     folder, model = mistral
     (expected,) = greedy(model, [prompts[-2]], 300)
     harness = EngineHarness(folder, kv_cache_tokens=128, max_tokens_per_step=64)
@@ -110,7 +112,7 @@ def test_block_use_stays_flat_far_beyond_the_window(mistral, prompts):
     assert harness.pauses == 0
 
 
-def test_sequences_that_are_too_much_for_the_pool_run_side_by_side(mistral, prompts):
+def test_sequences_run_together_although_all_their_tokens_would_not_fit_into_the_pool(mistral, prompts):
     folder, model = mistral
     expected = greedy(model, prompts[-4:], 100)
     harness = EngineHarness(folder, kv_cache_tokens=384, max_tokens_per_step=32, max_batch_size=8)
@@ -118,8 +120,8 @@ def test_sequences_that_are_too_much_for_the_pool_run_side_by_side(mistral, prom
     assert max(step.generation_requests for step in harness.steps) == 4
 
 
-def test_a_prefix_is_found_by_the_blocks_of_its_last_window(mistral, prompts):
-    """A pool of 128 tokens has forgotten how a prompt of 200 began."""
+def test_a_prefix_needs_only_the_blocks_of_its_last_window_to_be_reused(mistral, prompts):
+    """A pool of 128 tokens has evicted the beginning of a prompt of 200."""
     folder, model = mistral
     prompt = prompts[-2]
     expected = greedy(model, [prompt], MAX_TOKENS)
@@ -139,7 +141,7 @@ def test_a_prefix_is_found_by_the_blocks_of_its_last_window(mistral, prompts):
         ((10_000, 24, 10_000), [FULL, SLIDING, FULL, FULL]),
     ],
 )
-def test_max_attention_window_is_a_window_of_the_model(tmp_path, prompts, limits, layer_types):
+def test_max_attention_window_equals_a_model_with_such_windows(tmp_path, prompts, limits, layer_types):
     plain = write_checkpoint(tmp_path, Qwen3Config(**LAYERS, **HEADS, head_dim=16))
     windowed = AutoModelForCausalLM.from_pretrained(
         tmp_path, use_sliding_window=True, sliding_window=24, layer_types=layer_types

@@ -138,7 +138,9 @@ def test_a_revision_of_a_hub_model(monkeypatch, tmp_path):
 
 
 def test_a_folder_has_no_revisions(tmp_path):
-    with pytest.raises(CheckpointError, match=r"revision 'v2' is for models of the hub, and '.*' is a local folder"):
+    with pytest.raises(
+        CheckpointError, match=r"revision 'v2' applies only to Hugging Face models, but '.*' is a local folder"
+    ):
         open_checkpoint(str(copy_of_tiny(tmp_path)), revision="v2")
 
 
@@ -186,9 +188,9 @@ def test_what_is_no_model_is_named(model):
 @pytest.mark.parametrize(
     ("model", "named"),
     [
-        ("https://huggingface.co/Qwen/Qwen3-0.6B/tree/main", "give its hub id, Qwen/Qwen3-0.6B"),
+        ("https://huggingface.co/Qwen/Qwen3-0.6B/tree/main", "use the model's Hugging Face id, Qwen/Qwen3-0.6B"),
         ("{folder}/model.gguf", "GGUF"),
-        ("{folder}/model.safetensors", "is a file: give its folder"),
+        ("{folder}/model.safetensors", "is a file: use its folder"),
         ("{folder}/gguf", "GGUF"),
         ("{folder}/slow", "AutoTokenizer"),
         ("{folder}/lora", "LoRA adapter"),
@@ -208,9 +210,9 @@ def test_what_is_often_given_instead_gets_a_way_out(tmp_path, model, named):
 @pytest.mark.parametrize(
     ("error", "named"),
     [
-        (HFValidationError("bad id"), "cannot be a hub id: bad id"),
-        (LocalEntryNotFoundError("long\ntext"), "the hub cannot be reached"),
-        (OSError("disk full"), "could not be downloaded from the hub: disk full"),
+        (HFValidationError("bad id"), "it is not a valid Hugging Face id: bad id"),
+        (LocalEntryNotFoundError("long\ntext"), "Hugging Face cannot be reached"),
+        (OSError("disk full"), "could not be downloaded from Hugging Face: disk full"),
     ],
 )
 def test_why_a_download_failed(monkeypatch, error, named):

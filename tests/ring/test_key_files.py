@@ -33,7 +33,7 @@ def test_a_new_key_leaves_the_one_before_it_valid(folder):
 
 def test_after_a_rotation_the_former_key_is_invalid(folder):
     keys = Keys(folder, "router")
-    with pytest.raises(KeysError, match=r"public/engine.key holds one key: there is no former one"):
+    with pytest.raises(KeysError, match=r"public/engine.key contains one key: there is no former key"):
         retire(folder, "engine")
     generate(folder, "engine")
     newest, former = keys.public("engine")
@@ -50,7 +50,7 @@ def test_a_key_that_is_still_in_use_is_not_removed(folder):
     generate(folder, "engine")
     secret.write_bytes(content)
     before = Keys(folder, "router").public("engine")
-    with pytest.raises(KeysError, match="not the secret of the newest key"):
+    with pytest.raises(KeysError, match="does not belong to the newest key"):
         retire(folder, "engine")
     assert Keys(folder, "router").public("engine") == before
 
@@ -61,8 +61,8 @@ def test_a_key_that_is_still_in_use_is_not_removed(folder):
         ("secret/engine.key", None, "cannot read"),
         ("secret/engine.key", b"short", "40 characters"),
         ("secret/engine.key", b"~" * 40, "40 characters"),
-        ("secret/engine.key", b"a" * 40, "is the secret of no key"),
-        ("secret/engine.key", b"a" * 40 + b"\n" + b"b" * 40, "one key, not 2"),
+        ("secret/engine.key", b"a" * 40, "does not belong to any key"),
+        ("secret/engine.key", b"a" * 40 + b"\n" + b"b" * 40, r"one key \(got 2\)"),
         ("public/router.key", None, "cannot read"),
         ("public/router.key", b"", "40 characters"),
         ("public/router.key", b"\xff" * 40, "40 characters"),

@@ -93,7 +93,7 @@ def test_the_first_picture_of_several_counts():
 
 @pytest.mark.parametrize("data", [b"", b"GIF89a", encoded("GIF", "P"), encoded("BMP"), encoded("TIFF"), b"<svg/>"])
 def test_other_formats(data):
-    with pytest.raises(PictureError, match="is no PNG, JPEG or WebP image"):
+    with pytest.raises(PictureError, match="is not a PNG, JPEG or WebP image"):
         open_picture(data)
 
 

@@ -26,7 +26,7 @@ def taken():
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "0.0.0.0"])
 def test_a_port_in_use_is_named_with_the_remedy(taken, host) -> None:
     assert refusal(Port("metrics_port", host, taken)) == (
-        f"port {taken} on {host} is in use: stop the process that has it, or choose another with --metrics-port"
+        f"port {taken} on {host} is in use: stop the process that uses it, or choose another with --metrics-port"
     )
 
 

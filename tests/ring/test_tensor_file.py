@@ -33,9 +33,9 @@ def test_a_header_may_have_so_many_bytes_and_no_more():
     data = save({"a": np.zeros(1, np.float32)})
     size = int.from_bytes(data[:LENGTH_BYTES], "little")
     assert split(data, size).start == LENGTH_BYTES + size
-    with pytest.raises(TensorFileError, match=f"its header is said to have {size} bytes"):
+    with pytest.raises(TensorFileError, match=f"its header has an invalid length, {size} bytes"):
         split(data, size - 1)
-    with pytest.raises(TensorFileError, match="its header is said to have"):
+    with pytest.raises(TensorFileError, match="its header has an invalid length"):
         split(data[: LENGTH_BYTES + size - 1], LIMIT)
 
 

@@ -170,7 +170,7 @@ def test_newer_files_have_the_decoder_in_a_part_of_its_own():
     [
         ({"image_token_id": 151936}, "image_token_id is 151936, not a token"),
         ({"vision_config": None}, "vision_config is None"),
-        ({"vision_config": {"patch_size": 16}}, "patch_size is 16, but that of preprocessor_config.json is 14"),
+        ({"vision_config": {"patch_size": 16}}, "patch_size is 16, but preprocessor_config.json has 14"),
         ({"text_config": 3}, "text_config is 3"),
     ],
 )

@@ -90,7 +90,7 @@ def test_a_port_in_use_is_one_line_with_the_remedy(folder, flag):
             assert process.wait(60) == 1
     assert said["event"] == "start_failed"
     assert said["error"] == (
-        f"port {number} on 127.0.0.1 is in use: stop the process that has it, or choose another with {flag}"
+        f"port {number} on 127.0.0.1 is in use: stop the process that uses it, or choose another with {flag}"
     )
 
 

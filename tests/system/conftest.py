@@ -5,6 +5,6 @@ from sluice.launch import Ring
 
 @pytest.fixture(scope="session")
 def ring():
-    """The ring that `sluice serve` starts, as real processes."""
+    """A ring of real processes, as `sluice serve` starts it."""
     with Ring(engines=1, detokenizers=2) as ring:
         yield ring

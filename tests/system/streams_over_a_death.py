@@ -1,4 +1,4 @@
-"""Streams of which an engine dies in the middle."""
+"""Streams whose engine is killed in the middle."""
 
 import asyncio
 import os
@@ -12,23 +12,26 @@ GREEDY = {"temperature": 0, "token_ids": True, "ignore_eos": True}
 
 
 async def streams_over_a_death(
-    ring: Ring, asked: Sequence[tuple[str, dict]], count: int
+    ring: Ring, requests: Sequence[tuple[str, dict]], count: int
 ) -> tuple[list[list[int]], list[list[int]]]:
-    """`count` tokens of each (text, options), greedily, while engine-0 is killed; and the ids of each text."""
+    """Stream `count` greedy tokens for each (text, options), and kill engine-0 meanwhile.
+
+    Returns the output of each request, and the token ids of its text.
+    """
     async with AsyncClient(ring.address, timeout=200) as client:
-        begun = asyncio.Event()
+        streaming = asyncio.Event()
 
         async def tokens(text: str, options: dict) -> list[int]:
-            found: list[int] = []
+            output: list[int] = []
             async for chunk in client.stream(text, max_tokens=count, **options, **GREEDY):
-                assert chunk.token_offset == len(found)
-                found += chunk.token_ids
-                if len(found) > 8:
-                    begun.set()
-            return found
+                assert chunk.token_offset == len(output)
+                output += chunk.token_ids
+                if len(output) > 8:
+                    streaming.set()
+            return output
 
-        streams = [asyncio.ensure_future(tokens(*each)) for each in asked]
-        await asyncio.wait_for(begun.wait(), 60)
+        streams = [asyncio.ensure_future(tokens(*request)) for request in requests]
+        await asyncio.wait_for(streaming.wait(), 60)
         os.kill(ring.pids["engine-0"], signal.SIGKILL)
-        found = await asyncio.gather(*streams)
-        return found, [list((await client.tokenize(text)).token_ids) for text, _ in asked]
+        outputs = await asyncio.gather(*streams)
+        return outputs, [list((await client.tokenize(text)).token_ids) for text, _ in requests]

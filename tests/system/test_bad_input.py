@@ -1,4 +1,4 @@
-"""Wrong requests on the real ring: each gets its status, and 16 streams beside them say what they say when alone."""
+"""Invalid requests to a real ring: each is refused with its status, and none affects concurrent streams."""
 
 import asyncio
 import time
@@ -20,15 +20,15 @@ async def streamed(client: AsyncClient, i: int, request_id: str | None = None) -
     return "".join([chunk.text async for chunk in client.stream(f"def f{i}(x):\n    ", **spec)])
 
 
-async def test_bad_input_harms_nobody_else(ring):
+async def test_invalid_requests_change_no_concurrent_stream(ring):
     async with AsyncClient(ring.address, timeout=100) as client, grpc.aio.insecure_channel(ring.address) as channel:
         stub = GenerationServiceStub(channel)
         alone = await asyncio.gather(*(streamed(client, i) for i in range(STREAMS)))
-        beside = asyncio.gather(*(streamed(client, i, f"live-{i}") for i in range(STREAMS)))
+        concurrent = asyncio.gather(*(streamed(client, i, f"live-{i}") for i in range(STREAMS)))
         seconds = {}
         for name, spec, code, field in SPECS:
             if spec.HasField("prompt_embeds"):
-                # Those are as wide as the model of the fake engines.
+                # They have the hidden size of the fake engines' model.
                 continue
             start = time.perf_counter()
             details = await refused(stub.Generate(pb.GenerateRequest(spec=spec)))
@@ -36,16 +36,16 @@ async def test_bad_input_harms_nobody_else(ring):
             check(details, code, field)
         slowest = max(seconds, key=seconds.__getitem__)
         print(f"slowest of {len(SPECS)}: {slowest}, {seconds[slowest] * 1000:.1f} ms")
-        assert await beside == alone
+        assert await concurrent == alone
 
 
-async def test_a_live_id_is_refused_and_free_again_after_the_end(ring):
+async def test_the_id_of_a_live_request_is_refused_until_it_ends(ring):
     async with AsyncClient(ring.address, timeout=100) as client, grpc.aio.insecure_channel(ring.address) as channel:
         stub = GenerationServiceStub(channel)
-        again = pb.GenerateRequest(spec=text_spec(request_id="twice"))
+        duplicate = pb.GenerateRequest(spec=text_spec(request_id="twice"))
         async with client.stream("def f(", n=8, max_tokens=1500, ignore_eos=True, request_id="twice") as stream:
             await anext(stream)
-            details = await refused(stub.Generate(again))
+            details = await refused(stub.Generate(duplicate))
             assert (details.code, details.info.reason) == (grpc.StatusCode.ALREADY_EXISTS, "DUPLICATE_REQUEST")
             assert await client.abort("twice")
             second = asyncio.ensure_future(client.generate("def g(", max_tokens=5, request_id="twice"))

@@ -1,4 +1,4 @@
-"""A real ring that searches: the call of docs/beams.md, streams, refusals, an engine that is killed in the middle."""
+"""Beam search on a real ring: the example of docs/beams.md, streams, refusals, and an engine that is killed."""
 
 import math
 import os
@@ -31,9 +31,9 @@ def client(ring):
         yield client
 
 
-def test_the_call_of_the_page(client):
+def test_the_example_of_the_page_works(client):
     (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
-    # No other text is on the page: it is ours.
+    # `exec` is safe here: the page is part of this repository.
     names = {"client": client}
     exec(code, names)
     best, second = names["found"].outputs
@@ -41,8 +41,8 @@ def test_the_call_of_the_page(client):
     assert scores == sorted(scores, reverse=True)
 
 
-def test_a_stream_brings_all_at_the_end(client):
-    found = client.generate("def f(x):\n", **SEARCH)
+def test_a_stream_sends_each_output_in_one_chunk(client):
+    result = client.generate("def f(x):\n", **SEARCH)
     stream = client.stream("def f(x):\n", **SEARCH)
     texts, sums, counts = ["", "", ""], {}, [0, 0, 0]
     for chunk in stream:
@@ -50,67 +50,67 @@ def test_a_stream_brings_all_at_the_end(client):
         counts[chunk.index] += chunk.token_count > 0
         if chunk.finish_reason is not None:
             sums[chunk.index] = chunk.cumulative_logprob
-    assert texts == [output.text for output in found.outputs]
-    # A client that repeats a broken search relies on that.
+    assert texts == [output.text for output in result.outputs]
+    # Clients that repeat a broken search rely on this.
     assert counts == [1, 1, 1]
-    assert len({tuple(output.token_ids) for output in found.outputs}) == 3
-    for output in found.outputs:
-        total = sum(each.logprob for each in output.logprobs)
+    assert len({tuple(output.token_ids) for output in result.outputs}) == 3
+    for output in result.outputs:
+        total = sum(entry.logprob for entry in output.logprobs)
         assert (sums[output.index], total) == pytest.approx((output.cumulative_logprob,) * 2, abs=1e-4)
-        assert all(len(each.top) == 2 and each.top[0].logprob >= each.logprob for each in output.logprobs)
-    assert found.usage.completion_tokens == sum(len(output.token_ids) for output in found.outputs)
+        assert all(len(entry.top) == 2 and entry.top[0].logprob >= entry.logprob for entry in output.logprobs)
+    assert result.usage.completion_tokens == sum(len(output.token_ids) for output in result.outputs)
 
 
-def test_beside_sampled_requests(client):
+def test_searches_and_sampled_requests_do_not_affect_each_other(client):
     alone = client.generate("import os\n", seed=3, max_tokens=60).text
     search = client.generate("def f(x):\n", **SEARCH)
     texts: list[str] = []
     thread = threading.Thread(target=lambda: texts.append(client.generate("import os\n", seed=3, max_tokens=60).text))
     thread.start()
-    again = client.generate("def f(x):\n", **SEARCH)
+    concurrent = client.generate("def f(x):\n", **SEARCH)
     thread.join()
     assert texts == [alone]
-    assert [output.token_ids for output in again.outputs] == [output.token_ids for output in search.outputs]
+    assert [output.token_ids for output in concurrent.outputs] == [output.token_ids for output in search.outputs]
 
 
-def test_what_does_not_go_with_it_is_named(client):
+def test_a_parameter_that_cannot_be_combined_with_it_is_named(client):
     with pytest.raises(InvalidRequest, match=r"spec\.sampling\.temperature.*0\.7"):
         client.generate("x", temperature=0.7, beam_search={"width": 2})
 
 
 @pytest.mark.timeout(300)
-def test_an_engine_that_is_killed_in_the_middle(ring, client):
-    asked = SEARCH | {"max_tokens": 900, "ignore_eos": True, "beam_search": {"width": 4, "exhaustive": True}}
-    expected = client.generate("# long\nimport os\n", **asked)
-    assert wait_until(lambda: busy(client) == [])
-    found = []
-    thread = threading.Thread(target=lambda: found.append(client.generate("# long\nimport os\n", **asked)))
+def test_a_search_survives_the_death_of_its_engine(ring, client):
+    options = SEARCH | {"max_tokens": 900, "ignore_eos": True, "beam_search": {"width": 4, "exhaustive": True}}
+    expected = client.generate("# long\nimport os\n", **options)
+    assert wait_until(lambda: busy_engines(client) == [])
+    results = []
+    thread = threading.Thread(target=lambda: results.append(client.generate("# long\nimport os\n", **options)))
     thread.start()
-    running: list[str] = []
+    busy: list[str] = []
 
     def has_begun() -> bool:
-        running[:] = busy(client)
-        return bool(running)
+        busy[:] = busy_engines(client)
+        return bool(busy)
 
-    # By the heartbeats of the engines, a part of a second after it has.
+    # Heartbeats report it a fraction of a second after the search has begun.
     assert wait_until(has_begun)
-    (engine,) = running
+    (engine,) = busy
     os.kill(ring.pids[engine], signal.SIGKILL)
     thread.join()
-    for before, after in zip(expected.outputs, found[0].outputs, strict=True):
+    for before, after in zip(expected.outputs, results[0].outputs, strict=True):
         assert (before.token_ids, before.text) == (after.token_ids, after.text)
         assert math.isclose(before.cumulative_logprob, after.cumulative_logprob, abs_tol=1e-2)
 
 
-def busy(client) -> list[str]:
-    """Engines with requests."""
+def busy_engines(client) -> list[str]:
+    """Ids of the engines that have requests."""
     return [engine.engine_id for engine in client.stats().engines if engine.active_requests]
 
 
-def test_the_executor(ring):
+def test_the_executor_searches(ring):
     with GenerationExecutor.connect(ring.address) as executor:
         params = SamplingParams(use_beam_search=True, n=2, best_of=4, max_tokens=12, early_stopping=2)
-        found = executor.generate("import os\n", sampling_params=params)
-    assert len(found.outputs) == 2
-    best, second = (output.cumulative_logprob / len(output.token_ids) for output in found.outputs)
+        result = executor.generate("import os\n", sampling_params=params)
+    assert len(result.outputs) == 2
+    best, second = (output.cumulative_logprob / len(output.token_ids) for output in result.outputs)
     assert best >= second

@@ -1,4 +1,4 @@
-"""KV cache events of a real ring: the example of docs/kv_cache.md, and an engine that is killed."""
+"""KV cache events of a real ring: the examples, flushes, and an engine that is killed."""
 
 import os
 import re
@@ -42,10 +42,10 @@ def read(responses, until) -> list:
     return events
 
 
-def test_the_example_of_the_page(ring, client):
+def test_the_example_of_the_page_reconstructs_the_cache(ring, client):
     following, naming = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     generate(client, PROMPT)
-    # No other text is on the page: it is ours.
+    # `exec` is safe here: the page is part of this repository.
     names = {"address": ring.address}
     exec(following, names)
     assert list(names["blocks"].values()) == [PROMPT[start : start + BLOCK] for start in range(0, 48, BLOCK)]
@@ -59,7 +59,7 @@ def test_the_example_of_the_page(ring, client):
     assert naming_names["hashes"] == list(names["blocks"])
 
 
-def test_the_python_example(ring, client):
+def test_the_python_example_prints_events(ring, client):
     prompt = "def fibonacci(n):\n    a, b = 0, 1\n    for _ in range(n):\n        a, b = b, a + b\n    return a\n"
     first, *lines = run("cache_events.py", ring.address, prompt).stdout.splitlines()
     (blocks,) = re.fullmatch(rf"the prompt has (\d+) different blocks of {BLOCK} tokens", first).groups()
@@ -68,7 +68,7 @@ def test_the_python_example(ring, client):
     assert [line for line in lines if re.fullmatch(r"engine-0 \d+: stored [0-9a-f]{16} .def fibonacci.*", line)]
 
 
-def test_a_killed_engine_begins_again(ring, client):
+def test_events_start_from_zero_after_an_engine_was_killed(ring, client):
     generate(client, PROMPT)
     with client.stream_cache_events("engine-0", timeout=PATIENCE) as responses:
         first = next(responses)
@@ -88,7 +88,7 @@ def test_a_killed_engine_begins_again(ring, client):
         assert not stored[0].HasField("parent_hash")
 
 
-def test_a_flush_removes_what_was_stored(client):
+def test_a_flush_removes_all_stored_blocks(client):
     generate(client, [7, *PROMPT])
     with client.stream_cache_events(timeout=PATIENCE) as responses:
         client._routers.current.admin.FlushCache(admin_pb2.FlushCacheRequest())

@@ -1,4 +1,4 @@
-"""What engines hold is known to every router: a second one, started later, sends each prompt where it was computed."""
+"""Routers learn what engines have cached: one that starts later sends each prompt to the engine that computed it."""
 
 import pytest
 
@@ -13,19 +13,19 @@ pytestmark = pytest.mark.timeout(300)
 
 
 class Lines:
-    """Log lines of routers."""
+    """Collects log lines of routers."""
 
     def __init__(self) -> None:
-        self.found: list[LogLine] = []
+        self._lines: list[LogLine] = []
 
     def __call__(self, line: LogLine) -> None:
-        self.found.append(line)
+        self._lines.append(line)
 
     def of(self, event: str) -> list[dict]:
-        return [line.fields for line in self.found if line.event == event]
+        return [line.fields for line in self._lines if line.event == event]
 
     def engine(self, request_id: str) -> str:
-        """Which engine served it."""
+        """The engine that served a request."""
         lines: list[dict] = []
 
         def logged() -> bool:
@@ -49,7 +49,7 @@ def ring(lines):
 
 @pytest.fixture
 def second_router(ring):
-    """A router of the same engines, started when all is told: its address and its log lines."""
+    """Starts another router for the same engines. Returns its address and its log lines."""
     folder, children, lines = ring._hosts.folder.path, [], Lines()
 
     def start() -> tuple[str, Lines]:
@@ -70,8 +70,8 @@ def second_router(ring):
         child.wait(60)
 
 
-def ask(client: Client, prompt: str, request_id: str) -> int:
-    """Prompt tokens that were cached."""
+def cached_tokens(client: Client, prompt: str, request_id: str) -> int:
+    """Send a request. Returns the number of its prompt tokens that were cached."""
     return client.generate(prompt, max_tokens=2, temperature=0.0, request_id=request_id).usage.cached_tokens
 
 
@@ -80,14 +80,14 @@ def test_a_router_started_later_sends_prompts_to_the_engines_that_hold_them(ring
     with Client(ring.address, timeout=100) as client:
         assert wait_until(lambda: len(client.stats().engines) == 2)
         while len(prompts) < 6 or len(set(prompts.values())) < 2:
-            assert len(prompts) < 64, "equal requests go to one engine only"
+            assert len(prompts) < 64, "all requests go to the same engine"
             prompt = f"# number {len(prompts)}\n" + f"x_{len(prompts)} = [1, 2, 3]\n" * 20
-            assert ask(client, prompt, f"first-{len(prompts)}") == 0
+            assert cached_tokens(client, prompt, f"first-{len(prompts)}") == 0
             prompts[prompt] = lines.engine(f"first-{len(prompts)}")
     address, late_lines = second_router()
     with Client(address, timeout=100) as client:
-        # The first heartbeat that answers a hello brings the whole.
+        # The first heartbeat after a Hello contains the whole cache.
         assert wait_until(lambda: len(client.stats().engines) == 2)
         for i, (prompt, engine) in enumerate(prompts.items()):
-            assert ask(client, prompt + "y = 1\n", f"again-{i}") > 0
+            assert cached_tokens(client, prompt + "y = 1\n", f"again-{i}") > 0
             assert late_lines.engine(f"again-{i}") == engine

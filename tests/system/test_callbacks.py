@@ -1,4 +1,4 @@
-"""Rings whose engines call functions of this program, with engines that are killed meanwhile."""
+"""Logits processors that are callbacks of the client, on real rings whose engines are killed meanwhile."""
 
 import os
 import signal
@@ -20,7 +20,7 @@ def params(**more) -> SamplingParams:
 
 
 class Steered:
-    """Its method is a processor that kills engines while it is called for the first sequence of that many tokens."""
+    """A logits processor that kills the `victims` as soon as a sequence has `deadly` tokens."""
 
     def __init__(self, deadly: int) -> None:
         self.deadly = deadly
@@ -49,15 +49,15 @@ def test_streams_survive_the_death_of_an_engine(engines) -> None:
         expected = generate(executor)
         assert [len(tokens) for tokens in expected] == [COUNT] * 6
         steered.victims = [pids["engine-0"]]
-        # With two engines it may be the other one that calls.
+        # With two engines, the call that kills engine-0 may come from either.
         assert generate(executor) == expected
         assert steered.victims == []
         assert executor.pids["router"] == pids["router"]
-    whole = [prompt + tokens for prompt, tokens in zip(PROMPTS, expected, strict=True)]
-    assert all(any(tokens == each[: len(tokens)] for each in whole) for tokens in steered.seen)
+    sequences = [prompt + tokens for prompt, tokens in zip(PROMPTS, expected, strict=True)]
+    assert all(any(tokens == sequence[: len(tokens)] for sequence in sequences) for tokens in steered.seen)
 
 
-def test_one_that_raises_and_one_that_hangs_beside_others() -> None:
+def test_callbacks_that_raise_or_hang_end_only_their_own_requests() -> None:
     release = threading.Event()
 
     def raises(*_) -> None:
@@ -72,16 +72,16 @@ def test_one_that_raises_and_one_that_hangs_beside_others() -> None:
     ) as executor:
         expected = generate(executor, logits_processor=None)
         plain = params(logits_processor=None)
-        others = [executor.generate_async(prompt, plain, streaming=True) for prompt in PROMPTS]
+        concurrent = [executor.generate_async(prompt, plain, streaming=True) for prompt in PROMPTS]
         for name, outcome in (("raises", "raised KeyError"), ("hangs", "did not answer within 5 s")):
             with pytest.raises(RequestError, match=f"the logits processor '{name}' {outcome}"):
                 executor.generate([1, 2], params(logits_processor=name))
         with pytest.raises(RequestError, match="the logits processor 'hangs' has not returned from an earlier call"):
             executor.generate([1, 2], params(logits_processor="hangs"))
-        assert [list(each.result(LIMIT).outputs[0].token_ids) for each in others] == expected
+        assert [list(result.result(LIMIT).outputs[0].token_ids) for result in concurrent] == expected
         release.set()
 
 
-def test_an_executor_of_another_ring_or_machine() -> None:
+def test_callbacks_need_engines_on_this_machine() -> None:
     with pytest.raises(ValueError, match="functions of this program need engines on this machine"):
         GenerationExecutor.create(logits_processors={"steered": Steered(0)}, on="ray")

@@ -1,4 +1,4 @@
-"""Many streams over several engines and detokenizers: the same texts as alone, load on all, every block back."""
+"""Many streams over several engines and detokenizers: their texts do not change, all share the load, nothing leaks."""
 
 import asyncio
 import time
@@ -19,7 +19,7 @@ def wide_ring():
 
 
 def request(i: int) -> dict:
-    """Every kind in turn: greedy, seeded, with a stop string, with penalties, n = 2."""
+    """Greedy, seeded, with stop strings, with penalties, or with two outputs, in turn."""
     kinds = [
         {"temperature": 0.0},
         {"temperature": 0.9, "top_p": 0.9, "seed": i},
@@ -35,7 +35,7 @@ def request(i: int) -> dict:
 
 
 async def streamed(client: AsyncClient, spec: dict) -> dict[int, tuple[str, str, int]]:
-    """By output: text, reason, completion tokens; checks the offsets on the way."""
+    """(text, finish reason, completion tokens) of each output. Also checks that offsets are consecutive."""
     texts: defaultdict[int, str] = defaultdict(str)
     offsets: Counter[int] = Counter()
     ends = {}
@@ -48,9 +48,10 @@ async def streamed(client: AsyncClient, spec: dict) -> dict[int, tuple[str, str,
     return {index: (texts[index], *ends[index]) for index in sorted(ends)}
 
 
-async def stats_until(client: AsyncClient, quiet, seconds: float = 60.0):
-    end = time.monotonic() + seconds
-    while not quiet(stats := await client.stats()) and time.monotonic() < end:
+async def stats_until(client: AsyncClient, condition, seconds: float = 60.0):
+    """Poll the statistics until the condition is true, at most `seconds`. Returns the latest statistics."""
+    deadline = time.monotonic() + seconds
+    while not condition(stats := await client.stats()) and time.monotonic() < deadline:
         await asyncio.sleep(0.1)
     return stats
 
@@ -61,7 +62,7 @@ def nothing_held(stats) -> bool:
     )
 
 
-async def test_64_streams_equal_the_single_runs_and_use_everything(wide_ring):
+async def test_64_concurrent_streams_equal_single_runs_and_leave_nothing(wide_ring):
     async with AsyncClient(wide_ring.address, timeout=90) as client:
         alone = [await streamed(client, request(i)) for i in range(STREAMS)]
         together = asyncio.gather(*(streamed(client, request(i)) for i in range(STREAMS)))
@@ -70,13 +71,13 @@ async def test_64_streams_equal_the_single_runs_and_use_everything(wide_ring):
 
 
 async def test_every_engine_and_detokenizer_gets_work(wide_ring):
-    everybody = {"engine-0", "engine-1", "detok-0", "detok-1", "detok-2"}
+    peers = {"engine-0", "engine-1", "detok-0", "detok-1", "detok-2"}
     busy: set[str] = set()
 
-    def all_seen(stats) -> bool:
+    def all_were_busy(stats) -> bool:
         busy.update(engine.engine_id for engine in stats.engines if engine.active_requests)
         busy.update(detok.detokenizer_id for detok in stats.detokenizers if detok.streams)
-        return busy == everybody
+        return busy == peers
 
     async def work(client: AsyncClient, i: int) -> None:
         while True:
@@ -84,24 +85,24 @@ async def test_every_engine_and_detokenizer_gets_work(wide_ring):
 
     async with AsyncClient(wide_ring.address, timeout=90) as client:
         workers = [asyncio.create_task(work(client, i)) for i in range(16)]
-        await stats_until(client, all_seen)
+        await stats_until(client, all_were_busy)
         for worker in workers:
             worker.cancel()
         await asyncio.gather(*workers, return_exceptions=True)
-        assert busy == everybody
+        assert busy == peers
         assert nothing_held(await stats_until(client, nothing_held))
 
 
-async def test_a_whole_result_equals_the_stream(wide_ring):
+async def test_an_unstreamed_result_equals_the_stream(wide_ring):
     async with AsyncClient(wide_ring.address, timeout=90) as client:
         for i in range(10):
-            whole = await client.generate(**request(i))
-            found = {o.index: (o.text, str(o.finish_reason)) for o in whole.outputs}
-            assert found == {index: end[:2] for index, end in (await streamed(client, request(i))).items()}
+            result = await client.generate(**request(i))
+            outputs = {output.index: (output.text, str(output.finish_reason)) for output in result.outputs}
+            assert outputs == {index: end[:2] for index, end in (await streamed(client, request(i))).items()}
 
 
 @pytest.mark.parametrize("n", [1, 3])
-async def test_a_cancel_in_the_middle_of_each_of_64_frees_every_block(wide_ring, n):
+async def test_cancelling_64_streams_in_the_middle_frees_every_block(wide_ring, n):
     async def cancelled(client: AsyncClient, i: int) -> None:
         chunks = 0
         async with client.stream(f"# file {i}\nimport ", max_tokens=1500, ignore_eos=True, seed=i, n=n) as stream:

@@ -1,4 +1,4 @@
-"""A real ring whose engine runs the scheduler of docs/scheduling.md, named in its settings file."""
+"""A real ring whose engine runs the example scheduler of docs/scheduling.md."""
 
 import pytest
 
@@ -11,12 +11,12 @@ PROMPT = "def fibonacci(n):"
 WATCHED = """
 from pathlib import Path
 
-asked = FairShare.schedule_request
+original = FairShare.schedule_request
 
 
 def watched(self, active):
-    Path(__file__).with_name("asked").touch()
-    return asked(self, active)
+    Path(__file__).with_name("called").touch()
+    return original(self, active)
 
 
 FairShare.schedule_request = watched
@@ -25,28 +25,28 @@ FairShare.schedule_request = watched
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """The working directory of a user."""
+    """A user's working directory, with the scheduler and the engine's settings."""
     (tmp_path / "fair.py").write_text(example() + WATCHED)
     (tmp_path / "engine.yaml").write_text("capacity_scheduler_policy: fair:FairShare\n")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
-def test_the_scheduler_of_the_page_serves(folder, ring):
+def test_the_scheduler_of_the_page_changes_no_text(folder, ring):
     with Client(ring.address) as client:
         expected = client.generate(PROMPT, max_tokens=24, temperature=0).text
     with Ring(engines=1, detokenizers=1, engine_args={"config": folder / "engine.yaml"}) as fair:
-        assert not (folder / "asked").exists()
+        assert not (folder / "called").exists()
         with Client(fair.address) as client:
             streams = [
                 client.stream(PROMPT, max_tokens=24, temperature=0, kv_cache={"salt": salt}) for salt in "aaabbc"
             ]
             texts = ["".join(chunk.text for chunk in stream) for stream in streams]
     assert texts == [expected] * 6
-    assert (folder / "asked").exists()
+    assert (folder / "called").exists()
 
 
-def test_one_that_cannot_be_used_ends_the_start_with_its_reason(folder):
+def test_a_scheduler_that_cannot_be_loaded_fails_the_start_with_the_reason(folder):
     settings = {"config": folder / "engine.yaml", "scheduler": "fair:Unfair"}
     (folder / "engine.yaml").write_text("max_batch_size: 4\n")
     with pytest.raises(RingError, match=r"scheduler: 'fair:Unfair' cannot be used: AttributeError: .*Unfair"):

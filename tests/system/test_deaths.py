@@ -1,4 +1,4 @@
-"""A process that dies or freezes under live streams: the router goes on with them elsewhere, and no client notices."""
+"""A process dies or freezes while it serves streams: the router recovers them, and no client notices."""
 
 import asyncio
 import os
@@ -17,11 +17,11 @@ from sluice.v1.generation_pb2_grpc import GenerationServiceStub
 from sluice.v1.sampling_pb2 import SamplingParams, StoppingCriteria
 
 PEER_TIMEOUT = 5.0
-"""Seconds: those that live must not be taken for dead on a machine that has much else to do."""
+"""Seconds; long enough that a busy machine makes no live peer count as lost."""
 STREAMS = 8
 TOKENS = 480
 BEGUN = 8
-"""Tokens of a stream that has begun."""
+"""Number of tokens after which the disturbance may begin."""
 NOTHING = Leftovers([])
 
 
@@ -33,7 +33,7 @@ def pairs():
 
 @pytest.fixture
 async def doomed_ring(pairs):
-    """Whole again after the test before."""
+    """`pairs` once it has recovered from the previous test."""
     async with AsyncClient(pairs.address, timeout=200) as client:
         assert await leftovers(client, pairs) == NOTHING
     return pairs
@@ -46,13 +46,13 @@ def lone_ring():
 
 
 @pytest.fixture(scope="module")
-def calm() -> list["Stories"]:
-    """What the streams bring undisturbed: the same from any ring, so the first one that is asked tells it for all."""
+def undisturbed() -> list["Outputs"]:
+    """The undisturbed streams. The first test fills in the list; they are the same on every ring."""
     return []
 
 
 def spec(i: int) -> pb.GenerationSpec:
-    """Greedy, seeded, two outputs, stop strings, penalties and logprobs, in turns."""
+    """Requests that are greedy or seeded, with two outputs, stop strings, penalties or logprobs, in turn."""
     kinds = [
         {"sampling": SamplingParams(temperature=0)},
         {"sampling": SamplingParams(seed=i)},
@@ -66,8 +66,8 @@ def spec(i: int) -> pb.GenerationSpec:
 
 
 @dataclass
-class Story:
-    """One output as its client saw it."""
+class Output:
+    """An output as the client received it."""
 
     text: str = ""
     ids: list[int] = field(default_factory=list)
@@ -75,80 +75,80 @@ class Story:
     end: tuple[int, str, int] | None = None
 
 
-Stories = dict[int, Story]
-"""By output."""
+Outputs = dict[int, Output]
+"""Outputs of a request by index."""
 
 
-async def stories(stub, i: int, begun: asyncio.Semaphore) -> Stories:
-    """Checks numbers and offsets on the way."""
-    found: Stories = {}
+async def stream(stub, i: int, begun: asyncio.Semaphore) -> Outputs:
+    """Read a stream, and check its sequence numbers and offsets. Releases `begun` after the first tokens."""
+    outputs: Outputs = {}
     number = 0
     async for event in stub.GenerateStream(pb.GenerateStreamRequest(spec=spec(i)), timeout=200):
         number += 1
         assert event.sequence == number
         if event.HasField("delta"):
-            delta, story = event.delta, found.setdefault(event.delta.index, Story())
-            assert delta.token_offset == len(story.ids)
-            had = len(story.ids)
-            story.text += delta.text
-            story.ids += delta.token_ids
-            story.logprobs += [logprob.logprob for logprob in delta.logprobs]
-            # However many tokens come at once: a late reader gets all that there are.
-            if delta.index == 0 and had < BEGUN <= len(story.ids):
+            delta, output = event.delta, outputs.setdefault(event.delta.index, Output())
+            assert delta.token_offset == len(output.ids)
+            former_length = len(output.ids)
+            output.text += delta.text
+            output.ids += delta.token_ids
+            output.logprobs += [logprob.logprob for logprob in delta.logprobs]
+            # A delta may contain many tokens, if the client reads slowly.
+            if delta.index == 0 and former_length < BEGUN <= len(output.ids):
                 begun.release()
         elif event.HasField("finished"):
-            finished, story = event.finished, found[event.finished.index]
-            assert story.end is None
-            story.end = (finished.finish_reason, finished.stop_string, finished.completion_tokens)
-            assert finished.completion_tokens == len(story.ids)
+            finished, output = event.finished, outputs[event.finished.index]
+            assert output.end is None
+            output.end = (finished.finish_reason, finished.stop_string, finished.completion_tokens)
+            assert finished.completion_tokens == len(output.ids)
     assert event.HasField("done")
-    return found
+    return outputs
 
 
-async def check_same(ring, calm, disturb):
-    """Streams that are disturbed bring what they bring undisturbed."""
+async def check_streams_are_unchanged(ring, undisturbed, disturb):
+    """Streams that are disturbed in the middle equal the undisturbed ones."""
     async with grpc.aio.insecure_channel(ring.address) as channel:
         stub = GenerationServiceStub(channel)
-        if not calm:
-            calm += await asyncio.gather(*(stories(stub, i, asyncio.Semaphore(0)) for i in range(STREAMS)))
+        if not undisturbed:
+            undisturbed += await asyncio.gather(*(stream(stub, i, asyncio.Semaphore(0)) for i in range(STREAMS)))
         begun = asyncio.Semaphore(0)
-        streams = [asyncio.ensure_future(stories(stub, i, begun)) for i in range(STREAMS)]
+        streams = [asyncio.ensure_future(stream(stub, i, begun)) for i in range(STREAMS)]
         for _ in range(STREAMS):
             await begun.acquire()
-        assert not all(stream.done() for stream in streams)
+        assert not all(task.done() for task in streams)
         await disturb()
-        found = await asyncio.gather(*streams)
-    for before, after in zip(calm, found, strict=True):
-        assert before == after
-        for index in before:
-            assert after[index].logprobs == pytest.approx(before[index].logprobs, abs=1e-3)
+        disturbed = await asyncio.gather(*streams)
+    for expected, actual in zip(undisturbed, disturbed, strict=True):
+        assert actual == expected
+        for index in expected:
+            assert actual[index].logprobs == pytest.approx(expected[index].logprobs, abs=1e-3)
 
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("death", [signal.SIGKILL, signal.SIGSTOP])
 @pytest.mark.parametrize("victim", ["engine-0", "detok-1"])
-async def test_streams_go_on_elsewhere(doomed_ring, calm, victim, death):
+async def test_streams_continue_on_another_peer(doomed_ring, undisturbed, victim, death):
     ring = doomed_ring
     pid = ring.pids[victim]
 
     async def die():
         os.kill(pid, death)
 
-    await check_same(ring, calm, die)
+    await check_streams_are_unchanged(ring, undisturbed, die)
     async with AsyncClient(ring.address, timeout=200) as client:
         assert await leftovers(client, ring, but=[victim]) == NOTHING
         if death is signal.SIGSTOP:
-            # What it still says of the streams that went on elsewhere changes nothing.
+            # Rows that it still sends for streams that have moved are ignored.
             os.kill(pid, signal.SIGCONT)
             assert await leftovers(client, ring) == NOTHING
 
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("victim", ["engine-0", "detok-0"])
-async def test_alone_it_is_restarted_and_the_streams_wait_for_it(lone_ring, calm, victim):
+async def test_streams_wait_for_the_restart_of_the_only_peer(lone_ring, undisturbed, victim):
     async def die():
         os.kill(lone_ring.pids[victim], signal.SIGKILL)
 
-    await check_same(lone_ring, calm, die)
+    await check_streams_are_unchanged(lone_ring, undisturbed, die)
     async with AsyncClient(lone_ring.address, timeout=200) as client:
         assert await leftovers(client, lone_ring) == NOTHING

@@ -1,4 +1,4 @@
-"""Methods on the ranks of real engines: two of one rank, and one of two ranks with an entry point of its own."""
+"""Calls of methods on the ranks of real engines: two engines with one rank, and one with two ranks and a plugin."""
 
 import json
 import os
@@ -41,7 +41,7 @@ SPEC = {"max_tokens": 200, "temperature": 0.0, "ignore_eos": True}
 
 @pytest.fixture(scope="module")
 def plugin(tmp_path_factory):
-    """A package with entry points, as pip would install it, on the path of every service."""
+    """A package with entry points, as pip would install it, on the import path of every service."""
     folder = tmp_path_factory.mktemp("site")
     (folder / "own_methods.py").write_text(PLUGIN)
     info = folder / "own_methods-1.0.dist-info"
@@ -62,14 +62,14 @@ def two_ranks(plugin):
         yield executor
 
 
-def test_two_engines():
-    # The router takes no engine for lost while it waits for an answer.
+def test_every_engine_answers_and_one_that_does_not_is_named():
+    # The router must not count the frozen engine as lost while the call waits for it.
     router = {"peer_timeout": 60.0}
     with Ring(engines=2, detokenizers=1, engine_args={"kv_cache_tokens": 4096}, router_args=router) as ring:
         with GenerationExecutor.connect(ring.address) as executor:
-            found = executor.collective_rpc("memory")
-            assert [answer["kv_blocks"] * answer["tokens_per_kv_block"] for answer in found] == [4096, 4096]
-            assert all(answer["used_bytes"] > 0 and answer["free_bytes"] > 0 for answer in found)
+            answers = executor.collective_rpc("memory")
+            assert [answer["kv_blocks"] * answer["tokens_per_kv_block"] for answer in answers] == [4096, 4096]
+            assert all(answer["used_bytes"] > 0 and answer["free_bytes"] > 0 for answer in answers)
             pids = [answer["pid"] for answer in executor.collective_rpc("ping")]
             assert pids == [ring.pids["engine-0"], ring.pids["engine-1"]]
         with Client(ring.address, timeout=60) as client:
@@ -85,8 +85,8 @@ def test_two_engines():
 
 
 def test_every_rank_answers_in_order(two_ranks):
-    found = two_ranks.collective_rpc("memory")
-    assert [answer["kv_blocks"] for answer in found] == [found[0]["kv_blocks"]] * 2
+    answers = two_ranks.collective_rpc("memory")
+    assert [answer["kv_blocks"] for answer in answers] == [answers[0]["kv_blocks"]] * 2
     ranks = two_ranks.collective_rpc("ping")
     assert [(answer["rank"], answer["num_ranks"]) for answer in ranks] == [(0, 2), (1, 2)]
     assert ranks[0]["pid"] == two_ranks.pids["engine-0"]
@@ -104,7 +104,7 @@ def test_every_rank_answers_in_order(two_ranks):
         ("ping", (), [1, 2], "^engine-0, rank 2, ping: this rank does not exist: the engine's last rank is 1$"),
     ],
 )
-def test_errors_leave_the_engine_alone(two_ranks, method, args, ranks, expected):
+def test_errors_of_methods_do_not_affect_the_engine(two_ranks, method, args, ranks, expected):
     pid = two_ranks.pids["engine-0"]
     with pytest.raises(CollectiveRpcError, match=expected):
         two_ranks.collective_rpc(method, args, ranks=ranks)
@@ -112,20 +112,19 @@ def test_errors_leave_the_engine_alone(two_ranks, method, args, ranks, expected)
     assert two_ranks.pids["engine-0"] == pid
 
 
-def test_streams_go_on_around_calls(two_ranks):
-    """A slow method holds up the steps, and changes no text."""
+def test_slow_methods_delay_streams_but_change_no_text(two_ranks):
     expected = two_ranks._session.run(lambda client: client.generate("def f(x):", **SPEC)).text
-    found = []
+    texts = []
     stream = threading.Thread(
-        target=lambda: found.append(two_ranks._session.run(lambda client: client.generate("def f(x):", **SPEC)).text)
+        target=lambda: texts.append(two_ranks._session.run(lambda client: client.generate("def f(x):", **SPEC)).text)
     )
     stream.start()
     while stream.is_alive():
         assert two_ranks.collective_rpc("sleep", [0.05]) == [0, 1]
-    assert found == [expected]
+    assert texts == [expected]
 
 
-def test_the_command_line(two_ranks):
+def test_the_command_line_prints_the_answer_of_every_rank(two_ranks):
     address = two_ranks._session._client.addresses[0]
     done = subprocess.run(
         [sys.executable, "-m", "sluice", "call", "ping", "--address", address],
@@ -137,8 +136,8 @@ def test_the_command_line(two_ranks):
     assert [json.loads(line)["rank"] for line in done.stdout.splitlines()] == [0, 1]
 
 
-def test_a_rank_that_dies_in_a_method(two_ranks):
-    """The engine restarts with it; the call says that it was lost."""
+def test_an_engine_restarts_after_a_rank_died_in_a_method(two_ranks):
+    """The call fails with the reason."""
     pid = two_ranks.pids["engine-0"]
     with pytest.raises(CollectiveRpcError, match=r"^engine-0, die: the engine was lost; it may have run the method$"):
         two_ranks.collective_rpc("die", [1])

@@ -1,4 +1,4 @@
-"""The Python examples do what they say."""
+"""The examples in examples/python work as documented."""
 
 import ast
 import os
@@ -12,6 +12,7 @@ EXAMPLES = ROOT / "examples" / "python"
 
 
 def run(name: str, address: str, *arguments: str) -> subprocess.CompletedProcess:
+    """Run an example against the ring at `address`."""
     source = (EXAMPLES / name).read_text()
     assert source.count("127.0.0.1:50051") == 1
     return subprocess.run(
@@ -24,15 +25,15 @@ def run(name: str, address: str, *arguments: str) -> subprocess.CompletedProcess
     )
 
 
-def test_each_is_listed() -> None:
+def test_every_example_is_listed_in_the_readme() -> None:
     listed = set(re.findall(r"`(\w+\.py)`", (ROOT / "examples" / "README.md").read_text(encoding="utf-8")))
     assert listed == {path.name for path in EXAMPLES.glob("*.py")}
 
 
 def test_stream(ring) -> None:
-    found = run("stream.py", ring.address, "import os")
-    assert found.stdout.strip()
-    assert "Usage(" in found.stderr
+    done = run("stream.py", ring.address, "import os")
+    assert done.stdout.strip()
+    assert "Usage(" in done.stderr
 
 
 def test_generate(ring) -> None:
@@ -53,8 +54,8 @@ def test_tensors(ring) -> None:
     entropies = [line for line in lines if "nats" in line]
     assert [line.split()[1] for line in entropies] == [str(row) for row in range(16)]
     assert all(0 <= float(line.split()[-2]) < 9 for line in entropies)
-    alike, *others = (float(line.split()[0]) for line in lines[-3:])
-    assert all(-1 <= other < alike < 1 for other in others)
+    similar, *different = (float(line.split()[0]) for line in lines[-3:])
+    assert all(-1 <= similarity < similar < 1 for similarity in different)
 
 
 def test_async_many(ring) -> None:

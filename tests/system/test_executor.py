@@ -1,4 +1,4 @@
-"""The executor's examples as they are written, with a ring of their own and against a server; what a ring leaves."""
+"""The executor's examples, with a ring that they start and with a running one. No process or file may be left over."""
 
 import os
 import re
@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples" / "executor"
 MARK = "SLUICE_TEST_MARK"
 LIMIT = 280.0
-"""Seconds of a program that starts a ring, on a machine that has much else to do."""
+"""Timeout in seconds of a program that starts a ring, generous enough for a busy machine."""
 
 
 def check_batch(out: str, count: int = 64) -> None:
@@ -62,8 +62,8 @@ def check_monitoring(out: str) -> None:
 def check_draft_model(out: str) -> None:
     lines = out.splitlines()
     assert lines[:2] == ["the same text: True"] * 2
-    found = [re.fullmatch(r"request \d+: (\d+) of (\d+) drafted tokens were accepted", line) for line in lines[2:]]
-    assert [int(each[1]) <= int(each[2]) for each in found] == [True] * 2
+    counts = [re.fullmatch(r"request \d+: (\d+) of (\d+) drafted tokens were accepted", line) for line in lines[2:]]
+    assert [int(match[1]) <= int(match[2]) for match in counts] == [True] * 2
 
 
 CHECKS: dict[str, Callable[[str], None]] = {
@@ -78,7 +78,7 @@ CHECKS: dict[str, Callable[[str], None]] = {
 
 
 class Program:
-    """A Python program whose processes, and whose children's, can be found by a mark in their environment."""
+    """A Python program whose processes, including all descendants, are found by a mark in their environment."""
 
     def __init__(self) -> None:
         self.mark = uuid.uuid4().hex
@@ -90,9 +90,9 @@ class Program:
         return subprocess.Popen([sys.executable, *command], env=environment, process_group=0, **pipes)
 
     def processes(self) -> list[int]:
-        """Those that run."""
+        """Process ids of all running processes of the program."""
         marked = f"{MARK}={self.mark}".encode()
-        return [int(each.parent.name) for each in Path("/proc").glob("[0-9]*/environ") if marked in read(each)]
+        return [int(file.parent.name) for file in Path("/proc").glob("[0-9]*/environ") if marked in read(file)]
 
     def assert_nothing_is_left(self) -> None:
         assert self.processes() == []
@@ -120,7 +120,7 @@ def test_every_example_is_tested() -> None:
 
 
 @pytest.mark.parametrize("name", CHECKS)
-def test_against_a_server(ring, program, name) -> None:
+def test_examples_run_with_a_running_ring(ring, program, name) -> None:
     process = program.start(str(EXAMPLES / f"{name}.py"), "--address", ring.address)
     out, err = process.communicate(timeout=LIMIT)
     assert process.returncode == 0, err
@@ -128,7 +128,7 @@ def test_against_a_server(ring, program, name) -> None:
 
 
 @pytest.mark.parametrize("name", ["streaming", "timeout_and_abort", "monitoring", "draft_model"])
-def test_with_a_ring_of_its_own(program, name) -> None:
+def test_examples_start_a_ring_and_leave_nothing(program, name) -> None:
     process = program.start(str(EXAMPLES / f"{name}.py"))
     out, err = process.communicate(timeout=LIMIT)
     assert process.returncode == 0, err
@@ -145,7 +145,7 @@ def test_500_prompts_show_progress_and_leave_nothing(program) -> None:
     program.assert_nothing_is_left()
 
 
-LEFT = """
+LEAVES_CONTEXT = """
 from sluice.executor import GenerationExecutor, SamplingParams
 params = SamplingParams(max_tokens=64, ignore_eos=True)
 with GenerationExecutor.create() as executor:
@@ -154,8 +154,8 @@ print([result.result().outputs[0].length for result in results])
 """
 
 
-def test_leaving_the_block_finishes_what_runs(program) -> None:
-    process = program.start("-c", LEFT)
+def test_leaving_the_context_waits_for_running_requests(program) -> None:
+    process = program.start("-c", LEAVES_CONTEXT)
     out, err = process.communicate(timeout=LIMIT)
     assert (process.returncode, out) == (0, f"{[64] * 8}\n"), err
     program.assert_nothing_is_left()
@@ -166,12 +166,12 @@ import threading
 from sluice.executor import GenerationExecutor, SamplingParams
 with GenerationExecutor.create() as executor:
     submit = executor._submissions.submit
-    def tell(request, *arguments, **options):
+    def report(request, *arguments, **options):
         result = submit(request, *arguments, **options)
         if result.request_id == 300:
             print("ready", flush=True)
         return result
-    executor._submissions.submit = tell
+    executor._submissions.submit = report
     executor.generate([f"def f{i}(" for i in range(500)], SamplingParams(max_tokens=64, ignore_eos=True))
 """
 

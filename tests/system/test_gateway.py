@@ -1,34 +1,23 @@
-"""The HTTP gateway of a real ring, by OpenAI's own client and by bytes."""
+"""The HTTP gateway of a real ring, through OpenAI's own client."""
 
 import asyncio
 import json
-import os
-import signal
-import threading
-import time
 
-import httpx
 import openai
 import pytest
 from openai import AsyncOpenAI, OpenAI
 from pydantic import BaseModel
 
-from sluice import AsyncClient, Client
-from sluice.client import Unavailable
-from sluice.launch import Ring
-from tests.fakes.ports import free_ports
+from sluice import Client
 from tests.fakes.processes import wait_until
+from tests.system.gateway_ring import SEEDED, USER, ring_with_gateway
 
-USER = [{"role": "user", "content": "def fibonacci(n):"}]
-SEEDED = {"model": "tiny", "seed": 7, "max_tokens": 24}
 pytestmark = pytest.mark.process
 
 
 @pytest.fixture(scope="module")
 def ring():
-    port = free_ports(3)
-    parsers = {"tool_parser": "hermes", "reasoning_parser": "qwen3"}
-    with Ring(detokenizers=1, routers=2, port=port, http_port=port + 2, gateway_args=parsers) as ring:
+    with ring_with_gateway() as ring:
         yield ring
 
 
@@ -49,16 +38,16 @@ async def async_client(url):
         yield client
 
 
-def test_models(client):
+def test_models_can_be_listed_and_retrieved(client):
     assert [model.id for model in client.models.list()] == ["tiny"]
     assert client.models.retrieve("tiny").owned_by == "sluice"
 
 
-async def test_whole_and_streamed_are_the_same(client, async_client):
-    whole = client.chat.completions.create(messages=USER, **SEEDED)
-    text = whole.choices[0].message.content
+async def test_a_streamed_chat_equals_an_unstreamed_one(client, async_client):
+    answer = client.chat.completions.create(messages=USER, **SEEDED)
+    text = answer.choices[0].message.content
     assert text
-    assert whole.usage.completion_tokens == 24
+    assert answer.usage.completion_tokens == 24
     options = {"stream": True, "stream_options": {"include_usage": True}}
     chunks = list(client.chat.completions.create(messages=USER, **options, **SEEDED))
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks[:-1]) == text
@@ -72,9 +61,9 @@ async def test_whole_and_streamed_are_the_same(client, async_client):
     assert final.finish_reason == "stop"
 
 
-async def test_completions(client, async_client):
-    found = client.completions.create(prompt="def f(n):", n=2, logprobs=1, echo=True, **SEEDED)
-    first, second = found.choices
+async def test_completions_have_logprobs_and_echo_and_can_be_streamed(client, async_client):
+    answer = client.completions.create(prompt="def f(n):", n=2, logprobs=1, echo=True, **SEEDED)
+    first, second = answer.choices
     assert first.text.startswith("def f(n):")
     assert first.logprobs.token_logprobs[0] is None
     assert "".join(first.logprobs.tokens) == first.text
@@ -90,49 +79,49 @@ async def test_completions(client, async_client):
     assert texts == [first.text, second.text]
 
 
-def test_scores_of_a_batch_of_token_ids(ring, client):
-    """As lm-eval asks for log-likelihoods."""
+def test_a_batch_of_token_ids_is_scored(ring, client):
+    """The request with which lm-eval computes log-likelihoods."""
     prompts = [[300, 301, 302], [303, 304]]
-    found = client.completions.create(
+    answer = client.completions.create(
         model="tiny", prompt=prompts, max_tokens=1, logprobs=1, echo=True, temperature=0, seed=1
     )
     with Client(ring.addresses) as direct:
-        for prompt, choice in zip(prompts, found.choices, strict=True):
-            own = direct.generate(prompt, max_tokens=1, prompt_logprobs=1, temperature=0)
-            scores = [entry.logprob for entry in own.prompt_logprobs]
+        for prompt, choice in zip(prompts, answer.choices, strict=True):
+            result = direct.generate(prompt, max_tokens=1, prompt_logprobs=1, temperature=0)
+            scores = [entry.logprob for entry in result.prompt_logprobs]
             assert choice.logprobs.token_logprobs[0] is None
             assert choice.logprobs.token_logprobs[:-1] == pytest.approx(scores, abs=1e-4)
             assert len(choice.logprobs.tokens) == len(prompt) + 1
 
 
-def test_the_best_of_several(ring, client):
-    found = client.completions.create(prompt="def f(n):", best_of=5, n=2, **SEEDED)
+def test_best_of_returns_the_best_outputs(ring, client):
+    answer = client.completions.create(prompt="def f(n):", best_of=5, n=2, **SEEDED)
     with Client(ring.addresses) as direct:
         best = direct.generate("def f(n):", best_of=5, n=2, seed=7, max_tokens=24)
-    assert [choice.text for choice in found.choices] == [output.text for output in best.outputs]
-    assert found.usage.completion_tokens == best.usage.completion_tokens == 5 * 24
+    assert [choice.text for choice in answer.choices] == [output.text for output in best.outputs]
+    assert answer.usage.completion_tokens == best.usage.completion_tokens == 5 * 24
     with pytest.raises(openai.BadRequestError) as refused:
         client.completions.create(prompt="x", best_of=1000, **SEEDED)
     assert refused.value.param == "best_of"
 
 
-def test_logprobs_of_a_chat(client):
-    found = client.chat.completions.create(messages=USER, logprobs=True, top_logprobs=2, **SEEDED)
-    tokens = found.choices[0].logprobs.content
+def test_chats_have_logprobs(client):
+    answer = client.chat.completions.create(messages=USER, logprobs=True, top_logprobs=2, **SEEDED)
+    tokens = answer.choices[0].logprobs.content
     assert len(tokens) == 24
-    assert b"".join(bytes(each.bytes) for each in tokens).decode() == found.choices[0].message.content
-    assert all(len(each.top_logprobs) == 2 for each in tokens)
+    assert b"".join(bytes(token.bytes) for token in tokens).decode() == answer.choices[0].message.content
+    assert all(len(token.top_logprobs) == 2 for token in tokens)
 
 
-def test_a_stop_string(client):
-    whole = client.chat.completions.create(messages=USER, **SEEDED).choices[0].message.content
-    stop = whole[5:8]
-    found = client.chat.completions.create(messages=USER, stop=[stop], **SEEDED).choices[0]
-    assert found.message.content == whole[: whole.index(stop)]
-    assert found.finish_reason == "stop"
+def test_a_stop_string_ends_the_answer(client):
+    text = client.chat.completions.create(messages=USER, **SEEDED).choices[0].message.content
+    stop = text[5:8]
+    answer = client.chat.completions.create(messages=USER, stop=[stop], **SEEDED).choices[0]
+    assert answer.message.content == text[: text.index(stop)]
+    assert answer.finish_reason == "stop"
 
 
-def test_structured_outputs(client):
+def test_answers_match_their_guide(client):
     class Answer(BaseModel):
         good: bool
         kind: str
@@ -141,8 +130,8 @@ def test_structured_outputs(client):
     schema["properties"]["kind"]["maxLength"] = 4
     form = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
     options = SEEDED | {"max_tokens": 64}
-    found = client.chat.completions.create(messages=USER, response_format=form, **options)
-    assert isinstance(Answer.model_validate_json(found.choices[0].message.content).good, bool)
+    answer = client.chat.completions.create(messages=USER, response_format=form, **options)
+    assert isinstance(Answer.model_validate_json(answer.choices[0].message.content).good, bool)
     chosen = client.chat.completions.create(messages=USER, extra_body={"guided_choice": ["yes", "no"]}, **options)
     assert chosen.choices[0].message.content in ("yes", "no")
     assert chosen.choices[0].finish_reason == "stop"
@@ -169,12 +158,12 @@ TOOLS = [
 ]
 
 
-def test_tools_that_must_be_called(client):
+def test_required_tools_are_called(client):
     options = SEEDED | {"max_tokens": 128}
     named = {"type": "function", "function": {"name": "subtract"}}
-    found = client.chat.completions.create(messages=USER, tools=TOOLS, tool_choice=named, **options).choices[0]
-    (call,) = found.message.tool_calls
-    assert (found.finish_reason, found.message.content, call.function.name) == ("tool_calls", None, "subtract")
+    answer = client.chat.completions.create(messages=USER, tools=TOOLS, tool_choice=named, **options).choices[0]
+    (call,) = answer.message.tool_calls
+    assert (answer.finish_reason, answer.message.content, call.function.name) == ("tool_calls", None, "subtract")
     assert json.loads(call.function.arguments)["n"] in (1, 2)
     chunks = client.chat.completions.create(
         messages=USER, tools=TOOLS, tool_choice="required", parallel_tool_calls=False, stream=True, **options
@@ -184,12 +173,12 @@ def test_tools_that_must_be_called(client):
     assert parts[0].function.name in ("add", "subtract")
     assert json.loads("".join(part.function.arguments or "" for part in parts))["n"] in (1, 2)
     assert deltas[-1].finish_reason == "tool_calls"
-    answer = [
+    with_result = [
         *USER,
         {"role": "assistant", "tool_calls": [call.model_dump()]},
         {"role": "tool", "tool_call_id": call.id, "content": "3"},
     ]
-    assert client.chat.completions.create(messages=answer, tools=TOOLS, **SEEDED).choices[0].finish_reason
+    assert client.chat.completions.create(messages=with_result, tools=TOOLS, **SEEDED).choices[0].finish_reason
 
 
 @pytest.mark.parametrize(
@@ -205,126 +194,30 @@ def test_tools_that_must_be_called(client):
         ({"top_logprobs": 2}, openai.BadRequestError, "top_logprobs"),
     ],
 )
-def test_errors_by_class(client, fields, kind, param):
+def test_invalid_fields_raise_the_exceptions_of_openai(client, fields, kind, param):
     for stream in (False, True):
         with pytest.raises(kind) as error:
             client.chat.completions.create(**({"messages": USER, **SEEDED} | fields), stream=stream)
         assert error.value.param == param
 
 
-def test_a_request_id_is_that_of_the_ring(ring, client):
-    found = client.chat.completions.with_raw_response.create(
+def test_the_request_id_of_the_client_is_used(ring, client):
+    answer = client.chat.completions.with_raw_response.create(
         messages=USER, extra_headers={"x-request-id": "mine-1"}, **SEEDED
     )
-    assert found.headers["x-request-id"] == "mine-1"
-    assert found.parse().id == "chatcmpl-mine-1"
+    assert answer.headers["x-request-id"] == "mine-1"
+    assert answer.parse().id == "chatcmpl-mine-1"
 
 
-async def test_leaving_a_stream_cancels_it(ring, async_client):
+async def test_closing_a_stream_cancels_the_request(ring, async_client):
     stream = await async_client.chat.completions.create(
         model="tiny", messages=USER, stream=True, max_tokens=1500, extra_body={"ignore_eos": True}
     )
     await anext(aiter(stream))
     await stream.close()
-    with Client(ring.addresses) as asked:
+    with Client(ring.addresses) as direct:
 
         def idle() -> bool:
-            return all(engine.active_requests == 0 for engine in asked.stats().engines)
+            return all(engine.active_requests == 0 for engine in direct.stats().engines)
 
         assert await asyncio.to_thread(wait_until, idle)
-
-
-async def test_streams_survive_the_death_of_their_router(ring, url):
-    """16 streams, and SIGKILL for the router that they go through: none is broken, each is as if nothing had been."""
-    body = {"model": "tiny", "messages": USER, "max_tokens": 300, "ignore_eos": True, "stream": True}
-    first = threading.Event()
-
-    async def read(http: httpx.AsyncClient, seed: int, wait: float = 0.0) -> tuple[str, bool]:
-        text, done = "", False
-        async with http.stream("POST", f"{url}/chat/completions", json=body | {"seed": seed}, timeout=90) as answer:
-            assert answer.status_code == 200
-            async for line in answer.aiter_lines():
-                done = done or line == "data: [DONE]"
-                if line.startswith("data: {"):
-                    event = json.loads(line.removeprefix("data: "))
-                    assert "error" not in event, event
-                    text += event["choices"][0]["delta"].get("content", "")
-                    if len(text) > 40:
-                        first.set()
-        return text, done
-
-    async with httpx.AsyncClient() as http:
-        calm = await asyncio.gather(*(read(http, seed) for seed in range(16)))
-        first.clear()
-        streams = [asyncio.create_task(read(http, seed)) for seed in range(16)]
-        while not first.is_set():
-            await asyncio.sleep(0.01)
-        pids = ring.pids
-        for router in ("router-0", "router-1"):
-            os.kill(pids[router], signal.SIGKILL)
-        killed = time.monotonic()
-        assert await asyncio.gather(*streams) == calm
-        print(f"all ended {time.monotonic() - killed:.1f} s after the kill")
-    assert all(done for _, done in calm)
-    assert await asyncio.to_thread(wait_until, lambda: are_back(ring, pids, "router-0", "router-1"))
-
-
-def are_back(ring: Ring, former: dict[str, int], *killed: str) -> bool:
-    """Whether others took the place of these, and all routers serve."""
-    return all(ring.pids[name] != former[name] for name in killed) and all(map(serves, ring.addresses))
-
-
-def serves(address: str) -> bool:
-    with Client(address) as client:
-        try:
-            return client.health()
-        except Unavailable:
-            return False
-
-
-@pytest.mark.timeout(300)
-async def test_whole_answers_survive_the_death_of_their_router(ring, url):
-    """8 answers that are not streamed, and SIGKILL for the router that many of their tokens have gone through."""
-    body = {"model": "tiny", "prompt": "def f(n):", "max_tokens": 1500, "ignore_eos": True}
-
-    async def ask(http: httpx.AsyncClient, seed: int) -> str:
-        # Every other one is the best of two.
-        count = 1 + seed % 2
-        found = await http.post(f"{url}/completions", json=body | {"seed": seed, "best_of": count}, timeout=200)
-        assert found.status_code == 200, found.text
-        assert found.json()["usage"]["completion_tokens"] == 1500 * count
-        return found.json()["choices"][0]["text"]
-
-    async def busy() -> int:
-        """Which router has brought some of its requests a part of the way."""
-        while True:
-            for number, router in enumerate(routers):
-                requests = (await router.stats()).requests
-                if any(each.open and each.completion_tokens >= 300 for each in requests):
-                    return number
-            await asyncio.sleep(0.01)
-
-    routers = [AsyncClient(address) for address in ring.addresses]
-    async with httpx.AsyncClient() as http, routers[0], routers[1]:
-        calm = await asyncio.gather(*(ask(http, seed) for seed in range(8)))
-        answers = [asyncio.create_task(ask(http, seed)) for seed in range(8)]
-        pids = ring.pids
-        name = f"router-{await busy()}"
-        assert not any(answer.done() for answer in answers)
-        os.kill(pids[name], signal.SIGKILL)
-        assert await asyncio.gather(*answers) == calm
-    assert await asyncio.to_thread(wait_until, lambda: are_back(ring, pids, name))
-
-
-def test_a_gateway_that_is_killed_comes_back_at_its_address(ring, client):
-    former = ring.pids["gateway"]
-    os.kill(former, signal.SIGKILL)
-
-    def back() -> bool:
-        try:
-            return ring.pids["gateway"] != former and httpx.get(f"http://{ring.http_address}/health").status_code == 200
-        except httpx.TransportError:
-            return False
-
-    assert wait_until(back)
-    assert client.chat.completions.create(messages=USER, **SEEDED).choices

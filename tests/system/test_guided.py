@@ -1,4 +1,4 @@
-"""A real ring with guided decoding: the example of docs/guided.md, each kind of guide, errors."""
+"""Guided decoding on a real ring: the examples of docs/guided.md, every kind of guide, and errors."""
 
 import json
 import re
@@ -34,59 +34,59 @@ def client(ring):
         yield client
 
 
-def test_the_example_of_the_page(client):
+def test_the_example_of_the_page_returns_an_object(client):
     (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     names = {"client": client, "json": json}
-    # No other text is on the page: it is ours.
+    # `exec` is safe here: the page is part of this repository.
     exec(code, names)
     assert set(names["person"]) == {"name", "age"}
     assert 0 <= names["person"]["age"] <= 150
 
 
 @pytest.mark.parametrize("kind", GUIDES)
-def test_each_kind_of_guide(client, kind):
+def test_outputs_match_every_kind_of_guide(client, kind):
     guided, pattern = GUIDES[kind]
-    found = client.generate("def f():", guided=guided, n=4, seed=1, max_tokens=48, temperature=1.5)
-    for output in found.outputs:
+    result = client.generate("def f():", guided=guided, n=4, seed=1, max_tokens=48, temperature=1.5)
+    for output in result.outputs:
         assert re.fullmatch(pattern, output.text), output.text
         assert output.finish_reason is FinishReason.EOS
 
 
-def test_an_object(client):
-    found = client.generate("x = ", guided={"json_object": {}}, max_tokens=200, temperature=0, bad_words=["\n"])
-    assert found.text.lstrip().startswith("{")
-    if found.outputs[0].finish_reason is FinishReason.EOS:
-        assert isinstance(json.loads(found.text), dict)
+def test_json_object_returns_an_object(client):
+    result = client.generate("x = ", guided={"json_object": {}}, max_tokens=200, temperature=0, bad_words=["\n"])
+    assert result.text.lstrip().startswith("{")
+    if result.outputs[0].finish_reason is FinishReason.EOS:
+        assert isinstance(json.loads(result.text), dict)
 
 
-def test_a_structural_tag(client):
+def test_structural_tags_constrain_what_follows_their_trigger(client):
     prompt = "<f>1</f>\n<f>2</f>\n"
-    found = client.generate(prompt, guided={"structural_tag": json.dumps(TAG)}, max_tokens=64, seed=2, n=8)
-    begun = [part for output in found.outputs for part in output.text.split("<f")[1:]]
-    assert len(begun) > 8
-    # The end may cut the last one.
-    assert all(">1</f>".startswith(part[:6].replace("2", "1")) for part in begun)
+    result = client.generate(prompt, guided={"structural_tag": json.dumps(TAG)}, max_tokens=64, seed=2, n=8)
+    after_trigger = [part for output in result.outputs for part in output.text.split("<f")[1:]]
+    assert len(after_trigger) > 8
+    # The last one of an output may be incomplete.
+    assert all(">1</f>".startswith(part[:6].replace("2", "1")) for part in after_trigger)
 
 
-def test_the_structural_tag_of_the_page(client):
+def test_the_structural_tag_of_the_page_works(client):
     (text,) = re.findall(r"```json\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     prompt = "<get_weather>{}</get_weather>\n" * 3
-    found = client.generate(prompt, guided={"structural_tag": text}, max_tokens=64, seed=2, n=8)
-    begun = [part for output in found.outputs for part in output.text.split("<get_")[1:]]
-    assert begun
-    # The end may cut the last one.
-    assert all("weather>{".startswith(part[:9]) for part in begun)
+    result = client.generate(prompt, guided={"structural_tag": text}, max_tokens=64, seed=2, n=8)
+    after_trigger = [part for output in result.outputs for part in output.text.split("<get_")[1:]]
+    assert after_trigger
+    # The last one of an output may be incomplete.
+    assert all("weather>{".startswith(part[:9]) for part in after_trigger)
 
 
-def test_a_stream_beside_others(client):
+def test_guided_and_plain_streams_do_not_affect_each_other(client):
     plain = client.generate("import ", max_tokens=24, temperature=0).text
     schema = json.dumps({"type": "array", "items": {"enum": [1, 22, 333]}, "minItems": 3, "maxItems": 6})
     streams = [client.stream("[", guided={"json_schema": schema}, seed=i, max_tokens=64) for i in range(6)]
     assert client.generate("import ", max_tokens=24, temperature=0).text == plain
     for stream in streams:
-        found = json.loads("".join(chunk.text for chunk in stream))
-        assert 3 <= len(found) <= 6
-        assert set(found) <= {1, 22, 333}
+        numbers = json.loads("".join(chunk.text for chunk in stream))
+        assert 3 <= len(numbers) <= 6
+        assert set(numbers) <= {1, 22, 333}
 
 
 @pytest.mark.parametrize(
@@ -100,13 +100,13 @@ def test_a_stream_beside_others(client):
     ],
     ids=str,
 )
-def test_what_cannot_be_compiled_is_refused_with_its_field(client, guided, field):
+def test_a_guide_that_does_not_compile_is_refused_with_its_field(client, guided, field):
     with pytest.raises(InvalidRequest) as caught:
         client.generate("x", guided=guided)
     assert [violation.field for violation in caught.value.violations] == [field]
 
 
-def test_one_that_is_too_complex_ends_alone(client):
+def test_a_guide_that_is_too_complex_ends_only_its_own_request(client):
     stream = client.stream("import ", max_tokens=200, temperature=0, ignore_eos=True)
     plain = client.generate("import ", max_tokens=200, temperature=0, ignore_eos=True).text
     guided = {"ebnf": 'root ::= s\ns ::= s s | "a" | "" | s s s'}
@@ -115,7 +115,7 @@ def test_one_that_is_too_complex_ends_alone(client):
     assert "".join(chunk.text for chunk in stream) == plain
 
 
-def test_through_the_executor(ring):
+def test_the_executor_takes_guides(ring):
     params = SamplingParams(max_tokens=32, guided_decoding=GuidedDecodingParams(json={"enum": ["red", "blue"]}))
     with GenerationExecutor.connect(ring.address) as executor:
         assert json.loads(executor.generate("x", params).outputs[0].text) in ("red", "blue")

@@ -1,4 +1,4 @@
-"""The examples of docs/http.md and of its tutorial do what they say."""
+"""The examples in docs/http.md and docs/tutorials/openai_client.md work as documented."""
 
 import json
 import os
@@ -26,27 +26,27 @@ def address():
 
 
 def run(page: str, language: str, address: str) -> list[str]:
-    """What each example of this language prints."""
-    found = re.findall(rf"```{language}\n(.*?)```", (DOCS / page).read_text(), re.DOTALL)
+    """Run all examples of a page in one language. Returns what each prints."""
+    sources = re.findall(rf"```{language}\n(.*?)```", (DOCS / page).read_text(), re.DOTALL)
     command = [sys.executable, "-c"] if language == "python" else ["bash", "-ec"]
     printed = []
-    for source in found:
+    for source in sources:
         assert source.count(ADDRESS) == 1
-        asked = [*command, source.replace(ADDRESS, address)]
-        # A user has the client, and nothing of ours.
+        adapted = [*command, source.replace(ADDRESS, address)]
+        # Users of OpenAI's client do not have our packages.
         environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-        done = subprocess.run(asked, capture_output=True, text=True, timeout=110, check=True, env=environment)
+        done = subprocess.run(adapted, capture_output=True, text=True, timeout=110, check=True, env=environment)
         printed.append(done.stdout)
     return printed
 
 
 def tokens_of(line: str) -> int:
-    """Sampled answers may end early."""
+    """The count in a line like "7 tokens". Sampled answers may end early."""
     (count,) = re.fullmatch(r"(\d+) tokens", line).groups()
     return int(count)
 
 
-def test_the_page(address):
+def test_the_python_example_of_the_page(address):
     (streamed,) = run("http.md", "python", address)
     lines = streamed.splitlines()
     assert 1 <= tokens_of(lines[-2]) <= 32
@@ -54,16 +54,16 @@ def test_the_page(address):
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
-def test_curl(address):
+def test_the_curl_examples(address):
     (streamed,) = run("http.md", "bash", address)
     assert streamed.count("data: {") > 2
     models, chat, tokens = run("tutorials/openai_client.md", "bash", address)
-    assert [each["id"] for each in json.loads(models)["data"]] == ["tiny"]
+    assert [model["id"] for model in json.loads(models)["data"]] == ["tiny"]
     assert chat.rstrip().endswith("data: [DONE]")
     assert json.loads(tokens)["count"] == len(json.loads(tokens)["tokens"]) > 5
 
 
-def test_the_tutorial(address):
+def test_the_python_examples_of_the_tutorial(address):
     answer, many, person, call, error = run("tutorials/openai_client.md", "python", address)
     assert 1 <= tokens_of(answer.splitlines()[-1]) <= 32
     assert [line[1:16] for line in many.splitlines()] == [f"def method_{i}(se" for i in range(8)]

@@ -1,18 +1,16 @@
-"""Images over a real ring, beside transformers: the page's example, hostile ones, and engines that die under them."""
+"""Images on a real ring, compared with transformers: the examples, malformed images, and an engine that is killed."""
 
 import re
-from io import BytesIO
 from pathlib import Path
 
-import PIL.Image
 import pytest
-import torch
-from transformers import AutoImageProcessor, LlavaForConditionalGeneration
 
 from sluice import Client
 from sluice.client import InvalidRequest
 from sluice.launch import Ring
 from tests.fakes.llava import ROWS, picture, write_llava
+from tests.parity.llava_oracle import Oracle
+from tests.parity.vision import Prompt
 from tests.system.streams_over_a_death import GREEDY, streams_over_a_death
 from tests.system.test_examples import run
 
@@ -30,47 +28,29 @@ def pair(folder):
         yield ring
 
 
-class Oracle:
-    def __init__(self, folder: Path) -> None:
-        self.model = LlavaForConditionalGeneration.from_pretrained(folder, dtype=torch.float32).eval()
-        self.model.generation_config.eos_token_id = None
-        self.processor = AutoImageProcessor.from_pretrained(folder, backend="pil")
-
-    @torch.inference_mode()
-    def generate(self, ids: list[int], images: list[bytes], count: int) -> list[int]:
-        """`ids`: with a placeholder per image."""
-        placeholder = self.model.config.image_token_id
-        expanded = [token for each in ids for token in ([each] * ROWS if each == placeholder else [each])]
-        pictures = [PIL.Image.open(BytesIO(image)) for image in images]
-        pixels = self.processor(images=pictures, return_tensors="pt")["pixel_values"]
-        prompt = torch.tensor([expanded])
-        found = self.model.generate(
-            prompt,
-            pixel_values=pixels,
-            attention_mask=torch.ones_like(prompt),
-            max_new_tokens=count,
-            do_sample=False,
-        )
-        return found[0, len(expanded) :].tolist()
-
-
 @pytest.fixture(scope="module")
 def oracle(folder) -> Oracle:
     return Oracle(folder)
 
 
-def test_each_form_of_prompt(pair, oracle):
+def with_images(oracle: Oracle, ids: list[int], images: list[bytes]) -> Prompt:
+    """The token ids with an image in place of each placeholder."""
+    remaining = iter(images)
+    return [next(remaining) if token == oracle.token_id else token for token in ids]
+
+
+def test_text_token_ids_and_chats_may_have_images(pair, oracle):
     one, other = picture(1), picture(2, (200, 90), "JPEG")
     text = "USER: <image>\n<image>\nWhat is this? ASSISTANT:"
     with Client(pair.address, timeout=100) as client:
         ids = list(client.tokenize(text, add_special_tokens=False).token_ids)
-        right = oracle.generate(ids, [one, other], 16)
+        right = oracle.generate(with_images(oracle, ids, [one, other]), max_new_tokens=16)
         by_text = client.generate(text, images=[one, other], max_tokens=16, add_special_tokens=False, **GREEDY)
         assert list(by_text.outputs[0].token_ids) == right
         assert by_text.usage.prompt_tokens == len(ids) - 2 + 2 * ROWS
         by_ids = client.generate(ids, images=[one, other], max_tokens=16, **GREEDY)
         assert list(by_ids.outputs[0].token_ids) == right
-        # The prompt of the first was found, on the engine that had it.
+        # The router chose the engine that had cached the first prompt.
         assert by_ids.usage.cached_tokens > ROWS
         parts = [
             {"type": "image", "data": one},
@@ -84,12 +64,12 @@ def test_each_form_of_prompt(pair, oracle):
         assert "images" in model.capabilities
 
 
-def test_hostile_images(pair):
+def test_malformed_images_are_refused(pair):
     good = picture(1)
     with Client(pair.address, timeout=100) as client:
         for data, reason in (
             (good[:-50], r"images\[0\].data: is broken or truncated"),
-            (b"GIF89a", "is no PNG, JPEG or WebP image"),
+            (b"GIF89a", "is not a PNG, JPEG or WebP image"),
             (b"", "is empty"),
         ):
             with pytest.raises(InvalidRequest, match=reason):
@@ -99,7 +79,7 @@ def test_hostile_images(pair):
         assert client.generate("<image>", images=[good], max_tokens=2).usage.completion_tokens > 0
 
 
-def test_the_example_of_the_page(pair, capsys, tmp_path, monkeypatch):
+def test_the_example_of_the_page_works(pair, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "photo.png").write_bytes(picture(3))
     (example,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
@@ -107,19 +87,19 @@ def test_the_example_of_the_page(pair, capsys, tmp_path, monkeypatch):
     assert capsys.readouterr().out.splitlines()[-1] == f"{ROWS} tokens per image"
 
 
-def test_the_example(pair, tmp_path):
+def test_the_python_example_works(pair, tmp_path):
     (tmp_path / "photo.png").write_bytes(picture(4))
     size, *lines = run("images.py", pair.address, str(tmp_path / "photo.png"), "What is this?").stdout.splitlines()
     assert size == f"an image takes up to {ROWS} tokens"
     assert [line.partition("? ")[0] for line in lines[::2]] == ["What is this", "Which colours does it have"]
     counts = [re.fullmatch(r"(\d+) of (\d+) prompt tokens were cached", line).groups() for line in lines[1::2]]
-    # How much is cached depends on which engine answers.
+    # How many are cached depends on which engine answers.
     assert [int(cached) < int(prompt) > ROWS for cached, prompt in counts] == [True, True]
 
 
-async def test_streams_go_on_when_their_engine_dies(pair, oracle):
+async def test_streams_with_images_survive_the_death_of_their_engine(pair, oracle):
     images = [[picture(2 * i), picture(2 * i + 1)] for i in range(6)]
-    asked = [(f"<image> value_{i} = <image>", {"images": each}) for i, each in enumerate(images)]
-    found, texts = await streams_over_a_death(pair, asked, 160)
-    right = [oracle.generate(ids, each, 160) for each, ids in zip(images, texts, strict=True)]
-    assert found == right
+    requests = [(f"<image> value_{i} = <image>", {"images": both}) for i, both in enumerate(images)]
+    outputs, texts = await streams_over_a_death(pair, requests, 160)
+    prompts = [with_images(oracle, ids, both) for ids, both in zip(texts, images, strict=True)]
+    assert outputs == [oracle.generate(prompt, max_new_tokens=160) for prompt in prompts]

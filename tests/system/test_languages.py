@@ -1,4 +1,4 @@
-"""The examples in Go, Java and C++, each built as its README says, where its tools are."""
+"""The examples in Go, Java and C++, built as their READMEs say, if the tools are installed."""
 
 import os
 import shutil
@@ -33,8 +33,8 @@ def program(request, tmp_path_factory) -> Path:
         if file.is_file():
             shutil.copy(file, folder)
     assert CliRunner().invoke(app, ["protos", "export", str(folder / "protos")]).exit_code == 0
-    made = subprocess.run(["make", "generate"], cwd=folder, capture_output=True, text=True, timeout=250)
-    assert made.returncode == 0, made.stderr[-2000:]
+    build = subprocess.run(["make", "generate"], cwd=folder, capture_output=True, text=True, timeout=250)
+    assert build.returncode == 0, build.stderr[-2000:]
     return folder / "generate"
 
 
@@ -46,11 +46,11 @@ def run(program: Path, address: str, prompt: str) -> subprocess.CompletedProcess
 def test_a_completion_streams(ring, program) -> None:
     with Client(ring.address) as client:
         expected = client.generate(PROMPT, temperature=0, max_tokens=32).text
-    found = run(program, ring.address, PROMPT)
-    assert (found.returncode, found.stdout) == (0, expected + "\n"), found.stderr
+    done = run(program, ring.address, PROMPT)
+    assert (done.returncode, done.stdout) == (0, expected + "\n"), done.stderr
 
 
-def test_an_error_has_its_reason(ring, program) -> None:
-    found = run(program, ring.address, "x " * 4000)
-    assert found.returncode == 1
-    assert found.stderr.startswith("CONTEXT_OVERFLOW: "), found.stderr
+def test_an_error_is_printed_with_its_reason(ring, program) -> None:
+    done = run(program, ring.address, "x " * 4000)
+    assert done.returncode == 1
+    assert done.stderr.startswith("CONTEXT_OVERFLOW: "), done.stderr

@@ -1,4 +1,4 @@
-"""A ring starts and restarts whatever its services log: readiness is state, not text."""
+"""A ring starts and restarts at any log level, because readiness is a state and not a log line."""
 
 import pytest
 
@@ -9,7 +9,7 @@ ERRORS_ONLY = {"log_level": "error"}
 
 
 @pytest.mark.timeout(300)
-def test_a_ring_that_logs_errors_only() -> None:
+def test_a_ring_that_logs_only_errors_starts_and_restarts() -> None:
     lines: list[LogLine] = []
     options = {"engine_args": ERRORS_ONLY, "detokenizer_args": ERRORS_ONLY, "router_args": ERRORS_ONLY}
     with Ring(detokenizers=1, observe=lines.append, **options) as ring, Client(ring.address) as client:

@@ -1,4 +1,4 @@
-"""Streams go on where no log line can be written, and after the launcher has died."""
+"""Rings keep serving when log lines cannot be written, and after their launcher has died."""
 
 import os
 import signal
@@ -34,7 +34,7 @@ def closed_pipe() -> int:
 
 
 def unread_pipe() -> int:
-    """Full, with a reader that does not read, which lives as long as this process."""
+    """A full pipe whose reader never reads and stays open until this process ends."""
     _, writer = os.pipe()
     os.set_blocking(writer, False)
     with suppress(BlockingIOError):
@@ -47,7 +47,7 @@ def unread_pipe() -> int:
 @pytest.mark.parametrize(
     "stderr", [lambda: os.open("/dev/full", os.O_WRONLY), closed_pipe, unread_pipe], ids=["full", "closed", "unread"]
 )
-def test_every_stream_is_served_while_no_line_is_written(tmp_path, stderr):
+def test_requests_are_served_while_log_lines_cannot_be_written(tmp_path, stderr):
     ports = dict(zip([*SERVICES, "grpc"], count(free_ports(4)), strict=False))
     inboxes = {role: f"ipc://{tmp_path}/{role}" for role in SERVICES}
     more = {
@@ -84,7 +84,7 @@ def test_every_stream_is_served_while_no_line_is_written(tmp_path, stderr):
             process.wait()
 
 
-def test_a_ring_serves_while_the_output_of_its_launcher_is_on_a_full_disk(tmp_path):
+def test_a_ring_serves_while_its_launcher_writes_to_a_full_disk(tmp_path):
     port = free_ports(1)
     command = [sys.executable, "-m", "sluice", "serve", "--port", str(port), "--demo", "def f(", "--verbose"]
     with open("/dev/full", "wb") as full:
@@ -108,7 +108,7 @@ def serves(address: str) -> bool:
     return done.returncode == 0
 
 
-def test_a_stream_ends_well_after_its_launcher_was_killed():
+def test_a_stream_is_completed_after_its_launcher_was_killed():
     code = """
 import signal, sys
 from sluice.launch import Ring
@@ -119,8 +119,8 @@ with Ring(drain_timeout=60, port=0) as ring:
     launcher = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     pids: list[int] = []
     try:
-        address, *found = launcher.stdout.readline().split()
-        pids = list(map(int, found))
+        address, *printed = launcher.stdout.readline().split()
+        pids = list(map(int, printed))
         with Client(address) as client, client.stream("def f(", max_tokens=400, seed=1) as stream:
             tokens = 0
             for chunk in stream:

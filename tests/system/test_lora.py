@@ -1,5 +1,4 @@
-"""LoRA adapters through a real ring: the tokens are those of peft, and stay those of the weights that a stream began
-with, whatever is loaded, unloaded or killed meanwhile."""
+"""LoRA adapters on a real ring: outputs equal those of peft, and streams keep the weights with which they began."""
 
 import asyncio
 import os
@@ -7,7 +6,6 @@ import re
 import shutil
 import signal
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -22,6 +20,7 @@ from sluice.launch import Ring
 from tests.engine_worker.lora import oracle
 from tests.fakes.pickles import Trap
 from tests.fakes.processes import LIMIT, wait_until
+from tests.system.followed_streams import disturbed_streams
 from tests.system.test_examples import run
 from tests.trtllm.lora_tensors import lora_config
 
@@ -33,8 +32,6 @@ PROMPT = [40, 41, 42, 300, 301, 302, 17, 5]
 SHORT = {"max_tokens": 12, "ignore_eos": True, "temperature": 0.0, "token_ids": True}
 LONG = {**SHORT, "max_tokens": 200}
 WEIGHTS = "adapter_model.safetensors"
-BEGUN = 10
-"""Tokens of a stream that has begun."""
 ENGINE = {"lora": True, "dtype": "float32", "threads": 1, "kv_cache_tokens": 16384}
 ADAPTERS = {
     "all": {"seed": 1, "rank": 8},
@@ -52,11 +49,11 @@ def folders(tmp_path_factory) -> dict[str, Path]:
 
 @pytest.fixture(scope="module")
 def expected(folders) -> dict[str, list[int]]:
-    """By adapter; "" is the model alone. All of them differ."""
+    """Tokens of peft by adapter; "": of the model alone. All of them differ."""
     peft = oracle.Oracle(tiny_model.path())
-    found = {name: peft.greedy(folders.get(name), PROMPT, SHORT["max_tokens"])[0] for name in ("", *folders)}
-    assert len({tuple(tokens) for tokens in found.values()}) == len(found)
-    return found
+    outputs = {name: peft.greedy(folders.get(name), PROMPT, SHORT["max_tokens"])[0] for name in ("", *folders)}
+    assert len({tuple(tokens) for tokens in outputs.values()}) == len(outputs)
+    return outputs
 
 
 @pytest.fixture(scope="module")
@@ -69,10 +66,10 @@ def ring(folders):
 
 @pytest.fixture
 def client(ring, folders):
-    """Nothing is loaded, and all services run."""
+    """A client of a ring whose services all run, and on which no adapter is loaded."""
     with Client(ring.addresses, timeout=LIMIT) as client:
         wait_for_engines(ring)
-        for name in {each.lora_id for router in client.list_loras() for each in router.loras}:
+        for name in {lora.lora_id for router in client.list_loras() for lora in router.loras}:
             client.unload_lora(name)
         yield client
 
@@ -83,7 +80,7 @@ def wait_for_engines(ring: Ring) -> None:
 
 
 def engines_of(address: str) -> int:
-    """As its router knows them; none while that is away."""
+    """Number of engines that a router knows; 0 while it does not run."""
     try:
         with Client(address, timeout=LIMIT) as client:
             return len(client.stats().engines)
@@ -92,71 +89,45 @@ def engines_of(address: str) -> int:
 
 
 def load(client: Client, name: str, folder: Path, how: str) -> None:
-    """At both routers."""
+    """Load an adapter at both routers, by path or as an upload."""
     source = {"path": str(folder)} if how == "path" else {"folder": folder}
-    assert [each.error for each in client.load_lora(name, **source)] == [None, None]
+    assert [answer.error for answer in client.load_lora(name, **source)] == [None, None]
 
 
 def tokens(client: Client, **options) -> list[int]:
     return list(client.generate(PROMPT, **SHORT, **options).outputs[0].token_ids)
 
 
-@dataclass
-class Stream:
-    """One that runs in the event loop."""
-
-    client: AsyncClient
-    options: dict
-    token_ids: list[int] = field(default_factory=list)
-    resumed: int = 0
-
-    async def run(self, begun: asyncio.Semaphore) -> None:
-        stream = self.client.stream(PROMPT, **LONG, **self.options)
-        before = 0
-        async for chunk in stream:
-            before, self.token_ids = len(self.token_ids), [*self.token_ids, *chunk.token_ids]
-            if before < BEGUN <= len(self.token_ids):
-                begun.release()
-        self.resumed = stream.resumed
-
-
-async def disturbed(addresses: list[str], options: list[dict], disturb: Callable[[], None]) -> list[Stream]:
-    """Streams with these options, two of each, and what they got; `disturb` comes once all have begun."""
-    async with AsyncClient(addresses, timeout=2 * LIMIT) as client, asyncio.timeout(3 * LIMIT):
-        begun = asyncio.Semaphore(0)
-        streams = [Stream(client, each) for each in 2 * options]
-        running = asyncio.gather(*(stream.run(begun) for stream in streams))
-        for _ in streams:
-            await begun.acquire()
-        await asyncio.to_thread(disturb)
-        await running
-    return streams
+async def disturbed(addresses: list[str], options: list[dict], disturb: Callable[[], None]) -> list[list[int]]:
+    """Tokens of two streams with each of these options, which are disturbed once all have begun."""
+    streams = await disturbed_streams(addresses, PROMPT, [{**LONG, **choice} for choice in 2 * options], disturb)
+    return [stream.token_ids for stream in streams]
 
 
 async def undisturbed(addresses: list[str], options: list[dict]) -> list[list[int]]:
-    """One by one."""
+    """Tokens of the same requests as in `disturbed`, one by one."""
     async with AsyncClient(addresses, timeout=2 * LIMIT) as client:
-        found = [await client.generate(PROMPT, **LONG, **each) for each in 2 * options]
-    return [list(each.outputs[0].token_ids) for each in found]
+        results = [await client.generate(PROMPT, **LONG, **choice) for choice in 2 * options]
+    return [list(result.outputs[0].token_ids) for result in results]
 
 
 def kill(ring: Ring, service: str) -> None:
     os.kill(ring.pids[service], signal.SIGKILL)
 
 
-async def test_adapters_beside_each_other_give_the_tokens_of_peft(ring, client, folders, expected) -> None:
+async def test_requests_with_different_adapters_return_the_tokens_of_peft(ring, client, folders, expected) -> None:
     for name, how in (("all", "path"), ("attention", "upload"), ("mlp", "upload")):
         load(client, name, folders[name], how)
     options = [{}, *({"lora_id": name} for name in ("all", "attention", "mlp"))]
     options.append({"lora_weights": read_lora(folders["other"])})
-    wanted = [expected[name] for name in ("", "all", "attention", "mlp", "other")]
+    right = [expected[name] for name in ("", "all", "attention", "mlp", "other")]
     async with AsyncClient(ring.addresses, timeout=LIMIT) as many:
-        found = await asyncio.gather(*(many.generate(PROMPT, **SHORT, **each) for each in 4 * options))
-    assert [list(each.outputs[0].token_ids) for each in found] == 4 * wanted
+        results = await asyncio.gather(*(many.generate(PROMPT, **SHORT, **choice) for choice in 4 * options))
+    assert [list(result.outputs[0].token_ids) for result in results] == 4 * right
     listed = client.list_loras()
-    assert [[each.lora_id for each in router.loras] for router in listed] == [["all", "attention", "mlp"]] * 2
+    assert [[lora.lora_id for lora in router.loras] for router in listed] == [["all", "attention", "mlp"]] * 2
     assert listed[0].loras == listed[1].loras
-    assert {each.lora_id: (each.rank, each.path) for each in listed[0].loras} == {
+    assert {lora.lora_id: (lora.rank, lora.path) for lora in listed[0].loras} == {
         "all": (8, str(folders["all"])),
         "attention": (4, ""),
         "mlp": (2, ""),
@@ -164,13 +135,13 @@ async def test_adapters_beside_each_other_give_the_tokens_of_peft(ring, client, 
 
 
 @pytest.mark.parametrize("how", ["path", "upload"])
-def test_unloaded_and_loaded_again(ring, client, folders, expected, how) -> None:
+def test_an_adapter_can_be_unloaded_and_replaced(ring, client, folders, expected, how) -> None:
     load(client, "a", folders["all"], how)
     assert tokens(client, lora_id="a") == tokens(client, model="a") == expected["all"]
     client.unload_lora("a")
     for address in ring.addresses:
-        with Client(address, timeout=LIMIT) as each, pytest.raises(AdapterNotFound):
-            tokens(each, lora_id="a")
+        with Client(address, timeout=LIMIT) as router, pytest.raises(AdapterNotFound):
+            tokens(router, lora_id="a")
     assert tokens(client) == expected[""]
     load(client, "a", folders["other"], how)
     assert tokens(client, lora_id="a") == expected["other"]
@@ -178,7 +149,7 @@ def test_unloaded_and_loaded_again(ring, client, folders, expected, how) -> None
     assert tokens(client, lora_id="a") == expected["all"]
 
 
-def test_a_load_at_one_router_is_known_to_the_other(ring, client, folders, expected) -> None:
+def test_an_adapter_loaded_at_one_router_is_known_to_the_other(ring, client, folders, expected) -> None:
     first, second = ring.addresses
     with Client(first, timeout=LIMIT) as one, Client(second, timeout=LIMIT) as other:
         one.load_lora("a", folder=folders["all"])
@@ -189,13 +160,13 @@ def test_a_load_at_one_router_is_known_to_the_other(ring, client, folders, expec
 
 
 @pytest.mark.parametrize("name", ["/etc", "/adapters/none"])
-def test_a_path_outside_the_folders(client, name) -> None:
+def test_a_path_outside_the_configured_folders_is_refused(client, name) -> None:
     with pytest.raises(InvalidRequest):
         client.load_lora("a", path=name)
     assert not client.list_loras()[0].loras
 
 
-def test_nothing_of_hostile_files_remains(client, folders, tmp_path) -> None:
+def test_malicious_files_are_refused_and_never_executed(client, folders, tmp_path) -> None:
     trap = Trap(tmp_path)
     for name, data in {**trap.files, "adapter_model.safetensors": trap.zipped}.items():
         for how, parent in (("path", folders["all"].parent), ("upload", tmp_path)):
@@ -216,10 +187,10 @@ def test_nothing_of_hostile_files_remains(client, folders, tmp_path) -> None:
 
 @pytest.mark.parametrize("how", ["path", "upload"])
 async def test_streams_keep_the_weights_with_which_they_began(ring, client, folders, expected, how) -> None:
-    """Also when their engine dies after that; new requests get the new weights."""
+    """Even if their engine dies after the adapter was replaced. New requests use the new weights."""
     load(client, "a", folders["all"], how)
-    wanted = await undisturbed(ring.addresses, [{"lora_id": "a"}])
-    assert wanted[0][: SHORT["max_tokens"]] == expected["all"]
+    right = await undisturbed(ring.addresses, [{"lora_id": "a"}])
+    assert right[0][: SHORT["max_tokens"]] == expected["all"]
 
     def replace_and_kill() -> None:
         load(client, "a", folders["other"], how)
@@ -227,50 +198,50 @@ async def test_streams_keep_the_weights_with_which_they_began(ring, client, fold
         kill(ring, "engine-0")
 
     try:
-        found = await disturbed(ring.addresses, [{"lora_id": "a"}], replace_and_kill)
+        streams = await disturbed(ring.addresses, [{"lora_id": "a"}], replace_and_kill)
     except ModelChanged:
-        # Files that nobody has any more cannot be computed with: that ends a stream, and gives it no other tokens.
+        # Uploaded files may be lost with the engine. The stream then ends instead of continuing with other weights.
         assert how == "upload"
     else:
-        assert [each.token_ids for each in found] == wanted
+        assert streams == right
     assert tokens(client, lora_id="a") == expected["other"]
 
 
 @pytest.mark.parametrize("service", [*("engine-0", "router-0"), *map(long, ("engine-1", "router-1"))])
-async def test_streams_with_adapters_survive_a_death(ring, client, folders, service) -> None:
+async def test_streams_with_adapters_survive_the_death_of_a_service(ring, client, folders, service) -> None:
     load(client, "by-path", folders["all"], "path")
     load(client, "uploaded", folders["attention"], "upload")
     options = [{"lora_id": "by-path"}, {"lora_id": "uploaded"}, {"lora_weights": read_lora(folders["other"])}, {}]
-    wanted = await undisturbed(ring.addresses, options)
-    found = await disturbed(ring.addresses, options, lambda: kill(ring, service))
-    assert [each.token_ids for each in found] == wanted
-    # A new engine and a new router know what was loaded.
+    right = await undisturbed(ring.addresses, options)
+    streams = await disturbed(ring.addresses, options, lambda: kill(ring, service))
+    assert streams == right
+    # The restarted engine and router know the loaded adapters.
     wait_for_engines(ring)
     for address in ring.addresses:
-        with Client(address, timeout=LIMIT) as each:
-            assert wait_until(lambda each=each: len(each.list_loras()[0].loras) == 2)
-            assert tokens(each, lora_id="by-path") == wanted[0][: SHORT["max_tokens"]]
-            assert tokens(each, lora_id="uploaded") == wanted[1][: SHORT["max_tokens"]]
+        with Client(address, timeout=LIMIT) as router:
+            assert wait_until(lambda router=router: len(router.list_loras()[0].loras) == 2)
+            assert tokens(router, lora_id="by-path") == right[0][: SHORT["max_tokens"]]
+            assert tokens(router, lora_id="uploaded") == right[1][: SHORT["max_tokens"]]
 
 
 async def test_requests_bring_more_adapters_than_fit_in_host_memory(folders, expected) -> None:
-    """At once: they wait for each other."""
-    sizes = [sum(each.nbytes for each in load_file(folders[name] / WEIGHTS).values()) for name in ("all", "other")]
+    """Concurrent requests then wait for each other."""
+    sizes = [sum(tensor.nbytes for tensor in load_file(folders[name] / WEIGHTS).values()) for name in ("all", "other")]
     engine = ENGINE | {"lora_folders": [str(folders["all"].parent)], "lora_host_cache_size": int(1.1 * max(sizes))}
     options = {"engine_args": engine, "router_args": {"lora_in_requests": True}}
     with Ring(**options) as ring:
         async with AsyncClient(ring.addresses, timeout=LIMIT) as client:
-            brought = [read_lora(folder) for folder in folders.values()]
-            calls = (client.generate(PROMPT, **SHORT, lora_weights=weights) for weights in 3 * brought)
-            found = await asyncio.gather(*calls)
-    assert [list(each.outputs[0].token_ids) for each in found] == 3 * [expected[name] for name in folders]
+            adapters = [read_lora(folder) for folder in folders.values()]
+            calls = (client.generate(PROMPT, **SHORT, lora_weights=weights) for weights in 3 * adapters)
+            results = await asyncio.gather(*calls)
+    assert [list(result.outputs[0].token_ids) for result in results] == 3 * [expected[name] for name in folders]
 
 
 @pytest.mark.parametrize("page", ["lora.md", "executor.md"])
-def test_the_code_of_a_page(ring, client, folders, capsys, page) -> None:
+def test_the_examples_of_the_pages_work(ring, client, folders, capsys, page) -> None:
     text = (ROOT / "docs" / page).read_text(encoding="utf-8")
-    (code,) = (each for each in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "folder" in each)
-    # No other text is on the page: it is ours.
+    (code,) = (block for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "folder" in block)
+    # `exec` is safe here: the page is part of this repository.
     exec(code, {"address": ring.addresses, "folder": str(folders["all"])})
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) >= 2
@@ -279,22 +250,22 @@ def test_the_code_of_a_page(ring, client, folders, capsys, page) -> None:
         assert [line for line in lines if "no adapter is loaded under this id" in line]
 
 
-def test_the_example(ring, folders) -> None:
-    found = run("lora.py", ring.addresses[0], str(folders["all"])).stdout
-    assert re.fullmatch(r"127\.0\.0\.1:\d+: Lora\(lora_id='mine'.*\)\nmine: '.*'\nmodel: '.*'\n", found)
+def test_the_python_example_works(ring, folders) -> None:
+    printed = run("lora.py", ring.addresses[0], str(folders["all"])).stdout
+    assert re.fullmatch(r"127\.0\.0\.1:\d+: Lora\(lora_id='mine'.*\)\nmine: '.*'\nmodel: '.*'\n", printed)
 
 
-def test_as_a_library(folders, expected) -> None:
+def test_llm_takes_lora_requests(folders, expected) -> None:
     params = SamplingParams(max_tokens=SHORT["max_tokens"], temperature=0.0, ignore_eos=True)
     names = ["", "all", "attention", "mlp", "all"]
     with LLM(enable_lora=True, engine_args=ENGINE) as llm:
         adapters = [LoRARequest(name, i, str(folders[name])) if name else None for i, name in enumerate(names)]
         adapters[-1] = adapters[1]
-        found = llm.generate([PROMPT] * len(names), params, lora_request=adapters, use_tqdm=False)
-    assert [each.outputs[0].token_ids for each in found] == [expected[name] for name in names]
+        results = llm.generate([PROMPT] * len(names), params, lora_request=adapters, use_tqdm=False)
+    assert [result.outputs[0].token_ids for result in results] == [expected[name] for name in names]
 
 
-def test_under_the_names_of_tensorrt_llm(folders, expected, tmp_path) -> None:
+def test_the_executor_of_tensorrt_llm_takes_lora_configs(folders, expected, tmp_path) -> None:
     tensors = load_file(folders["all"] / "adapter_model.safetensors")
     peft = trtllm.PeftCacheConfig(max_adapter_size=16)
     config = trtllm.ExecutorConfig(peft_cache_config=peft, kv_cache_config=trtllm.KvCacheConfig(max_tokens=8192))

@@ -1,4 +1,4 @@
-"""A rolling update to other weights, by real services: a text is of one model, or its stream ends and says so."""
+"""A rolling update to other weights on a real ring: no text mixes two models; if it would, the stream ends instead."""
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
@@ -21,58 +21,57 @@ def checkpoints(tmp_path) -> tuple[Path, Path]:
 
 
 @pytest.fixture
-def told() -> list[LogLine]:
+def log_lines() -> list[LogLine]:
     return []
 
 
 @pytest.fixture
-def ring(tmp_path, checkpoints, told):
-    """Three engines over a link to the old checkpoint."""
+def ring(tmp_path, checkpoints, log_lines):
+    """Three engines whose model is a link to the old checkpoint."""
     model = tmp_path / "model"
     point(model, checkpoints[0])
     settings = {"engine_args": {"threads": 1, "kv_cache_tokens": 16384}, "router_args": {"peer_timeout": 15.0}}
-    with Ring(model, name="tiny", engines=3, detokenizers=1, observe=told.append, **settings) as ring:
+    with Ring(model, name="tiny", engines=3, detokenizers=1, observe=log_lines.append, **settings) as ring:
         yield ring
 
 
 @pytest.mark.long
-async def test_an_update_to_other_weights(ring, checkpoints, told):
+async def test_streams_keep_their_weights_during_an_update(ring, checkpoints, log_lines):
     old, new = checkpoints
     with Client(ring.address, timeout=LIMIT) as client:
 
         def texts(count: int) -> set[str]:
-            """Of so many requests at once."""
+            """Texts of `count` concurrent requests."""
             with ThreadPoolExecutor(count) as pool:
                 answers = [pool.submit(client.generate, PROMPT, **SPEC) for _ in range(count)]
                 return {answer.result().text for answer in answers}
 
-        def served(*of_new: str) -> bool:
-            found = fingerprints(client)
-            return found.keys() == {"engine-0", "engine-1", "engine-2"} and of_new == tuple(
-                sorted(engine for engine, model in found.items() if model != old_model)
-            )
+        def have_new_weights(*engines: str) -> bool:
+            models = fingerprints(client)
+            updated = tuple(sorted(engine for engine, model in models.items() if model != old_model))
+            return models.keys() == {"engine-0", "engine-1", "engine-2"} and updated == engines
 
         (old_text,), (old_model,) = texts(4), set(fingerprints(client).values())
         point(old.parent / "model", new)
         kill(ring, "engine-0")
-        assert wait_until(lambda: served("engine-0"))
+        assert wait_until(lambda: have_new_weights("engine-0"))
         assert texts(4) == {old_text}
         async with AsyncClient(ring.address) as streaming:
-            # Its streams go on at the other engine with the old weights, though one with the new ones idles.
+            # Streams move to the other engine with the old weights, although one with the new weights is idle.
             moved = Streams(streaming)
             await moved.until_begun()
             kill(ring, "engine-1")
             await moved.ended()
             assert moved.errors == [None] * STREAMS
             assert set(moved.texts) == {old_text}
-            assert await asyncio.to_thread(wait_until, lambda: served("engine-0", "engine-1"))
+            assert await asyncio.to_thread(wait_until, lambda: have_new_weights("engine-0", "engine-1"))
             (new_text,) = texts(4)
             assert new_text != old_text
         assert client.stats().serving_model_fingerprint not in ("", old_model)
-    assert any(line.event == "models_diverged" for line in told)
+    assert any(line.event == "models_diverged" for line in log_lines)
 
 
-async def test_the_last_engine_with_the_old_weights(ring, checkpoints, told):
+async def test_streams_end_when_no_engine_has_their_weights(ring, checkpoints):
     old, new = checkpoints
     with Client(ring.address, timeout=LIMIT) as client:
         old_text = client.generate(PROMPT, **SPEC).text

@@ -1,4 +1,4 @@
-"""A Node client, from the exported .proto files alone."""
+"""The examples in Node, which are built from the exported .proto files alone."""
 
 import json
 import os
@@ -30,7 +30,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def example(tmp_path_factory) -> Path:
-    """The example, installed as its README says."""
+    """The folder of the examples, installed as their README says."""
     folder = tmp_path_factory.mktemp("node")
     for name in ("package.json", "package-lock.json", "generate.mjs", "cache_events.mjs"):
         shutil.copy(EXAMPLE / name, folder)
@@ -56,51 +56,49 @@ def test_a_completion_streams(ring, example) -> None:
     prompt = "def fibonacci(n):"
     with Client(ring.address) as client:
         expected = client.generate(prompt, temperature=0, max_tokens=32).text
-    found = run(example, ring.address, prompt, {"sampling": {"temperature": 0}, "stopping": {"max_tokens": 32}})
-    assert (found.returncode, found.stderr, found.stdout) == (0, "", expected + "\n")
+    done = run(example, ring.address, prompt, {"sampling": {"temperature": 0}, "stopping": {"max_tokens": 32}})
+    assert (done.returncode, done.stderr, done.stdout) == (0, "", expected + "\n")
 
 
 def spec_of(page: str) -> dict:
-    """The second argument of the command on a page of the documentation."""
-    (found,) = re.findall(
-        r"^node generate.mjs '[^']*' '(.*?)'", (DOCS / page).read_text(encoding="utf-8"), re.MULTILINE
-    )
-    return json.loads(found)
+    """The request in the Node command on a page of the documentation."""
+    (text,) = re.findall(r"^node generate.mjs '[^']*' '(.*?)'", (DOCS / page).read_text(encoding="utf-8"), re.MULTILINE)
+    return json.loads(text)
 
 
-def test_the_guided_call_of_the_documentation(ring, example) -> None:
-    found = run(example, ring.address, "Is a whale a fish? ", spec_of("guided.md"))
-    assert (found.returncode, found.stdout) in ((0, "yes\n"), (0, "no\n"))
+def test_the_call_in_guided_md(ring, example) -> None:
+    done = run(example, ring.address, "Is a whale a fish? ", spec_of("guided.md"))
+    assert (done.returncode, done.stdout) in ((0, "yes\n"), (0, "no\n"))
 
 
-def test_the_searching_call_of_the_documentation(ring, example) -> None:
+def test_the_call_in_beams_md(ring, example) -> None:
     with Client(ring.address) as client:
         expected = client.generate("import os", beam_search={"width": 4}, max_tokens=24).text
-    found = run(example, ring.address, "import os", spec_of("beams.md"))
-    assert (found.returncode, found.stderr, found.stdout) == (0, "", expected + "\n")
+    done = run(example, ring.address, "import os", spec_of("beams.md"))
+    assert (done.returncode, done.stderr, done.stdout) == (0, "", expected + "\n")
 
 
-def test_the_speculating_call_of_the_documentation(ring, example) -> None:
+def test_the_call_in_speculation_md(ring, example) -> None:
     more = {"sampling": {"temperature": 0}, "stopping": {"max_tokens": 32}}
     plain = run(example, ring.address, "def add_one(x):", more)
     assert run(example, ring.address, "def add_one(x):", spec_of("speculation.md") | more).stdout == plain.stdout
 
 
-def test_the_processed_call_of_the_documentation(example, tmp_path, monkeypatch) -> None:
+def test_the_call_in_processors_md(example, tmp_path, monkeypatch) -> None:
     module, settings = processors_page.example()
     (tmp_path / "digits.py").write_text(module)
     (tmp_path / "engine.yaml").write_text(settings)
     monkeypatch.chdir(tmp_path)
     with Ring(engines=1, detokenizers=1, engine_args={"config": tmp_path / "engine.yaml"}) as ring:
-        found = run(example, ring.address, "x = ", spec_of("processors.md"))
-    assert (found.returncode, found.stderr) == (0, "")
-    assert re.fullmatch("[0-9]{8}\n", found.stdout)
+        done = run(example, ring.address, "x = ", spec_of("processors.md"))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert re.fullmatch("[0-9]{8}\n", done.stdout)
 
 
-def test_the_scoring_call_of_the_documentation(ring, example) -> None:
-    found = run(example, ring.address, "def add(a, b):", spec_of("prompt_logprobs.md"))
-    assert found.returncode == 0
-    rows = [row.split("\t") for row in found.stderr.splitlines()]
+def test_the_call_in_prompt_logprobs_md(ring, example) -> None:
+    done = run(example, ring.address, "def add(a, b):", spec_of("prompt_logprobs.md"))
+    assert done.returncode == 0
+    rows = [row.split("\t") for row in done.stderr.splitlines()]
     assert "".join(json.loads(row[2]) for row in rows) == "def add(a, b):"
     assert rows[0][:2] == ["", ""]
     with Client(ring.address) as client:
@@ -108,15 +106,15 @@ def test_the_scoring_call_of_the_documentation(ring, example) -> None:
     assert [float(row[0]) for row in rows[1:]] == [pytest.approx(entry.logprob, abs=2e-3) for entry in expected[1:]]
 
 
-def test_the_call_for_tensors_of_the_documentation(ring, example) -> None:
-    found = run(example, ring.address, "def add(a, b):", spec_of("tensors.md"))
-    assert found.returncode == 0
-    rows = re.findall(r"^0 generation_logits: rows (\d) to (\d), each float32 \[\d{4}\]$", found.stderr, re.MULTILINE)
+def test_the_call_in_tensors_md(ring, example) -> None:
+    done = run(example, ring.address, "def add(a, b):", spec_of("tensors.md"))
+    assert done.returncode == 0
+    rows = re.findall(r"^0 generation_logits: rows (\d) to (\d), each float32 \[\d{4}\]$", done.stderr, re.MULTILINE)
     assert [int(first) for first, _ in rows] == [0, *(int(last) + 1 for _, last in rows[:-1])]
     assert rows[-1][1] == "3"
 
 
-def test_the_call_with_a_prompt_adapter_of_the_documentation(ring, example) -> None:
+def test_the_call_in_prompt_tables_md(ring, example) -> None:
     with Client(ring.address) as client:
         (model,) = client.models()
         rows = np.random.default_rng(0).normal(0, 0.5, (8, model.hidden_size)).astype(np.float32)
@@ -124,13 +122,13 @@ def test_the_call_with_a_prompt_adapter_of_the_documentation(ring, example) -> N
         more = {"temperature": 0, "max_tokens": 16}
         expected, plain = (client.generate("import os", prompt_adapter_id=name, **more).text for name in ("terse", ""))
         spec = spec_of("prompt_tables.md") | {"sampling": {"temperature": 0}, "stopping": {"max_tokens": 16}}
-        found = run(example, ring.address, "import os", spec)
+        done = run(example, ring.address, "import os", spec)
         client.unload_prompt_adapter("terse")
-    assert (found.returncode, found.stderr, found.stdout) == (0, "", expected + "\n")
+    assert (done.returncode, done.stderr, done.stdout) == (0, "", expected + "\n")
     assert expected != plain
 
 
-def test_cache_events(example) -> None:
+def test_cache_events_are_printed(example) -> None:
     with Ring(detokenizers=1, engine_args={"kv_event_buffer": 100, "tokens_per_block": 16}) as ring:
         with Client(ring.address) as client:
             client.generate(list(range(40)), max_tokens=1)
@@ -145,38 +143,38 @@ def test_cache_events(example) -> None:
         )
     created, *stored = map(json.loads, done.stdout.splitlines())
     assert (created["engine_id"], created["event_id"], "created" in created) == ("engine-0", "0", True)
-    assert [each["stored"]["token_ids"] for each in stored] == [[*range(16)], [*range(16, 32)]]
+    assert [event["stored"]["token_ids"] for event in stored] == [[*range(16)], [*range(16, 32)]]
     assert stored[1]["stored"]["parent_hash"] == stored[0]["stored"]["block_hash"]
 
 
-def test_rows_of_tensors_come_once_from_several_routers(example) -> None:
+def test_a_resumed_stream_repeats_no_tensor_row(example) -> None:
     tensors = {"context_logits": True, "tensors": [{"name": "a"}]}
     plan = Plan(deque([(4, GONE), (5, GONE), (2, GONE), (6, GONE)]))
     with tell_all(2, plan) as addresses:
-        found = run(example, ",".join(addresses), "p", {"stopping": {"max_tokens": 9}, "n": 2, "output": tensors})
-    assert (found.returncode, len(plan.seen)) == (0, 5)
+        done = run(example, ",".join(addresses), "p", {"stopping": {"max_tokens": 9}, "n": 2, "output": tensors})
+    assert (done.returncode, len(plan.seen)) == (0, 5)
     rows: dict[str, list[int]] = {}
-    for key, first, last in re.findall(r"^(.*): rows (\d+) to (\d+), ", found.stderr, re.MULTILINE):
+    for key, first, last in re.findall(r"^(.*): rows (\d+) to (\d+), ", done.stderr, re.MULTILINE):
         rows.setdefault(key, []).extend(range(int(first), int(last) + 1))
     assert rows == {"prompt context_logits": [*range(5)], "0 a": [*range(9)], "1 a": [*range(10)]}
 
 
-def test_a_stream_goes_on_at_the_next_router(example) -> None:
+def test_a_stream_is_resumed_at_the_next_router(example) -> None:
     spec = {"stopping": {"max_tokens": 9}, "output": {"echo": True}}
     busy = with_reason(grpc.StatusCode.ALREADY_EXISTS, "DUPLICATE_REQUEST")
     plan = Plan()
     with tell_all(2, plan) as addresses:
-        calm = run(example, ",".join(addresses), "p", spec).stdout
+        undisturbed = run(example, ",".join(addresses), "p", spec).stdout
         plan.breaks.extend([(3, GONE), (0, busy), (2, None), (0, GONE), (2, bare(grpc.StatusCode.UNKNOWN, "removed"))])
         broken = run(example, ",".join(addresses), "p", spec)
-        assert (broken.returncode, broken.stderr, broken.stdout) == (0, "", calm)
+        assert (broken.returncode, broken.stderr, broken.stdout) == (0, "", undisturbed)
         assert len(plan.seen) == 7
         plan.breaks.append((3, with_reason(grpc.StatusCode.INTERNAL, "STEP_FAILED")))
         assert run(example, ",".join(addresses), "p", spec).returncode == 1
         assert len(plan.seen) == 8
 
 
-def test_each_router_is_asked_once_after_the_server_gave_up(example) -> None:
+def test_each_router_is_tried_once_after_one_has_lost_its_engines(example) -> None:
     lost = with_reason(grpc.StatusCode.UNAVAILABLE, "ENGINE_LOST")
     plan = Plan(deque([(3, lost)] + [(1, lost)] * 9))
     with tell_all(3, plan) as addresses:
@@ -184,20 +182,20 @@ def test_each_router_is_asked_once_after_the_server_gave_up(example) -> None:
     assert sorted(number for number, _ in plan.seen) == [0, 1, 2]
 
 
-def test_a_time_limit_goes_on_running(example) -> None:
+def test_a_resumed_stream_keeps_the_rest_of_its_time_limit(example) -> None:
     plan = Plan(deque([(3, GONE), (0, GONE), (0, GONE), (0, GONE)]))
     with tell_all(2, plan) as addresses:
         spec = {"stopping": {"max_tokens": 9}, "time_limit": {"seconds": 100, "nanos": 500_000_000}}
         assert run(example, ",".join(addresses), "p", spec).returncode == 0
     limits = [spec.time_limit.ToTimedelta().total_seconds() for _, spec in plan.seen]
-    # It ran for less than its timeout.
+    # The example ran for less than `run`'s timeout of 60 s.
     assert 100.5 - 60 < limits[-1] < limits[0] - 0.2 < 100.5
 
 
-def test_a_bad_request_names_its_fields(ring, example) -> None:
-    found = run(example, ring.address, "x", {"sampling": {"temperature": 9, "top_p": 0}})
-    assert found.returncode == 1
-    assert found.stdout == ""
-    violations = json.loads(found.stderr)
+def test_an_invalid_request_prints_its_invalid_fields(ring, example) -> None:
+    done = run(example, ring.address, "x", {"sampling": {"temperature": 9, "top_p": 0}})
+    assert done.returncode == 1
+    assert done.stdout == ""
+    violations = json.loads(done.stderr)
     assert {violation["field"] for violation in violations} == {"spec.sampling.temperature", "spec.sampling.top_p"}
     assert all(violation["description"] for violation in violations)

@@ -1,4 +1,4 @@
-"""A request that ends the process of each engine that computes it, beside others: real processes."""
+"""A request that kills every engine that computes it, among other requests on a real ring."""
 
 import asyncio
 import time
@@ -35,7 +35,7 @@ class Mortal(MaxUtilization):
 
 @dataclass
 class Received:
-    """What a neighbour received, and when."""
+    """What a concurrent stream received, and when."""
 
     text: str = ""
     at: list[float] = field(default_factory=list)
@@ -65,34 +65,34 @@ async def neighbour(client, i, begun=lambda: None) -> Received:
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    ("position", "most", "streaming"),
+    ("position", "max_deaths", "streaming"),
     [
         (20, 3, True),
         pytest.param(0, 2, True, marks=pytest.mark.long),
         pytest.param(20, 3, False, marks=pytest.mark.long),
     ],
 )
-async def test_it_ends_with_a_final_error_and_its_neighbours_do_not(folder, position, most, streaming):
+async def test_poison_ends_with_an_error_and_affects_no_other_stream(folder, position, max_deaths, streaming):
     args = {"config": folder / "engine.yaml"}
     with Ring(engines=2, routers=2, detokenizers=2, engine_args=args) as ring:
         async with AsyncClient(ring.addresses, timeout=LIMIT) as client:
-            calm = await asyncio.gather(*(neighbour(client, i) for i in range(2)))
+            undisturbed = await asyncio.gather(*(neighbour(client, i) for i in range(2)))
             begun = asyncio.Semaphore(0)
-            others = [asyncio.create_task(neighbour(client, i, begun.release)) for i in range(NEIGHBOURS)]
-            for _ in others:
+            neighbours = [asyncio.create_task(neighbour(client, i, begun.release)) for i in range(NEIGHBOURS)]
+            for _ in neighbours:
                 await begun.acquire()
             with pytest.raises(Poison) as caught:
-                await ask(client, f"poison-{position}", streaming)
-            received = await asyncio.gather(*others)
-    assert [each.text for each in received[:2]] == [each.text for each in calm]
+                await generate(client, f"poison-{position}", streaming)
+            received = await asyncio.gather(*neighbours)
+    assert [stream.text for stream in received[:2]] == [stream.text for stream in undisturbed]
     assert caught.value.reason == "POISON"
     deaths = [int(line) for line in (folder / "deaths").read_text().split()]
-    print(f"requests at each death: {deaths}, longest pause: {max(each.longest_pause for each in received):.1f} s")
-    assert 2 <= len(deaths) <= most
+    print(f"requests at each death: {deaths}, longest pause: {max(stream.longest_pause for stream in received):.1f} s")
+    assert 2 <= len(deaths) <= max_deaths
     assert deaths[-1] == 1
 
 
-async def ask(client, name, streaming):
+async def generate(client, name, streaming):
     options = {"request_id": name, "max_tokens": 100, "temperature": 0, "ignore_eos": True}
     if streaming:
         async for _ in client.stream("def g(x):\n", **options):

@@ -1,4 +1,4 @@
-"""Nothing that a caller wrote and no token gets into any log, at the level that says most."""
+"""No log contains texts of callers, output or access tokens, even at the level `debug`."""
 
 import contextlib
 
@@ -16,7 +16,7 @@ DEBUG = {"log_level": "debug"}
 
 @pytest.fixture
 def logs(tmp_path):
-    """All that a ring says, from its start to its end, around calls of all kinds."""
+    """All log lines of a ring, from its start to its end, with calls of every kind."""
     tokens = tmp_path / "tokens"
     tokens.write_text(f"{TOKEN} team admin\n")
     lines = []
@@ -70,7 +70,7 @@ def call(client):
         client.generate([{"role": "user", "content": CANARY}], n=1000)
 
 
-def test_logs_hold_no_text_of_callers_and_no_token(logs):
+def test_logs_contain_no_text_of_callers_and_no_access_token(logs):
     events = [line.event for line in logs]
     assert {"ready", "request_ended", "abort_called", "stopped"} <= set(events)
     assert "file_reload_failed" in events

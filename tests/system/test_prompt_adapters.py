@@ -1,11 +1,10 @@
-"""Prompt adapters in a real ring: folders that peft saved give peft's tokens; when routers are killed, the engines keep
-the tables for the next router."""
+"""Prompt adapters on a real ring: peft's folders return peft's tokens, and engines store tables for new routers."""
 
 import asyncio
 import os
 import re
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,20 +14,19 @@ import torch
 from peft import PromptTuningConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 
-from sluice import AsyncClient, Client, tiny_model
+from sluice import Client, tiny_model
 from sluice.client import Unavailable
 from sluice.launch import Ring
 from sluice.ring.checkpoint import open_checkpoint
 from tests.fakes.processes import LIMIT, wait_until
 from tests.fakes.prompt_files import write
+from tests.system.followed_streams import disturbed_streams
 from tests.system.test_examples import run
 
 pytestmark = pytest.mark.timeout(300)
 
 PROMPT = "def "
 OPTIONS = {"max_tokens": 200, "ignore_eos": True, "seed": 5, "token_ids": True}
-BEGUN = 10
-"""Tokens of a stream that has begun."""
 NAMES = ("terse", "wordy", "")
 
 
@@ -38,7 +36,7 @@ def rows(seed: int) -> np.ndarray:
 
 
 class Tuned(NamedTuple):
-    """A prompt that peft saved, and what peft generates with it."""
+    """A tuned prompt that peft has saved, and the tokens that peft generates with it."""
 
     folder: Path
     tokens: list[int]
@@ -49,19 +47,19 @@ def tune(folder: Path, prompt: list[int], **options) -> Tuned:
     model = get_peft_model(base, PromptTuningConfig(task_type="CAUSAL_LM", **options)).eval()
     (rows,) = (weight for weight in model.parameters() if weight.requires_grad)
     with torch.no_grad():
-        # As after training: not what peft begins with.
+        # Moves the rows away from peft's initialization, as training does.
         rows += 0.05 * torch.randn(rows.shape, generator=torch.Generator().manual_seed(len(rows)))
     model.save_pretrained(folder)
     base.generation_config.eos_token_id = None
     ids = torch.tensor([prompt])
     with torch.inference_mode():
-        found = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=16, do_sample=False)
-    return Tuned(folder, found[0, len(prompt) :].tolist())
+        output = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=16, do_sample=False)
+    return Tuned(folder, output[0, len(prompt) :].tolist())
 
 
 @pytest.fixture(scope="module")
 def prompts(tmp_path_factory) -> Path:
-    """A folder that routers may read."""
+    """A folder from which routers may load prompt adapters."""
     return tmp_path_factory.mktemp("prompts")
 
 
@@ -85,65 +83,43 @@ def tokens(address: str, name: str) -> list[int]:
 
 
 def known(address: str) -> dict[str, str]:
-    """Versions by id; empty too while the router is away."""
+    """Versions of the router's adapters by id; empty while the router does not run."""
     try:
         with Client(address, timeout=LIMIT, resume_timeout=1) as client:
-            (found,) = client.list_prompt_adapters()
-            return {each.prompt_adapter_id: each.version for each in found.prompt_adapters}
+            (listed,) = client.list_prompt_adapters()
+            return {adapter.prompt_adapter_id: adapter.version for adapter in listed.prompt_adapters}
     except Unavailable:
         return {}
 
 
-async def streams_beside(address: str, disturb: Callable[[], None]) -> tuple[list[list[int]], int]:
-    """What streams through one router got, two of each kind, and how often they were resumed; `disturb` comes once all
-    have begun."""
-    begun = asyncio.Semaphore(0)
-    async with AsyncClient(address, timeout=2 * LIMIT) as client, asyncio.timeout(2 * LIMIT):
-
-        async def run(name: str) -> tuple[list[int], int]:
-            stream, found = client.stream(PROMPT, **OPTIONS, **adapter(name)), []
-            async for chunk in stream:
-                before, found = len(found), [*found, *chunk.token_ids]
-                if before < BEGUN <= len(found):
-                    begun.release()
-            return found, stream.resumed
-
-        streams = [asyncio.create_task(run(name)) for name in 2 * NAMES]
-        for _ in streams:
-            await begun.acquire()
-        await asyncio.to_thread(disturb)
-        results = await asyncio.gather(*streams)
-    return [found for found, _ in results], sum(resumed for _, resumed in results)
-
-
-def test_folders_that_peft_saved(ring, prompts) -> None:
+def test_folders_that_peft_saved_return_the_tokens_of_peft(ring, prompts) -> None:
     text = "def area(radius):"
     initial = {
         "prompt_tuning_init": "TEXT",
         "prompt_tuning_init_text": "import",
         "tokenizer_name_or_path": str(tiny_model.path()),
     }
-    asked = {"max_tokens": 16, "temperature": 0, "ignore_eos": True, "token_ids": True}
+    options = {"max_tokens": 16, "temperature": 0, "ignore_eos": True, "token_ids": True}
     with Client(ring.addresses, timeout=LIMIT) as client:
         prompt = list(client.tokenize(text).token_ids)
         tuned = [
             tune(prompts / "random", prompt, num_virtual_tokens=8),
             tune(prompts / "text", prompt, num_virtual_tokens=20, **initial),
         ]
-        for each in tuned:
-            client.load_prompt_adapter("uploaded", folder=each.folder)
-            client.load_prompt_adapter("by-path", path=str(each.folder))
+        for folder, expected in tuned:
+            client.load_prompt_adapter("uploaded", folder=folder)
+            client.load_prompt_adapter("by-path", path=str(folder))
             for name in ("uploaded", "by-path"):
-                assert list(client.generate(text, **asked, **adapter(name)).outputs[0].token_ids) == each.tokens
-        plain = list(client.generate(text, **asked).outputs[0].token_ids)
+                assert list(client.generate(text, **options, **adapter(name)).outputs[0].token_ids) == expected
+        plain = list(client.generate(text, **options).outputs[0].token_ids)
         for name in ("uploaded", "by-path"):
             client.unload_prompt_adapter(name)
-    # They matter.
-    assert len({tuple(tokens) for tokens in (plain, *(each.tokens for each in tuned))}) == 3
+    # The adapters do change the output.
+    assert len({tuple(tokens) for tokens in (plain, *(expected for _, expected in tuned))}) == 3
 
 
 @pytest.mark.parametrize("source", ["random", "tuned"])
-def test_the_example(ring, prompts, source) -> None:
+def test_the_python_example_works(ring, prompts, source) -> None:
     folder = write(prompts / "example", rows(3))
     lines = run(
         "prompt_tables.py", ring.addresses[0], *([str(folder)] if source == "tuned" else [])
@@ -151,13 +127,13 @@ def test_the_example(ring, prompts, source) -> None:
     (prefix, *_), (model, table, *_, adapter) = zip(*(line.split(": ", 1) for line in lines), strict=True)
     assert prefix == "model"
     assert re.search(r" \(\d+ prompt tokens\)$", table)
-    # Without a folder the adapter has the rows of the table.
+    # Without a folder, the example loads the rows of its table as the adapter.
     assert table.startswith(adapter) == (source == "random")
     assert model != adapter
     assert "PromptAdapter(prompt_adapter_id='mine'" in lines[2]
 
 
-async def test_a_killed_router_gets_the_tables_from_the_engines(ring) -> None:
+async def test_a_restarted_router_receives_the_tables_from_the_engines(ring) -> None:
     first, second = ring.addresses
     with Client(first, timeout=LIMIT) as client:
         for seed, name in enumerate(("terse", "wordy")):
@@ -166,24 +142,23 @@ async def test_a_killed_router_gets_the_tables_from_the_engines(ring) -> None:
     assert set(versions) == {"terse", "wordy"}
     assert wait_until(lambda: known(second) == versions)
     expected = {name: await asyncio.to_thread(tokens, first, name) for name in NAMES}
-    assert len({tuple(found) for found in expected.values()}) == len(NAMES)
+    assert len({tuple(output) for output in expected.values()}) == len(NAMES)
 
-    # One after the other: after the second, no router that had the tables at the beginning lives.
+    # After the second kill, no router is left to which the tables were uploaded.
     for router, address, other in (("router-0", first, second), ("router-1", second, first)):
         pid = ring.pids[router]
 
         def kill(pid: int = pid) -> None:
             os.kill(pid, signal.SIGKILL)
 
-        told, resumed = await streams_beside(other, kill)
-        assert told == 2 * [expected[name] for name in NAMES]
-        assert resumed == 0
+        streams = await disturbed_streams(other, PROMPT, [{**OPTIONS, **adapter(name)} for name in 2 * NAMES], kill)
+        assert streams == 2 * [(expected[name], 0) for name in NAMES], "a stream changed or was resumed"
         assert await asyncio.to_thread(wait_until, lambda address=address: known(address) == versions)
         assert ring.pids[router] != pid
         for name in NAMES:
             assert await asyncio.to_thread(tokens, address, name) == expected[name]
 
-    # Other rows under a known name, at a router that was restarted: the other one learns of it.
+    # Replace the rows of an adapter at a restarted router: the other router receives the new ones.
     with Client(second, timeout=LIMIT) as client:
         client.load_prompt_adapter("terse", rows=rows(7))
     terse = versions["terse"]

@@ -1,4 +1,4 @@
-"""Qwen2-VL over a real ring, beside transformers: each form of prompt, and an engine that dies under its streams."""
+"""Qwen2-VL on a real ring, compared with transformers: every form of prompt, and an engine that is killed."""
 
 from pathlib import Path
 
@@ -28,26 +28,26 @@ def oracle(folder) -> Oracle:
     return Oracle(folder)
 
 
-def right(oracle: Oracle, ids: list[int], images: list[bytes], count: int) -> list[int]:
-    """`ids`: with a placeholder per image."""
+def expected_tokens(oracle: Oracle, ids: list[int], images: list[bytes], count: int) -> list[int]:
+    """`ids`: with one placeholder for each image."""
     data = iter(images)
-    around = (oracle.start, oracle.end)
-    prompt = [next(data) if token == oracle.token_id else token for token in ids if token not in around]
+    delimiters = (oracle.start, oracle.end)
+    prompt = [next(data) if token == oracle.token_id else token for token in ids if token not in delimiters]
     return oracle.generate(prompt, max_new_tokens=count)
 
 
-def test_each_form_of_prompt(pair, oracle):
+def test_text_token_ids_and_chats_may_have_images(pair, oracle):
     one, other = picture(1, (70, 20)), picture(2, (90, 200), "JPEG")
     text = f"user: {IMAGE}What is this?{IMAGE}\nassistant:"
     with Client(pair.address, timeout=100) as client:
         ids = list(client.tokenize(text, add_special_tokens=False).token_ids)
-        expected = right(oracle, ids, [one, other], 16)
+        expected = expected_tokens(oracle, ids, [one, other], 16)
         by_text = client.generate(text, images=[one, other], max_tokens=16, add_special_tokens=False, **GREEDY)
         assert list(by_text.outputs[0].token_ids) == expected
         by_ids = client.generate(ids, images=[one, other], max_tokens=16, **GREEDY)
         assert list(by_ids.outputs[0].token_ids) == expected
         assert by_ids.usage.prompt_tokens == by_text.usage.prompt_tokens > len(ids)
-        # The prompt of the first was found, on the engine that had it.
+        # The router chose the engine that had cached the first prompt.
         assert by_ids.usage.cached_tokens > 16
         parts = [
             {"type": "image", "data": one},
@@ -60,9 +60,9 @@ def test_each_form_of_prompt(pair, oracle):
         assert model.image_tokens == 30
 
 
-async def test_streams_go_on_when_their_engine_dies(pair, oracle):
+async def test_streams_with_images_survive_the_death_of_their_engine(pair, oracle):
     sizes = ((70, 20), (20, 60), (40, 40))
     images = [[picture(2 * i, sizes[i % 3]), picture(2 * i + 1, sizes[(i + 1) % 3])] for i in range(6)]
-    asked = [(f"{IMAGE} value_{i} = {IMAGE}", {"images": each}) for i, each in enumerate(images)]
-    found, texts = await streams_over_a_death(pair, asked, 160)
-    assert found == [right(oracle, ids, each, 160) for each, ids in zip(images, texts, strict=True)]
+    requests = [(f"{IMAGE} value_{i} = {IMAGE}", {"images": both}) for i, both in enumerate(images)]
+    outputs, texts = await streams_over_a_death(pair, requests, 160)
+    assert outputs == [expected_tokens(oracle, ids, both, 160) for both, ids in zip(images, texts, strict=True)]

@@ -1,8 +1,8 @@
-"""A ring on a Ray cluster of this machine: each actor is killed in turn, streams go on unchanged, nothing is left.
+"""A ring on a local Ray cluster: each actor is killed in turn, and neither changes a stream nor leaves processes.
 
     SLUICE_TEST_RAY=1 python -m pytest tests/system/test_ray.py
 
-It takes some minutes, so it is no part of `make test`.
+This takes some minutes, so it is not part of `make test`.
 """
 
 import asyncio
@@ -15,13 +15,13 @@ import pytest
 from sluice import AsyncClient
 from sluice.launch import OptionsError, Ring
 from tests.fakes.processes import is_alive, wait_until
+from tests.system.followed_streams import follow
 from tests.system.ray_streams import (
     ATTEMPTS,
     OBJECT_STORE_BYTES,
     PATIENCE,
     SPECS,
     Events,
-    follow,
     parent,
     undisturbed_streams,
 )
@@ -46,7 +46,7 @@ OPTIONS = {
 
 @pytest.fixture(scope="module")
 def cluster():
-    """If a raylet gives up, it is tried again, then skipped."""
+    """A local cluster. Skips the tests if it does not start in several attempts."""
     failure = ""
     for _ in range(ATTEMPTS):
         try:
@@ -69,7 +69,7 @@ def cluster():
 
 
 def keys(pid: int) -> Path:
-    """Of a service: the folder of its keys."""
+    """The key folder of a service."""
     command = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
     return Path(command[command.index("--keys") + 1])
 
@@ -84,7 +84,7 @@ async def kill_under_streams(ring: Ring, name: str, undisturbed: list) -> None:
         assert await asyncio.gather(*streams) == undisturbed
 
 
-def test_streams_outlive_each_actor(cluster) -> None:
+def test_streams_survive_the_death_of_every_actor(cluster) -> None:
     events, secrets = Events(), set[Path]()
     with Ring(engines=2, detokenizers=2, routers=2, observe=events, **OPTIONS) as ring:
         assert sorted(ring.pids) == sorted(NAMES)
@@ -103,9 +103,9 @@ def test_streams_outlive_each_actor(cluster) -> None:
         assert len(secrets) == 2 * len(NAMES)
         processes = pids + [parent(pid) for pid in pids]
     assert wait_until(lambda: not any(map(is_alive, processes)))
-    assert wait_until(lambda: not any(each.exists() for each in secrets))
+    assert wait_until(lambda: not any(folder.exists() for folder in secrets))
 
 
-def test_an_interface_that_no_other_machine_reaches_is_refused() -> None:
+def test_a_loopback_address_is_refused() -> None:
     with pytest.raises(OptionsError, match=r"host 127\.0\.0\.1: on Ray, routers listen on other machines"):
         Ring(on="ray")

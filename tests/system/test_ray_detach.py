@@ -1,9 +1,9 @@
-"""A ring whose launcher is a job of a Ray cluster of this machine: it goes on without the command that started it.
+"""A ring whose launcher is a job on a local Ray cluster: it keeps running after the command that started it has ended.
 
     pip install 'ray[default]'
     SLUICE_TEST_RAY=1 python -m pytest tests/system/test_ray_detach.py
 
-Jobs need the cluster's dashboard, which needs the packages of `ray[default]`.
+Jobs need the cluster's dashboard, which is in `ray[default]`.
 """
 
 import asyncio
@@ -23,7 +23,8 @@ from sluice import AsyncClient
 from sluice.settings.services import SERVICES
 from tests.fakes.ports import free_ports
 from tests.fakes.processes import wait_until
-from tests.system.ray_streams import OBJECT_STORE_BYTES, PATIENCE, SPECS, follow
+from tests.system.followed_streams import follow
+from tests.system.ray_streams import OBJECT_STORE_BYTES, PATIENCE, SPECS
 
 pytest.importorskip("aiohttp_cors", reason="the cluster's dashboard is not installed: pip install 'ray[default]'")
 
@@ -36,7 +37,7 @@ BIN = Path(sys.executable).parent
 ENVIRONMENT = {
     **os.environ,
     "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
-    # Newer versions of Ray ask for a token, unless they are told not to.
+    # Newer versions of Ray require a token by default.
     "RAY_AUTH_MODE": "token",
     "RAY_AUTH_TOKEN": secrets.token_hex(32),
 }
@@ -45,11 +46,11 @@ OPTIONS = ["--host", "0.0.0.0", "--port", "0", "--insecure", "--device", "cpu", 
 
 @pytest.fixture
 def cluster(tmp_path) -> Iterator[str]:
-    """Address of its job server."""
+    """The address of the cluster's job server."""
     dashboard = free_ports(2)
     options = ["--head", "--block", "--num-cpus=4", "--include-dashboard=true", f"--port={dashboard + 1}"]
     options += [f"--dashboard-port={dashboard}", f"--object-store-memory={OBJECT_STORE_BYTES}"]
-    # Paths of sockets may have 107 bytes.
+    # Paths of Unix sockets are limited to 107 bytes.
     options += [f"--temp-dir=/tmp/ray-{secrets.token_hex(3)}", "--disable-usage-stats"]
     log = tmp_path / "ray.log"
     with log.open("wb") as output:
@@ -67,7 +68,7 @@ def cluster(tmp_path) -> Iterator[str]:
 
 
 def serve_detached(cluster: str, log: Path) -> dict[str, dict]:
-    """The lines of the command, by event."""
+    """Run `sluice serve --detach`. Returns its log lines by event."""
     command = [sys.executable, "-m", "sluice", "serve", "--detach", "--on", f"ray={cluster}", *OPTIONS]
     with log.open("w") as output:
         done = subprocess.run(command, stderr=output, env=ENVIRONMENT, timeout=400)
@@ -79,14 +80,14 @@ def serve_detached(cluster: str, log: Path) -> dict[str, dict]:
 
 
 def services() -> set[str]:
-    """Processes of this machine that are services."""
-    found = set()
+    """Process ids of all services on this machine."""
+    pids = set()
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             command = (process / "cmdline").read_text().replace("\0", " ")
             if any(f"-m {settings.module}" in command for settings in SERVICES.values()):
-                found.add(process.name)
-    return found
+                pids.add(process.name)
+    return pids
 
 
 async def stop_under_streams(addresses: list[str], stop: list[str]) -> list:
@@ -103,7 +104,7 @@ def test_the_ring_serves_until_its_job_is_stopped(cluster, tmp_path) -> None:
     before = services()
 
     def up() -> bool:
-        """Its agents start after the server."""
+        """Whether jobs can be submitted. The agents that this needs start after the server."""
         submit = [BIN / "ray", "job", "submit", "--no-wait", "--address", cluster, "--", "true"]
         return subprocess.run(submit, capture_output=True, env=ENVIRONMENT).returncode == 0
 
@@ -114,6 +115,6 @@ def test_the_ring_serves_until_its_job_is_stopped(cluster, tmp_path) -> None:
     assert services() - before
     stop = [str(BIN / "ray"), "job", "stop", "--address", cluster, lines["ready"]["job"]]
     ended = asyncio.run(stop_under_streams(lines["ready"]["addresses"], stop))
-    # It drains: streams that run end whole.
+    # The ring drains, so running streams are completed.
     assert all(len(tokens) == 200 for stream in ended for _, tokens in stream.values())
     assert wait_until(lambda: not services() - before, 60)

@@ -1,8 +1,8 @@
-"""An engine whose ranks are on two nodes of a Ray cluster: it restarts as a whole, and streams go on unchanged.
+"""An engine with ranks on two nodes of a Ray cluster: it restarts as a whole, and streams do not change.
 
     SLUICE_TEST_RAY=1 python -m pytest tests/system/test_ray_ranks.py
 
-The nodes are raylets of this machine that claim a GPU each. torch finds none, so the ranks compute on the CPU.
+The nodes are local raylets that each claim to have a GPU. torch finds none, so the ranks compute on the CPU.
 """
 
 import asyncio
@@ -16,13 +16,13 @@ import pytest
 from sluice import AsyncClient
 from sluice.launch import Ring
 from tests.fakes.processes import is_alive, wait_until
+from tests.system.followed_streams import follow
 from tests.system.ray_streams import (
     ATTEMPTS,
     OBJECT_STORE_BYTES,
     PATIENCE,
     SPECS,
     Events,
-    follow,
     parent,
     undisturbed_streams,
 )
@@ -36,7 +36,7 @@ pytestmark = [
 
 RANKS = 2
 GPU_NODES = RANKS + 1
-"""One to spare, for the ranks of a node that is lost."""
+"""One node is spare, for the rank of a node that is lost."""
 HEAD = {"num_cpus": 4, "object_store_memory": OBJECT_STORE_BYTES, "include_dashboard": False}
 NODE = {"num_cpus": 1, "num_gpus": 1, "object_store_memory": OBJECT_STORE_BYTES}
 OPTIONS = {
@@ -51,44 +51,44 @@ OPTIONS = {
 
 @pytest.fixture
 def cluster() -> Iterator[object]:
-    """If a raylet gives up, it is tried again, then skipped."""
+    """A cluster of several raylets. Skips the tests if it does not start in several attempts."""
     from ray.cluster_utils import Cluster
 
     failure = ""
     for _ in range(ATTEMPTS):
-        found = Cluster()
+        cluster = Cluster()
         try:
-            found.add_node(**HEAD)
+            cluster.add_node(**HEAD)
             for _ in range(GPU_NODES):
-                found.add_node(**NODE)
-            ray.init(found.address, log_to_driver=False, namespace="sluice")
+                cluster.add_node(**NODE)
+            ray.init(cluster.address, log_to_driver=False, namespace="sluice")
             break
         except Exception as error:  # noqa: BLE001 - whatever keeps Ray from coming up
             failure = f"{type(error).__name__}: {error}"
             ray.shutdown()
-            found.shutdown()
+            cluster.shutdown()
     else:
         pytest.skip(f"ray did not come up in {ATTEMPTS} attempts: {failure[:300]}")
-    yield found
+    yield cluster
     ray.shutdown()
-    found.shutdown()
+    cluster.shutdown()
 
 
 def variables(pid: int) -> dict[str, str]:
-    """Empty for a process of another user, or one that has ended."""
+    """Environment of a process; empty if it belongs to another user or has ended."""
     try:
-        found = Path(f"/proc/{pid}/environ").read_text()
+        text = Path(f"/proc/{pid}/environ").read_text()
     except OSError:
         return {}
-    return dict(each.split("=", 1) for each in found.split("\0") if "=" in each)
+    return dict(entry.split("=", 1) for entry in text.split("\0") if "=" in entry)
 
 
 def ranks(ring: Ring) -> list[int]:
-    """Their processes, in order."""
+    """Process ids of the ranks, in order."""
     port = variables(ring.pids["engine-0"])["MASTER_PORT"]
-    pids = [int(each.name) for each in Path("/proc").iterdir() if each.name.isdigit()]
-    found = {pid: own for pid in pids if (own := variables(pid)).get("MASTER_PORT") == port}
-    return sorted(found, key=lambda pid: int(found[pid]["RANK"]))
+    pids = [int(process.name) for process in Path("/proc").iterdir() if process.name.isdigit()]
+    environments = {pid: environment for pid in pids if (environment := variables(pid)).get("MASTER_PORT") == port}
+    return sorted(environments, key=lambda pid: int(environments[pid]["RANK"]))
 
 
 async def strike_under_streams(ring: Ring, strike: Callable[[], None], undisturbed: list) -> None:
@@ -101,11 +101,11 @@ async def strike_under_streams(ring: Ring, strike: Callable[[], None], undisturb
         assert await asyncio.gather(*streams) == undisturbed
 
 
-def test_streams_outlive_a_rank_an_actor_and_a_node(cluster) -> None:
+def test_streams_survive_the_death_of_a_rank_an_actor_and_a_node(cluster) -> None:
     def lose_node(pid: int) -> None:
-        """That of a rank: its actor is a child of the raylet."""
+        """Remove the node of a rank, whose actor is a child of the node's raylet."""
         raylet = parent(parent(pid))
-        nodes = {each.all_processes["raylet"][0].process.pid: each for each in cluster.worker_nodes}
+        nodes = {node.all_processes["raylet"][0].process.pid: node for node in cluster.worker_nodes}
         cluster.remove_node(nodes[raylet], allow_graceful=False)
 
     strikes: dict[str, Callable[[], None]] = {
@@ -116,7 +116,7 @@ def test_streams_outlive_a_rank_an_actor_and_a_node(cluster) -> None:
     events = Events()
     with Ring(observe=events, **OPTIONS) as ring:
         places = [variables(pid) for pid in ranks(ring)]
-        assert [(each["RANK"], each["LOCAL_RANK"], each["LOCAL_WORLD_SIZE"]) for each in places] == [
+        assert [(place["RANK"], place["LOCAL_RANK"], place["LOCAL_WORLD_SIZE"]) for place in places] == [
             ("0", "0", "1"),
             ("1", "0", "1"),
         ]

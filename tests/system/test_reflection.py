@@ -1,4 +1,4 @@
-"""Done means 5: a client that knows nothing but server reflection lists the services and calls one."""
+"""A client without our .proto files lists and calls services through server reflection."""
 
 import grpc
 import pytest
@@ -18,11 +18,11 @@ SERVICES = {
 
 
 class Reflection:
-    """A generic client. v1 and v1alpha have the same messages."""
+    """A generic client of the reflection service, whose versions v1 and v1alpha have the same messages."""
 
     def __init__(self, channel: grpc.Channel, version: str) -> None:
         self._channel = channel
-        self._ask = channel.stream_stream(
+        self._server_reflection_info = channel.stream_stream(
             f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo",
             request_serializer=reflection_pb2.ServerReflectionRequest.SerializeToString,
             response_deserializer=reflection_pb2.ServerReflectionResponse.FromString,
@@ -31,12 +31,12 @@ class Reflection:
         self._added: set[str] = set()
 
     def services(self) -> set[str]:
-        answer = self._question(list_services="")
+        answer = self._request_info(list_services="")
         return {service.name for service in answer.list_services_response.service}
 
     def method(self, service: str, name: str):
-        """The method's descriptor, its types known from the server alone."""
-        self._add(self._question(file_containing_symbol=service))
+        """The method's descriptor, with types that are known only from the server."""
+        self._add(self._request_info(file_containing_symbol=service))
         return self._pool.FindServiceByName(service).FindMethodByName(name)
 
     def call(self, service: str, name: str):
@@ -51,8 +51,9 @@ class Reflection:
     def request(self, service: str, name: str, **fields):
         return GetMessageClass(self.method(service, name).input_type)(**fields)
 
-    def _question(self, **fields):
-        (answer,) = self._ask(iter([reflection_pb2.ServerReflectionRequest(**fields)]), timeout=60)
+    def _request_info(self, **fields):
+        request = reflection_pb2.ServerReflectionRequest(**fields)
+        (answer,) = self._server_reflection_info(iter([request]), timeout=60)
         assert not answer.HasField("error_response"), answer
         return answer
 
@@ -63,7 +64,7 @@ class Reflection:
                 self._added.add(file.name)
                 for dependency in file.dependency:
                     if dependency not in self._added:
-                        self._add(self._question(file_by_filename=dependency))
+                        self._add(self._request_info(file_by_filename=dependency))
                 self._pool.Add(file)
 
 
@@ -88,13 +89,13 @@ def first_method(service: str) -> str:
     }[service.rsplit(".", 1)[1]]
 
 
-def test_generate_from_descriptors_alone(reflection) -> None:
+def test_generate_can_be_called_from_descriptors_alone(reflection) -> None:
     service = "sluice.v1.GenerationService"
     spec = {"text": "import os", "sampling": {"temperature": 0}, "stopping": {"max_tokens": 8}}
-    whole = reflection.call(service, "Generate")(reflection.request(service, "Generate", spec=spec), timeout=60)
-    assert whole.usage.completion_tokens == 8
+    answer = reflection.call(service, "Generate")(reflection.request(service, "Generate", spec=spec), timeout=60)
+    assert answer.usage.completion_tokens == 8
     events = list(
         reflection.call(service, "GenerateStream")(reflection.request(service, "GenerateStream", spec=spec), timeout=60)
     )
-    assert "".join(event.delta.text for event in events) == whole.outputs[0].text
+    assert "".join(event.delta.text for event in events) == answer.outputs[0].text
     assert [event.WhichOneof("event") for event in events][-2:] == ["finished", "done"]

@@ -1,4 +1,4 @@
-"""What ends is started again, what stands still is told: real services."""
+"""Services of a real ring that end are restarted, and those that freeze make the ring unready."""
 
 import asyncio
 import os
@@ -14,18 +14,20 @@ from sluice.client import Unavailable
 from sluice.launch import LogLine, Ring
 from tests.fakes.ports import start_with_metrics
 from tests.fakes.processes import LIMIT, wait_until
+from tests.system.followed_streams import PROMPT, follow
 
 pytestmark = pytest.mark.timeout(300)
 
 PEER_TIMEOUT = 10.0
-PROMPT = "def fibonacci(n):\n"
 SPEC = {"max_tokens": 24, "temperature": 0.0}
 ROUTER, ENGINE = 0, 1
-"""Place of their ports for metrics and health."""
+"""Offsets of their metrics ports."""
 EVENTS = ("service_exited", "service_recovered")
 
 
-class Told(list[LogLine]):
+class LauncherLog(list[LogLine]):
+    """Collects the launcher's log lines."""
+
     def __call__(self, line: LogLine) -> None:
         if line.fields.get("service") == "launcher":
             self.append(line)
@@ -36,14 +38,14 @@ class Told(list[LogLine]):
 
 
 @pytest.fixture(scope="module")
-def told() -> Told:
-    return Told()
+def launcher_log() -> LauncherLog:
+    return LauncherLog()
 
 
 @pytest.fixture(scope="module")
-def small_ring(told):
-    """One of each."""
-    settings = {"router_args": {"peer_timeout": PEER_TIMEOUT, "ready_grace": 0.0}, "observe": told}
+def small_ring(launcher_log):
+    """One service of each kind."""
+    settings = {"router_args": {"peer_timeout": PEER_TIMEOUT, "ready_grace": 0.0}, "observe": launcher_log}
     ring = start_with_metrics(1, 1, **settings)
     try:
         yield ring
@@ -52,9 +54,9 @@ def small_ring(told):
         ring.kill()
 
 
-def ask(ring: Ring, place: int, path: str = "/readyz", timeout: float = LIMIT) -> tuple[int, str]:
+def get(ring: Ring, service: int, path: str = "/readyz", timeout: float = LIMIT) -> tuple[int, str]:
     try:
-        url = f"http://127.0.0.1:{ring.plan.metrics_port + place}{path}"
+        url = f"http://127.0.0.1:{ring.plan.metrics_port + service}{path}"
         with urllib.request.urlopen(url, timeout=timeout) as answer:
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as error:
@@ -62,27 +64,27 @@ def ask(ring: Ring, place: int, path: str = "/readyz", timeout: float = LIMIT) -
 
 
 def generate(ring: Ring) -> str:
-    """Text of one request; waits for a ring that is about to be whole."""
-    end = time.monotonic() + LIMIT
+    """The text of one request. Retries while the ring is unavailable."""
+    deadline = time.monotonic() + LIMIT
     with Client(ring.address, timeout=LIMIT) as client:
         while True:
             try:
                 return client.generate(PROMPT, **SPEC).text
             except Unavailable:
-                assert time.monotonic() < end
+                assert time.monotonic() < deadline
                 time.sleep(0.1)
 
 
-def test_the_only_engine_is_killed_and_serves_again(small_ring, told):
+def test_a_killed_engine_is_restarted(small_ring, launcher_log):
     text, pid = generate(small_ring), small_ring.pids["engine-0"]
     assert text
-    told.clear()
+    launcher_log.clear()
     os.kill(pid, signal.SIGKILL)
-    assert wait_until(lambda: len(told) == 2)
-    assert told.events == [("engine-0", each) for each in EVENTS]
+    assert wait_until(lambda: len(launcher_log) == 2)
+    assert launcher_log.events == [("engine-0", event) for event in EVENTS]
     assert generate(small_ring) == text
     assert small_ring.pids["engine-0"] != pid
-    assert ask(small_ring, ENGINE) == ask(small_ring, ROUTER) == (200, "ok\n")
+    assert get(small_ring, ENGINE) == get(small_ring, ROUTER) == (200, "ok\n")
 
 
 STREAMS = [
@@ -95,19 +97,6 @@ STREAMS = [
 ]
 
 
-async def follow(client: AsyncClient, spec: dict, half_way: asyncio.Semaphore) -> dict[int, tuple[str, list[int]]]:
-    """Text and tokens of each output; every offset must come once, in order."""
-    found: dict[int, tuple[str, list[int]]] = {i: ("", []) for i in range(spec.get("n", 1))}
-    async for chunk in client.stream(PROMPT, max_tokens=200, ignore_eos=True, token_ids=True, **spec):
-        text, tokens = found[chunk.index]
-        if chunk.token_ids:
-            assert chunk.token_offset == len(tokens)
-        found[chunk.index] = (text + chunk.text, [*tokens, *chunk.token_ids])
-        if len(tokens) > 20:
-            half_way.release()
-    return found
-
-
 @pytest.mark.parametrize(
     "victims",
     [
@@ -116,11 +105,11 @@ async def follow(client: AsyncClient, spec: dict, half_way: asyncio.Semaphore) -
         pytest.param(["detok-0"], marks=pytest.mark.long),
     ],
 )
-async def test_streams_go_on_when_the_only_one_is_started_again(small_ring, told, victims):
+async def test_streams_wait_for_the_restart_of_the_only_peer(small_ring, launcher_log, victims):
     generate(small_ring)
     async with AsyncClient(small_ring.address, timeout=200) as client:
         undisturbed = await asyncio.gather(*(follow(client, spec, asyncio.Semaphore(0)) for spec in STREAMS))
-        told.clear()
+        launcher_log.clear()
         half_way = asyncio.Semaphore(0)
         streams = [asyncio.ensure_future(follow(client, spec, half_way)) for spec in STREAMS]
         for _ in range(4):
@@ -129,35 +118,35 @@ async def test_streams_go_on_when_the_only_one_is_started_again(small_ring, told
         for name in victims:
             os.kill(small_ring.pids[name], signal.SIGKILL)
         assert await asyncio.gather(*streams) == undisturbed
-    assert await asyncio.to_thread(wait_until, lambda: len(told) >= len(victims) * len(EVENTS))
-    assert sorted(told.events) == sorted((name, each) for name in victims for each in EVENTS)
+    assert await asyncio.to_thread(wait_until, lambda: len(launcher_log) >= len(victims) * len(EVENTS))
+    assert sorted(launcher_log.events) == sorted((name, event) for name in victims for event in EVENTS)
 
 
-def test_the_only_router_is_killed_and_serves_again_at_its_address(small_ring, told):
+def test_a_killed_router_is_restarted_at_its_address(small_ring, launcher_log):
     text, address = generate(small_ring), small_ring.address
-    told.clear()
+    launcher_log.clear()
     os.kill(small_ring.pids["router"], signal.SIGKILL)
-    assert wait_until(lambda: len(told) == 2)
+    assert wait_until(lambda: len(launcher_log) == 2)
     assert small_ring.address == address
     assert generate(small_ring) == text
 
 
-def test_a_frozen_engine_takes_readiness_away_from_the_router_until_it_goes_on(small_ring, told):
+def test_a_router_is_not_ready_while_its_only_engine_is_frozen(small_ring, launcher_log):
     text = generate(small_ring)
-    told.clear()
-    assert ask(small_ring, ROUTER) == (200, "ok\n")
+    launcher_log.clear()
+    assert get(small_ring, ROUTER) == (200, "ok\n")
     os.kill(small_ring.pids["engine-0"], signal.SIGSTOP)
     try:
-        assert wait_until(lambda: ask(small_ring, ROUTER) == (503, "no engine takes work\n"))
-        assert ask(small_ring, ROUTER, "/livez") == (200, "ok\n")
+        assert wait_until(lambda: get(small_ring, ROUTER) == (503, "no engine takes work\n"))
+        assert get(small_ring, ROUTER, "/livez") == (200, "ok\n")
         with pytest.raises(TimeoutError):
-            ask(small_ring, ENGINE, timeout=1)
+            get(small_ring, ENGINE, timeout=1)
         with Client(small_ring.address, timeout=LIMIT) as client:
             assert client.health("liveness")
             assert not client.health("readiness")
     finally:
         os.kill(small_ring.pids["engine-0"], signal.SIGCONT)
-    assert wait_until(lambda: ask(small_ring, ROUTER) == (200, "ok\n"))
-    assert ask(small_ring, ENGINE) == (200, "ok\n")
+    assert wait_until(lambda: get(small_ring, ROUTER) == (200, "ok\n"))
+    assert get(small_ring, ENGINE) == (200, "ok\n")
     assert generate(small_ring) == text
-    assert told == []
+    assert launcher_log == []

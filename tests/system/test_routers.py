@@ -1,4 +1,4 @@
-"""A router that dies or restarts under live streams: the clients go on at the other, and nobody can tell."""
+"""A router dies or restarts while it serves streams: clients resume them at the other router, unchanged."""
 
 import asyncio
 import os
@@ -31,57 +31,58 @@ def two() -> Iterator[Ring]:
         yield ring
 
 
-async def play(client: AsyncClient, i: int, begun: Callable[[], None]) -> tuple[dict[int, JoinedOutput], int]:
-    """What stream number i told, and how often it was resumed."""
+async def stream(client: AsyncClient, i: int, begun: Callable[[], None]) -> tuple[dict[int, JoinedOutput], int]:
+    """Read stream number i, and call `begun` after its first chunks. Returns how often it was resumed, too."""
     options = {"max_tokens": 400, "ignore_eos": True} | OPTIONS[i % len(OPTIONS)]
-    stream = client.stream(f"# {i}\ndef ", timeout=LIMIT, **options)
+    reading = client.stream(f"# {i}\ndef ", timeout=LIMIT, **options)
     chunks = []
-    async for chunk in stream:
+    async for chunk in reading:
         chunks.append(chunk)
         if len(chunks) == 20:
             begun()
-    assert stream.usage.completion_tokens == sum(output.tokens for output in join(chunks).values())
-    return join(chunks), stream.resumed
+    assert reading.usage.completion_tokens == sum(output.tokens for output in join(chunks).values())
+    return join(chunks), reading.resumed
 
 
-async def play_all(
+async def stream_all(
     client: AsyncClient, disturb: Callable[[], None] | None
 ) -> tuple[list[dict[int, JoinedOutput]], int]:
+    """Run all streams, and call `disturb` once all have begun. Returns their outputs and the number of resumptions."""
     begun = asyncio.Semaphore(0)
-    streams = [asyncio.create_task(play(client, i, begun.release)) for i in range(len(OPTIONS))]
+    streams = [asyncio.create_task(stream(client, i, begun.release)) for i in range(len(OPTIONS))]
     if disturb is not None:
         for _ in streams:
             await begun.acquire()
         await asyncio.to_thread(disturb)
-    found = await asyncio.gather(*streams)
-    return [told for told, _ in found], sum(resumed for _, resumed in found)
+    results = await asyncio.gather(*streams)
+    return [outputs for outputs, _ in results], sum(resumed for _, resumed in results)
 
 
-async def serving(address: str) -> None:
-    end = time.monotonic() + LIMIT
+async def until_serving(address: str) -> None:
+    deadline = time.monotonic() + LIMIT
     async with AsyncClient(address) as client:
-        while time.monotonic() < end:
+        while time.monotonic() < deadline:
             with suppress(Unavailable):
                 if await client.health():
                     return
             await asyncio.sleep(0.1)
-    raise AssertionError(f"{address} does not come back")
+    raise AssertionError(f"{address} does not serve again")
 
 
-def approximately(told: dict[int, JoinedOutput]) -> dict:
-    return {index: (output.text, output.token_ids, output.tokens, output.ends[0][:4]) for index, output in told.items()}
+def without_logprobs(outputs: dict[int, JoinedOutput]) -> dict:
+    return {i: (output.text, output.token_ids, output.tokens, output.ends[0][:4]) for i, output in outputs.items()}
 
 
-def logprobs(told: dict[int, JoinedOutput]) -> list[float]:
-    return [entry.logprob for _, output in sorted(told.items()) for entry in output.logprobs]
+def logprobs(outputs: dict[int, JoinedOutput]) -> list[float]:
+    return [entry.logprob for _, output in sorted(outputs.items()) for entry in output.logprobs]
 
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("how", ["kill", "restart"])
-async def test_streams_survive_their_router(two, how) -> None:
+async def test_streams_survive_the_death_and_restart_of_their_router(two, how) -> None:
     resumed = 0
     async with AsyncClient(two.addresses) as client:
-        calm, _ = await play_all(client, None)
+        undisturbed, _ = await stream_all(client, None)
         for router in ("router-0", "router-1"):
 
             def disturb(router: str = router) -> None:
@@ -90,21 +91,22 @@ async def test_streams_survive_their_router(two, how) -> None:
                 else:
                     two.restart(router)
 
-            told, count = await play_all(client, disturb)
+            disturbed, count = await stream_all(client, disturb)
             resumed += count
-            assert list(map(approximately, told)) == list(map(approximately, calm))
-            assert [logprobs(each) for each in told] == [pytest.approx(logprobs(each), abs=1e-4) for each in calm]
+            assert list(map(without_logprobs, disturbed)) == list(map(without_logprobs, undisturbed))
+            for actual, expected in zip(disturbed, undisturbed, strict=True):
+                assert logprobs(actual) == pytest.approx(logprobs(expected), abs=1e-4)
             for address in two.addresses:
-                await serving(address)
+                await until_serving(address)
     if how == "kill":
-        # All are at one router, so one of the two deaths was theirs.
+        # All streams go through one router, so that one of the two kills has hit all of them.
         assert resumed >= len(OPTIONS)
 
 
 @pytest.mark.timeout(300)
-def test_a_whole_answer_is_asked_for_again(two) -> None:
+def test_an_unstreamed_request_is_repeated_at_the_other_router(two) -> None:
     with Client(two.addresses) as client:
         expected = client.generate("def ", seed=1, max_tokens=100, ignore_eos=True)
         os.kill(two.pids["router-0"], signal.SIGKILL)
-        again = client.generate("def ", seed=1, max_tokens=100, ignore_eos=True)
-    assert again.outputs == expected.outputs
+        repeated = client.generate("def ", seed=1, max_tokens=100, ignore_eos=True)
+    assert repeated.outputs == expected.outputs

@@ -1,4 +1,4 @@
-"""A ring that asks for certificates and tokens, as real processes, and everything that talks to it."""
+"""A real ring that requires certificates and bearer tokens, with every kind of client."""
 
 import ssl
 import subprocess
@@ -26,7 +26,7 @@ def options(authority, pair):
     return TlsOptions(authority.certificate, pair.certificate, pair.key)
 
 
-def test_certificates_and_tokens_together(authority, tmp_path):
+def test_certificates_and_tokens_are_both_required(authority, tmp_path):
     served, ours = authority.issue("server"), authority.issue("client")
     stranger = Authority(tmp_path, "other").issue("stranger")
     tokens = tmp_path / "tokens"
@@ -54,12 +54,12 @@ def test_certificates_and_tokens_together(authority, tmp_path):
         ):
             client.generate("def f(x):", max_tokens=8)
         trusted = ssl.create_default_context(cafile=authority.certificate)
-        base_url, asked = f"https://{ring.http_address}/v1", {"model": "", "prompt": "def f(x):", "max_tokens": 8}
+        base_url, spec = f"https://{ring.http_address}/v1", {"model": "", "prompt": "def f(x):", "max_tokens": 8}
         with OpenAI(base_url=base_url, api_key=USER, http_client=httpx.Client(verify=trusted)) as http:
-            assert http.completions.create(**asked).usage.completion_tokens
-            assert list(http.completions.create(**asked, stream=True))
+            assert http.completions.create(**spec).usage.completion_tokens
+            assert list(http.completions.create(**spec, stream=True))
             with pytest.raises(AuthenticationError):
-                http.with_options(api_key="unknown-0123456789").completions.create(**asked)
+                http.with_options(api_key="unknown-0123456789").completions.create(**spec)
         flags = ["--tls-ca", authority.certificate, "--tls-cert", ours.certificate, "--tls-key", ours.key]
         command = [sys.executable, "-m", "sluice", "stats", "--once", "--address", ring.address, "--token", CHIEF]
         done = subprocess.run([*command, *map(str, flags)], capture_output=True, text=True, timeout=60)

@@ -1,4 +1,4 @@
-"""`sluice serve` as a user runs it: ready line, generate, health, Ctrl-C, nothing left behind."""
+"""`sluice serve` as a user runs it: it becomes ready, serves, drains, and leaves no process behind."""
 
 import json
 import os
@@ -30,27 +30,27 @@ def sluice(*arguments: str, **options) -> subprocess.CompletedProcess:
 
 
 def ready(process: subprocess.Popen) -> dict:
-    """Waits for the launcher's line; all lines before it are JSON too."""
+    """Wait for the launcher's `ready` line and return it. Checks that all lines before it are JSON."""
     for text in process.stderr:
         line = json.loads(text)
         if (line["service"], line["event"]) == ("launcher", "ready"):
             return line
-    raise AssertionError("it is not ready")
+    raise AssertionError("the launcher ended without being ready")
 
 
 def descendants(pid: int) -> set[int]:
-    """Processes below this one."""
+    """Process ids of all descendants of a process."""
     listing = subprocess.run(["ps", "-eo", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
     parents = {int(child): int(parent) for child, parent in map(str.split, listing.splitlines())}
-    found = {pid}
-    while more := {child for child, parent in parents.items() if parent in found} - found:
-        found |= more
-    return found - {pid}
+    family = {pid}
+    while children := {child for child, parent in parents.items() if parent in family} - family:
+        family |= children
+    return family - {pid}
 
 
 @pytest.fixture
 def serve():
-    """Starts `sluice serve` and gives the process; whatever happens it is ended."""
+    """Starts `sluice serve`, and kills it at the end of the test."""
     started: list[subprocess.Popen] = []
 
     def start(*arguments: str) -> subprocess.Popen:
@@ -65,7 +65,7 @@ def serve():
         process.communicate()
 
 
-def test_serve_from_start_to_end(serve) -> None:
+def test_a_ring_serves_every_command_and_drains_on_ctrl_c(serve) -> None:
     process = serve("--port", "0")
     line = ready(process)
     (address,) = line["addresses"]
@@ -101,7 +101,7 @@ def test_serve_from_start_to_end(serve) -> None:
     assert sluice("health", "--address", address).returncode == 1
 
 
-def test_demo_streams_and_serving_goes_on(serve) -> None:
+def test_the_demo_is_printed_and_the_ring_keeps_serving(serve) -> None:
     process = serve("--port", "0", "--demo", "def fibonacci(n):")
     lines = [process.stdout.readline() for _ in range(2)]
     assert lines[1].startswith("def fibonacci(n):")
@@ -113,7 +113,7 @@ def test_demo_streams_and_serving_goes_on(serve) -> None:
 
 
 @pytest.mark.parametrize("drain", ["30", "0"])
-def test_an_interrupt_in_the_middle_of_the_demo(serve, drain) -> None:
+def test_a_signal_during_the_demo_ends_the_ring_cleanly(serve, drain) -> None:
     process = serve("--port", "0", "--drain-timeout", drain, "--demo", "def fibonacci(n):")
     assert process.stdout.readline() == "\n"
     process.stdout.read(len("def fibonacci(n):"))
@@ -123,7 +123,7 @@ def test_an_interrupt_in_the_middle_of_the_demo(serve, drain) -> None:
     assert all(isinstance(json.loads(line), dict) for line in err.splitlines()), err
 
 
-def test_a_live_stream_ends_well_while_draining(serve) -> None:
+def test_a_stream_is_completed_while_the_ring_drains(serve) -> None:
     process = serve("--port", "0", "--drain-timeout", "60")
     (address,) = ready(process)["addresses"]
     command = [sys.executable, "-m", "sluice", "generate", "import os\n", "--address", address, "--max-tokens", "200"]
@@ -136,7 +136,7 @@ def test_a_live_stream_ends_well_while_draining(serve) -> None:
     assert process.returncode == 0
 
 
-def test_a_port_in_use_is_a_clear_error(serve) -> None:
+def test_a_port_in_use_is_named_in_the_error(serve) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         process = serve("--port", port)

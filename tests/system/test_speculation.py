@@ -1,6 +1,6 @@
-"""A real ring with speculation: the calls of docs/speculation.md, and that nothing but the speed changes, unless drafts
-come with logits."""
+"""Speculation on a real ring: the calls of docs/speculation.md, outputs that do not change, and drafts with logits."""
 
+import itertools
 import os
 import re
 import signal
@@ -40,45 +40,45 @@ def calls() -> list[str]:
     return re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
 
 
-def test_the_call_of_the_page(client):
+def test_the_call_of_the_page_is_accelerated(client):
     code, _ = calls()
-    # No other text is on the page: it is ours.
+    # `exec` is safe here: the page is part of this repository.
     names = {"client": client}
 
     def accepted() -> int:
         exec(code, names)
         return names["found"].usage.accepted_draft_tokens
 
-    # How much is drafted depends on how long steps take.
+    # How many tokens are drafted depends on the duration of steps.
     assert wait_until(lambda: accepted() > 0)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_output_is_that_without(client, kind):
+def test_speculation_changes_no_output(client, kind):
     options = {"max_tokens": 48, "token_ids": True, **KINDS[kind]}
     plain = client.generate(PROMPT, **options)
     drafted = client.generate(PROMPT, speculation={"max_draft_tokens": 6}, **options)
-    for found, expected in zip(drafted.outputs, plain.outputs, strict=True):
-        assert (found.text, found.token_ids) == (expected.text, expected.token_ids)
-        assert (found.finish_reason, found.stop_string) == (expected.finish_reason, expected.stop_string)
+    for output, expected in zip(drafted.outputs, plain.outputs, strict=True):
+        assert (output.text, output.token_ids) == (expected.text, expected.token_ids)
+        assert (output.finish_reason, output.stop_string) == (expected.finish_reason, expected.stop_string)
     assert plain.usage.accepted_draft_tokens == 0
     assert drafted.usage.accepted_draft_tokens < drafted.usage.completion_tokens
     assert drafted.usage.completion_tokens == plain.usage.completion_tokens
 
 
-def test_what_the_caller_expects(client):
+def test_draft_tokens_of_the_caller_are_accepted(client):
     plain = client.generate("import os\n", max_tokens=40, temperature=0, token_ids=True)
-    expected = list(plain.outputs[0].token_ids)
+    tokens = list(plain.outputs[0].token_ids)
 
     def accepted() -> int:
-        found = client.generate("import os\n", max_tokens=40, temperature=0, speculation={"draft_token_ids": expected})
-        assert found.text == plain.text
-        return found.usage.accepted_draft_tokens
+        result = client.generate("import os\n", max_tokens=40, temperature=0, speculation={"draft_token_ids": tokens})
+        assert result.text == plain.text
+        return result.usage.accepted_draft_tokens
 
     assert wait_until(lambda: accepted() > 20)
 
 
-def test_a_stream_of_it(client):
+def test_a_stream_sends_the_accepted_tokens_of_a_step_together(client):
     plain = client.generate(PROMPT, max_tokens=48, temperature=0)
 
     def longest() -> int:
@@ -87,12 +87,11 @@ def test_a_stream_of_it(client):
         assert "".join(chunk.text for chunk in chunks) == plain.text
         return max(chunk.token_count for chunk in chunks) if stream.usage.accepted_draft_tokens else 0
 
-    # Tokens that one step brought arrive together.
     assert wait_until(lambda: longest() > 1)
 
 
-def test_the_call_with_logits_of_the_page(client):
-    """The model is its own draft model here, which it agrees with: whatever the seed, the output is the draft."""
+def test_the_call_with_draft_logits_of_the_page_works(client):
+    """The model drafts for itself here, so all draft tokens are accepted, whatever the seed is."""
     _, code = calls()
     names = {"client": client, "small": client}
     exec(code, names)
@@ -102,7 +101,7 @@ def test_the_call_with_logits_of_the_page(client):
 
 
 def own_draft(client, max_tokens: int, seed: int = 1) -> dict:
-    """What the model draws with this seed, and from what."""
+    """Draft tokens that the model itself samples with this seed, with their logits."""
     draft = client.generate(
         PROMPT, temperature=1, seed=seed, max_tokens=max_tokens, ignore_eos=True, token_ids=True, generation_logits=True
     )
@@ -111,7 +110,7 @@ def own_draft(client, max_tokens: int, seed: int = 1) -> dict:
 
 
 @pytest.mark.parametrize("kind", ["plain", "n", "stopped", "penalized", "threshold"])
-def test_with_logits_the_output_is_the_same_however_many_are_drafted(client, kind):
+def test_the_number_of_draft_tokens_with_logits_per_step_changes_no_output(client, kind):
     draft = own_draft(client, 40)
     random = np.random.default_rng(5)
     draft["draft_logits"] = draft["draft_logits"] + random.normal(0, 0.3, draft["draft_logits"].shape)
@@ -124,13 +123,15 @@ def test_with_logits_the_output_is_the_same_however_many_are_drafted(client, kin
     }[kind]
     if kind == "threshold":
         draft["acceptance_threshold"] = 0.4
-    asked = {"max_tokens": 48, "seed": 4, "temperature": 1, "token_ids": True, **options}
-    found = [client.generate(PROMPT, speculation=draft | {"max_draft_tokens": most}, **asked) for most in (0, 1, 8)]
-    for other in found[1:]:
-        for output, expected in zip(other.outputs, found[0].outputs, strict=True):
+    options |= {"max_tokens": 48, "seed": 4, "temperature": 1, "token_ids": True}
+    one_by_one, *drafted = (
+        client.generate(PROMPT, speculation=draft | {"max_draft_tokens": count}, **options) for count in (0, 1, 8)
+    )
+    for result in drafted:
+        for output, expected in zip(result.outputs, one_by_one.outputs, strict=True):
             assert (output.text, output.token_ids) == (expected.text, expected.token_ids)
             assert (output.finish_reason, output.stop_string) == (expected.finish_reason, expected.stop_string)
-    assert found[0].usage.accepted_draft_tokens == 0
+    assert one_by_one.usage.accepted_draft_tokens == 0
 
 
 @pytest.mark.parametrize(
@@ -142,59 +143,58 @@ def test_with_logits_the_output_is_the_same_however_many_are_drafted(client, kin
     ],
     ids=["size", "NaN", "threshold alone"],
 )
-def test_bad_logits_are_refused_by_name(client, changed, field):
+def test_malformed_draft_logits_are_refused_with_their_field(client, changed, field):
     good = {"draft_token_ids": [5, 6], "draft_logits": np.zeros((2, 4096))}
     with pytest.raises(InvalidRequest) as error:
         client.generate(PROMPT, speculation=good | changed)
     assert [violation.field for violation in error.value.violations] == [field]
 
 
-def test_an_engine_dies_in_the_midst_of_a_draft_with_logits(ring, client):
-    """The model is its own draft model, so all of the output is the draft, if the draft counts to its end."""
+def test_a_stream_with_draft_logits_survives_the_death_of_its_engine(ring, client):
+    """The model drafts for itself, so the output is the draft if all draft tokens are still used after the death."""
     draft = own_draft(client, 400)
-    asked = {"temperature": 1, "seed": 2, "max_tokens": 400, "ignore_eos": True, "token_ids": True}
-    expected, plain = list(draft["draft_token_ids"]), list(client.generate(PROMPT, **asked).outputs[0].token_ids)
-    found = []
-    for chunk in client.stream(PROMPT, speculation=draft | {"max_draft_tokens": 1}, request_id="moved", **asked):
-        if not found:
+    options = {"temperature": 1, "seed": 2, "max_tokens": 400, "ignore_eos": True, "token_ids": True}
+    expected, plain = list(draft["draft_token_ids"]), list(client.generate(PROMPT, **options).outputs[0].token_ids)
+    output = []
+    for chunk in client.stream(PROMPT, speculation=draft | {"max_draft_tokens": 1}, request_id="moved", **options):
+        if not output:
             os.kill(ring.pids["engine-0"], signal.SIGKILL)
-        found += chunk.token_ids
-    assert found == expected != plain
-    (told,) = [each for each in client.stats().requests if each.request_id == "moved"]
-    # The stream waited for the engine's successor.
-    assert told.attempts > 1
+        output += chunk.token_ids
+    assert output == expected != plain
+    (request,) = [request for request in client.stats().requests if request.request_id == "moved"]
+    # The stream waited for the restart of the engine.
+    assert request.attempts > 1
 
 
 @pytest.fixture(scope="module")
 def drafting():
-    """Its model is its own draft model."""
+    """A ring whose model is its own draft model."""
     engine_args = {"draft_model": str(tiny_model.path()), "kv_cache_tokens": 4096}
     with Ring(engines=1, detokenizers=1, engine_args=engine_args) as ring:
         yield ring
 
 
-def test_a_draft_model(client, drafting):
-    found: list = []
+def test_a_draft_model_accelerates_requests_without_changing_them(client, drafting):
+    seeds = itertools.count()
 
     def accepted() -> int:
-        """Of a request that says nothing about drafts."""
-        options = {"max_tokens": 48, "temperature": 0.7, "seed": len(found)}
-        found.append(helped.generate("import os\n", **options))
-        assert found[-1].text == client.generate("import os\n", **options).text
-        return found[-1].usage.accepted_draft_tokens
+        options = {"max_tokens": 48, "temperature": 0.7, "seed": next(seeds)}
+        result = helped.generate("import os\n", **options)
+        assert result.text == client.generate("import os\n", **options).text
+        return result.usage.accepted_draft_tokens
 
     with Client(drafting.address) as helped:
         assert wait_until(lambda: accepted() > 0)
 
 
-def test_the_example(ring, drafting):
+def test_the_python_example_works(ring, drafting):
     def accepted(address: str) -> tuple[int, int, int]:
         lines = run("drafts.py", address).stdout.splitlines()[-3:]
-        found = [re.fullmatch(r"(\w+): the same text, (\d+) of \d+ tokens drafted", line).groups() for line in lines]
-        assert [name for name, _ in found] == ["without", "drafted", "expected"]
-        return tuple(int(count) for _, count in found)
+        counts = [re.fullmatch(r"(\w+): the same text, (\d+) of \d+ tokens drafted", line).groups() for line in lines]
+        assert [name for name, _ in counts] == ["without", "drafted", "expected"]
+        return tuple(int(count) for _, count in counts)
 
     for address in (ring.address, drafting.address):
-        # How much is drafted depends on how long steps take.
+        # How many tokens are drafted depends on the duration of steps.
         assert wait_until(lambda address=address: accepted(address)[2] > 0)
         assert accepted(address)[0] == 0

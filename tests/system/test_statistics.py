@@ -1,4 +1,4 @@
-"""Statistics of a real ring: every step and request of a run that is known, and what Prometheus sees."""
+"""Statistics of a real ring: every step and request of a known run, the statistics callback, and Prometheus metrics."""
 
 import json
 import urllib.request
@@ -22,15 +22,15 @@ ENDED = pb.REQUEST_STAGE_ENDED
 
 
 @pytest.fixture(scope="module")
-def told_file(tmp_path_factory):
-    return tmp_path_factory.mktemp("told") / "statistics.jsonl"
+def callback_file(tmp_path_factory):
+    return tmp_path_factory.mktemp("callback") / "statistics.jsonl"
 
 
 @pytest.fixture(scope="module")
-def ring(told_file):
-    """A ring of its own: nobody else works in it."""
+def ring(callback_file):
+    """A ring that no other test uses."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("STATS_FILE", str(told_file))
+        patch.setenv("STATS_FILE", str(callback_file))
         settings = {"tokens_per_block": BLOCK, "stats_callback": "tests.fakes.stats_file:write"}
         ring = start_with_metrics(1, 1, engine_args=settings)
     try:
@@ -42,19 +42,19 @@ def ring(told_file):
 
 @pytest.fixture(scope="module")
 def run(ring):
-    """The same prompt twice, then with two outputs, one after the other: all that StreamSteps told of it."""
+    """What StreamSteps reports of three requests with one prompt, one after the other, the last with two outputs."""
     steps, requests = [], []
-    with Client(ring.address, timeout=PATIENCE) as client, client.stream_steps(timeout=PATIENCE) as news:
+    with Client(ring.address, timeout=PATIENCE) as client, client.stream_steps(timeout=PATIENCE) as responses:
         for i, n in enumerate((1, 1, 2)):
             client.generate(PROMPT, request_id=f"run-{i}", max_tokens=TOKENS, temperature=0.0, ignore_eos=True, n=n)
         while sum(request.stage == ENDED for request in requests) < 3:
-            found = next(news)
-            steps += found.steps
-            requests += found.requests
+            response = next(responses)
+            steps += response.steps
+            requests += response.requests
     return steps, requests
 
 
-def test_every_step_is_there_once(run):
+def test_every_step_is_reported_once(run):
     steps, _ = run
     assert [step.iteration for step in steps] == list(range(steps[0].iteration, steps[-1].iteration + 1))
     assert {step.engine_id for step in steps} == {"engine-0"}
@@ -79,14 +79,14 @@ def test_steps_and_requests_add_up(run):
     assert [request.generated_tokens for request in ended] == [TOKENS, TOKENS, 2 * TOKENS]
     cached = [request.cached_tokens for request in ended]
     assert cached == [0, 48, 48]
-    # Both outputs of the last request begin with one context; the first token of each comes out of that.
+    # Both outputs of the last request share one context, from which the first token of each is sampled.
     contexts = sum(step.total_context_tokens for step in steps)
     assert contexts == 3 * len(PROMPT) - sum(cached)
     assert sum(step.generation_requests for step in steps) == 4 * (TOKENS - 1)
     assert steps[-1].prefix_cache_hit_ratio == pytest.approx(sum(cached) / (3 * len(PROMPT)))
 
 
-def test_a_request_is_reported_whole(run):
+def test_requests_are_reported_with_consistent_times_and_blocks(run):
     _, requests = run
     for request in requests:
         moments = [
@@ -104,43 +104,48 @@ def test_a_request_is_reported_whole(run):
     assert first.queued.ToNanoseconds() == pytest.approx(waited, abs=1000)
 
 
-def test_an_idle_ring_is_silent(ring, run):
-    with Client(ring.address) as client, client.stream_steps(timeout=1.5) as news:
-        heard = []
+def test_an_idle_ring_reports_nothing(ring, run):
+    with Client(ring.address) as client, client.stream_steps(timeout=1.5) as responses:
+        received = []
         with pytest.raises(DeadlineExceeded):
-            heard += news
-    assert heard == []
+            received += responses
+    assert received == []
 
 
-def test_the_callback_got_the_same(run, told_file):
+def test_the_callback_receives_the_same_statistics(run, callback_file):
     steps, _ = run
     names = {"run-0", "run-1", "run-2"}
-    assert wait_until(lambda: {each["request_id"] for each in told(told_file) if each.get("stage") == "ended"} >= names)
-    found = {each["iteration"]: each for each in told(told_file) if each["type"] == "step"}
+
+    def ended() -> set[str]:
+        return {report["request_id"] for report in reports(callback_file) if report.get("stage") == "ended"}
+
+    assert wait_until(lambda: ended() >= names)
+    by_iteration = {report["iteration"]: report for report in reports(callback_file) if report["type"] == "step"}
     for step in steps:
-        assert found[step.iteration]["total_context_tokens"] == step.total_context_tokens
-        assert found[step.iteration]["generation_requests"] == step.generation_requests
+        assert by_iteration[step.iteration]["total_context_tokens"] == step.total_context_tokens
+        assert by_iteration[step.iteration]["generation_requests"] == step.generation_requests
 
 
-def told(file) -> list[dict]:
-    # The last line may be half written.
+def reports(file) -> list[dict]:
+    # The last line may be incomplete.
     return [json.loads(line) for line in file.read_text().splitlines(keepends=True) if line.endswith("\n")]
 
 
 def scrape(port: int) -> dict[tuple[str, ...], float]:
+    """Samples by name and labels, and the key ("families", name, type) for each metric of ours."""
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=PATIENCE) as answer:
         families = list(text_string_to_metric_families(answer.read().decode()))
-    found = {(sample.name, *sample.labels.values()): sample.value for each in families for sample in each.samples}
-    names = {(each.name, each.type) for each in families if each.name.startswith("sluice_")}
-    return found | {("families", name, kind): 1.0 for name, kind in names}
+    samples = {(sample.name, *sample.labels.values()): sample.value for family in families for sample in family.samples}
+    names = {(family.name, family.type) for family in families if family.name.startswith("sluice_")}
+    return samples | {("families", name, kind): 1.0 for name, kind in names}
 
 
-def test_prometheus_sees_the_run(ring, run):
+def test_metrics_count_the_run_and_are_all_documented(ring, run):
     steps, _ = run
     router, engine, detok = (scrape(ring.plan.metrics_port + i) for i in range(3))
-    for service, found in zip(SERVICES, (router, engine, detok), strict=True):
+    for service, samples in zip(SERVICES, (router, engine, detok), strict=True):
         listed = {(name.removesuffix("_total"), kind) for name, kind, *_ in documented(f"sluice_{service}_")}
-        assert {(name, kind) for key, *rest in found if key == "families" for name, kind in [rest]} == listed
+        assert {(name, kind) for key, *rest in samples if key == "families" for name, kind in [rest]} == listed
     assert router["sluice_router_requests_total", "LENGTH", "OK"] >= 3
     assert router["sluice_router_peers_usable", "engine"] == router["sluice_router_peers_usable", "detokenizer"] == 1
     assert router["sluice_router_inter_token_seconds_count",] >= 4 * (TOKENS - 1)

@@ -1,4 +1,4 @@
-"""The status pages of a real ring: their JSON, and in a browser, while services freeze and die."""
+"""The status pages of a real ring, as JSON and in a browser, also while services are frozen."""
 
 import contextlib
 import json
@@ -20,28 +20,28 @@ MODELS = "[...document.querySelectorAll('#engines tbody tr')].map(row => row.chi
 NO_SCOPE = "[...document.querySelectorAll('th:not([scope])')].length"
 OVERFLOW = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
 CUT = """[...document.querySelectorAll('.card')]
-    .filter(each => each.scrollWidth > each.clientWidth).map(each => each.innerText)"""
-# Of each text that is seen: its contrast with what is behind it, as WCAG 2 defines it.
+    .filter(card => card.scrollWidth > card.clientWidth).map(card => card.innerText)"""
+# The contrast of each visible text with its background, as defined by WCAG 2.
 CONTRASTS = """(() => {
   const rgb = text => text.match(/[\\d.]+/g).map(Number);
   const part = c => (c /= 255) <= 0.03928 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4;
   const luminance = ([r, g, b]) => 0.2126 * part(r) + 0.7152 * part(g) + 0.0722 * part(b);
   const behind = node => {
     for (; node; node = node.parentElement) {
-      const found = rgb(getComputedStyle(node).backgroundColor);
-      if (found.length < 4 || found[3]) return found;
+      const color = rgb(getComputedStyle(node).backgroundColor);
+      if (color.length < 4 || color[3]) return color;
     }
     return [255, 255, 255];
   };
-  const found = {};
+  const contrasts = {};
   const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
   while (walker.nextNode()) {
     const node = walker.currentNode.parentElement;
     if (!walker.currentNode.data.trim() || !node.checkVisibility() || node.closest("script, style")) continue;
     const two = [luminance(rgb(getComputedStyle(node).color)), luminance(behind(node))].sort((a, b) => b - a);
-    found[walker.currentNode.data.trim()] = (two[0] + 0.05) / (two[1] + 0.05);
+    contrasts[walker.currentNode.data.trim()] = (two[0] + 0.05) / (two[1] + 0.05);
   }
-  return found;
+  return contrasts;
 })()"""
 
 needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="Debian's chromium is missing")
@@ -78,23 +78,23 @@ def status(ring, service: int) -> dict:
 
 
 def engines(ring) -> dict[str, dict]:
-    return {each["id"]: each for each in status(ring, ROUTER)["report"]["engines"]}
+    return {engine["id"]: engine for engine in status(ring, ROUTER)["report"]["engines"]}
 
 
-def test_the_routers_shows_the_ring(ring):
-    assert wait_until(lambda: all(each["state"] == "serving" for each in engines(ring).values()))
-    found = status(ring, ROUTER)
-    assert (found["service"], found["id"], found["model"], found["ready"]) == ("router", "router", "tiny", True)
-    report = found["report"]
+def test_the_page_of_a_router_shows_the_whole_ring(ring):
+    assert wait_until(lambda: all(engine["state"] == "serving" for engine in engines(ring).values()))
+    page = status(ring, ROUTER)
+    assert (page["service"], page["id"], page["model"], page["ready"]) == ("router", "router", "tiny", True)
+    report = page["report"]
     assert report["address"] in ring.address
-    assert [(each["id"], each["state"]) for each in report["engines"]] == [
+    assert [(engine["id"], engine["state"]) for engine in report["engines"]] == [
         ("engine-0", "serving"),
         ("engine-1", "serving"),
     ]
-    versions = {each["version"] for each in (*report["engines"], *report["detokenizers"])}
-    assert versions == {found["version"]}
-    assert wait_until(lambda: any(each["iteration"] for each in engines(ring).values()))
-    assert [(each["id"], each["state"]) for each in report["detokenizers"]] == [("detok-0", "serving")]
+    versions = {peer["version"] for peer in (*report["engines"], *report["detokenizers"])}
+    assert versions == {page["version"]}
+    assert wait_until(lambda: any(engine["iteration"] for engine in engines(ring).values()))
+    assert [(detok["id"], detok["state"]) for detok in report["detokenizers"]] == [("detok-0", "serving")]
     latest = report["requests"][0]
     assert (latest["id"], latest["tenant"], latest["state"], latest["open"]) == ("seen-2", "search", "LENGTH", False)
     assert (latest["prompt_tokens"], latest["completion_tokens"], latest["attempts"]) == (50, 8, 1)
@@ -103,16 +103,16 @@ def test_the_routers_shows_the_ring(ring):
     assert sum(report["router"]["first_token_seconds"]["counts"]) == 3
 
 
-def test_the_others_show_themselves(ring):
+def test_the_pages_of_engines_and_detokenizers_show_themselves(ring):
     engine, detokenizer = status(ring, ENGINE), status(ring, DETOKENIZER)
     assert (engine["service"], engine["id"], engine["ready"]) == ("engine", "engine-0", True)
-    assert [each["id"] for each in engine["report"]["engines"]] == ["engine-0"]
+    assert [shown["id"] for shown in engine["report"]["engines"]] == ["engine-0"]
     assert engine["report"]["engines"][0]["max_kv_blocks"] > 0
     assert (detokenizer["service"], detokenizer["id"]) == ("detok", "detok-0")
-    assert [each["id"] for each in detokenizer["report"]["detokenizers"]] == ["detok-0"]
+    assert [shown["id"] for shown in detokenizer["report"]["detokenizers"]] == ["detok-0"]
 
 
-def test_open_requests_and_tenants(ring):
+def test_open_requests_and_their_tenants_are_shown(ring):
     with Client(ring.address, tenant="batch") as client:
         stream = client.stream(list(range(50)), request_id="open", max_tokens=1900, ignore_eos=True)
         reports = []
@@ -123,13 +123,13 @@ def test_open_requests_and_tenants(ring):
 
         assert wait_until(runs)
         report = reports[-1]
-        assert [each["id"] for each in report["requests"] if each["open"]] == ["open"]
+        assert [request["id"] for request in report["requests"] if request["open"]] == ["open"]
         assert report["tenants"] == [{"tenant": "batch", "open": 1, "waiting": 0, "admitted": 1}]
         assert report["router"]["open"] == 1
         stream.close()
 
 
-def test_a_frozen_engine_is_lost_until_it_is_back(ring):
+def test_a_frozen_engine_is_shown_as_lost_until_it_continues(ring):
     with frozen(ring, "engine-1"):
         assert wait_until(lambda: engines(ring)["engine-1"]["state"] == "lost")
         assert engines(ring)["engine-1"]["heartbeat_age"] > 1.0
@@ -139,14 +139,14 @@ def test_a_frozen_engine_is_lost_until_it_is_back(ring):
 
 @pytest.fixture(scope="module")
 def chromium():
-    with browser() as found:
-        yield found
+    with browser() as chromium:
+        yield chromium
 
 
 @needs_chromium
 @pytest.mark.parametrize("dark", [False, True])
 @pytest.mark.parametrize("width", [1280, 920, 360])
-def test_in_a_browser(ring, chromium, dark, width):
+def test_the_page_of_a_router_is_readable_in_a_browser(ring, chromium, dark, width):
     page = chromium.page(url(ring, ROUTER), width, dark=dark).wait(OPENED)
     page.wait("document.body.innerText.includes('2 of 2 serving')")
     for expected in (
@@ -174,7 +174,7 @@ def test_in_a_browser(ring, chromium, dark, width):
 
 @needs_chromium
 @pytest.mark.parametrize(("service", "shown"), [(ENGINE, "KV cache"), (DETOKENIZER, "Streams")])
-def test_pages_of_the_others(ring, chromium, service, shown):
+def test_the_pages_of_engines_and_detokenizers_work_in_a_browser(ring, chromium, service, shown):
     page = chromium.page(url(ring, service)).wait("document.querySelectorAll('#tiles dt').length > 0")
     assert "Ready" in page.text
     assert shown in page.text
@@ -183,7 +183,7 @@ def test_pages_of_the_others(ring, chromium, service, shown):
 
 @needs_chromium
 @pytest.mark.parametrize("width", [1280, 920, 360])
-def test_what_has_gone_is_said_to_be_gone(ring, chromium, width):
+def test_the_browser_shows_frozen_services_as_lost(ring, chromium, width):
     page = chromium.page(url(ring, ROUTER), width).wait(OPENED)
     with frozen(ring, "engine-1"):
         page.wait(r"/lost\s+for \d/.test(document.querySelector('#engines').innerText)")

@@ -1,4 +1,4 @@
-"""Prompt tables over a real ring, beside transformers: the page's example, and engines that die under such streams."""
+"""Prompt tables on a real ring, compared with transformers: the page's example, and an engine that is killed."""
 
 import re
 from pathlib import Path
@@ -24,20 +24,19 @@ def pair():
 
 @pytest.fixture(scope="module")
 def model():
-    found = AutoModelForCausalLM.from_pretrained(tiny_model.path(), dtype=torch.float32).eval()
-    found.generation_config.eos_token_id = None
-    return found
+    model = AutoModelForCausalLM.from_pretrained(tiny_model.path(), dtype=torch.float32).eval()
+    model.generation_config.eos_token_id = None
+    return model
 
 
 @torch.inference_mode()
 def expected(model, ids: list[int], rows, count: int) -> list[int]:
-    """What transformers generates after the rows, then the ids."""
+    """Tokens that transformers generates after the rows and the token ids."""
     embeds = torch.cat(
         [torch.as_tensor(rows).float(), model.get_input_embeddings()(torch.tensor(ids, dtype=torch.int64))]
     )[None]
     mask = torch.ones(embeds.shape[:2], dtype=torch.int64)
-    found = model.generate(inputs_embeds=embeds, attention_mask=mask, max_new_tokens=count, do_sample=False)
-    return found[0].tolist()
+    return model.generate(inputs_embeds=embeds, attention_mask=mask, max_new_tokens=count, do_sample=False)[0].tolist()
 
 
 def some_rows(model, count: int, seed: int) -> np.ndarray:
@@ -45,7 +44,7 @@ def some_rows(model, count: int, seed: int) -> np.ndarray:
     return np.random.default_rng(seed).normal(0, 0.05, (count, size)).astype(np.float32)
 
 
-def test_each_form_of_prompt(pair, model):
+def test_text_token_ids_and_embeddings_may_have_tables(pair, model):
     rows, size = some_rows(model, 40, 0), model.config.vocab_size
     with Client(pair.address, timeout=100) as client:
         ids = list(client.tokenize("def area(radius):").token_ids)
@@ -56,7 +55,7 @@ def test_each_form_of_prompt(pair, model):
         assert text.usage.prompt_tokens == 40 + len(ids)
         by_ids = client.generate([*range(size, size + 40), *ids], prompt_table=rows, max_tokens=16, **GREEDY)
         assert list(by_ids.outputs[0].token_ids) == right
-        # The prompt of the first was found, on the engine that had it.
+        # The router chose the engine that had cached the first prompt.
         assert by_ids.usage.cached_tokens > 0
         alone = client.generate({"prompt_embeds": rows}, max_tokens=16, **GREEDY)
         assert list(alone.outputs[0].token_ids) == expected(model, [], rows, 16)
@@ -64,14 +63,14 @@ def test_each_form_of_prompt(pair, model):
             client.generate({"prompt_embeds": np.zeros((2, 3))})
 
 
-def test_the_example_of_the_page(pair, capsys):
+def test_the_example_of_the_page_works(pair, capsys):
     (example,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     exec(example.replace("127.0.0.1:50051", pair.address), {})
     assert len(capsys.readouterr().out.splitlines()) >= 3
 
 
-async def test_streams_go_on_when_their_engine_dies(pair, model):
+async def test_streams_with_tables_survive_the_death_of_their_engine(pair, model):
     tables = [some_rows(model, 5 + i, i) for i in range(6)]
-    asked = [(f"value_{i} = ", {"prompt_table": rows}) for i, rows in enumerate(tables)]
-    found, texts = await streams_over_a_death(pair, asked, 160)
-    assert found == [expected(model, ids, rows, 160) for rows, ids in zip(tables, texts, strict=True)]
+    requests = [(f"value_{i} = ", {"prompt_table": rows}) for i, rows in enumerate(tables)]
+    outputs, texts = await streams_over_a_death(pair, requests, 160)
+    assert outputs == [expected(model, ids, rows, 160) for rows, ids in zip(tables, texts, strict=True)]

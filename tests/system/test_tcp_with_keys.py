@@ -1,4 +1,4 @@
-"""The whole ring over tcp with keys, each service with what it needs of them and no more, while keys change."""
+"""A real ring over tcp with keys: each service has only the keys that it needs, and keys are rotated."""
 
 import json
 import re
@@ -26,7 +26,7 @@ MODULES = {"router": "router", "engine": "engine_worker", "detok": "detok_servic
 
 
 class Service:
-    """One process with a key folder of its own. `ready` is its log line of that name."""
+    """A process with a separate key folder. `ready`: its log line of that name."""
 
     def __init__(self, folder: Path, role: Role, keys: Path, *flags: str) -> None:
         self.keys = folder / f"keys-{role}"
@@ -42,12 +42,12 @@ class Service:
         self.ready = self.events("ready")[0]
 
     def events(self, name: str) -> list[dict]:
-        """Its log lines of this name."""
+        """Log lines of this event."""
         lines = (json.loads(line) for line in self.log.read_text().splitlines() if line.startswith("{"))
         return [line for line in lines if line["event"] == name]
 
-    def take(self, keys: Path, *files: str) -> None:
-        """Copy key files in one piece, as an operator's tool does."""
+    def copy_keys(self, keys: Path, *files: str) -> None:
+        """Replace key files atomically, as an operator's tool does."""
         for file in files:
             shutil.copy(keys / file, self.keys / "new")
             (self.keys / "new").replace(self.keys / file)
@@ -62,19 +62,19 @@ def keys(tmp_path):
 
 @pytest.fixture
 def services(tmp_path, keys):
-    found: dict[str, Service] = {}
+    started: dict[str, Service] = {}
     port = ["--metrics-port", str(free_ports(1))]
     try:
-        found["engine"] = Service(tmp_path, "engine", keys, "--threads", "1", "--kv-cache-tokens", "8192", *port)
-        found["metrics"] = port[1]
-        found["detok"] = Service(tmp_path, "detok", keys)
-        peers = ["--engines", found["engine"].ready["address"], "--detokenizers", found["detok"].ready["address"]]
-        found["router"] = Service(tmp_path, "router", keys, "--port", "0", *peers)
-        yield found
+        started["engine"] = Service(tmp_path, "engine", keys, "--threads", "1", "--kv-cache-tokens", "8192", *port)
+        started["metrics"] = port[1]
+        started["detok"] = Service(tmp_path, "detok", keys)
+        peers = ["--engines", started["engine"].ready["address"], "--detokenizers", started["detok"].ready["address"]]
+        started["router"] = Service(tmp_path, "router", keys, "--port", "0", *peers)
+        yield started
     finally:
-        for role in MODULES.keys() & found.keys():
-            found[role].process.kill()
-            found[role].process.wait()
+        for role in MODULES.keys() & started.keys():
+            started[role].process.kill()
+            started[role].process.wait()
 
 
 def generates(client: Client, text: str) -> str | None:
@@ -84,38 +84,39 @@ def generates(client: Client, text: str) -> str | None:
         return None
 
 
-def test_a_ring_over_tcp_with_keys(services, keys, tmp_path):
+def test_strangers_are_refused_and_keys_of_every_role_can_be_rotated(services, keys, tmp_path):
     engine, detok, router = (services[role] for role in ("engine", "detok", "router"))
     assert engine.ready["address"].startswith("tcp://")
     with Client(router.ready["address"], timeout=LIMIT) as client:
         assert wait_until(lambda: generates(client, "def f(x):"))
         first = generates(client, "def f(x):")
 
-        # Somebody with another key, and somebody with none.
+        # A stranger with an unknown key, and one without a key.
         generate(tmp_path / "foreign", "router")
-        own = [(tmp_path / "foreign" / kind / "router.key").read_bytes().strip() for kind in KINDS]
-        foreign = (*own, (keys / "public" / "engine.key").read_bytes().strip())
+        pair = [(tmp_path / "foreign" / kind / "router.key").read_bytes().strip() for kind in KINDS]
+        foreign = (*pair, (keys / "public" / "engine.key").read_bytes().strip())
         for stranger in (foreign, None):
             assert is_refused(engine.ready["address"], stranger, services["metrics"])
         assert generates(client, "def f(x):") == first
 
-        # New keys for one role after the other: public ones first, then the secret, then without the former.
+        # For each role: publish a new public key, switch to the new secret key, then retire the former public key.
         for role in ROLES:
             generate(keys, role)
             for service in (engine, detok, router):
-                service.take(keys, f"public/{role}.key")
-            services[role].take(keys, f"secret/{role}.key")
+                service.copy_keys(keys, f"public/{role}.key")
+            services[role].copy_keys(keys, f"secret/{role}.key")
+            # Nothing shows when all services have loaded the new keys, which they look for every second.
             time.sleep(1.5)
             assert wait_until(lambda: generates(client, "def f(x):") == first), role
             retire(keys, role)
             for service in (engine, detok, router):
-                service.take(keys, f"public/{role}.key")
+                service.copy_keys(keys, f"public/{role}.key")
             assert wait_until(lambda: generates(client, "def f(x):") == first), role
     assert all(services[role].process.poll() is None for role in ROLES)
 
 
-def test_a_retired_key_admits_nobody_and_streams_go_on(services, keys):
-    """`sluice keygen --rotate` and `--retire`, as in docs/operations.md, under streams without pause."""
+def test_a_retired_key_is_refused_and_no_stream_is_affected(services, keys):
+    """With `sluice keygen --rotate` and `--retire`, as in docs/operations.md, while streams run."""
     former = [(keys / kind / "router.key").read_bytes().strip() for kind in KINDS]
     engine = (keys / "public" / "engine.key").read_bytes().strip()
     with Client(services["router"].ready["address"], timeout=2 * LIMIT) as client:
@@ -123,10 +124,10 @@ def test_a_retired_key_admits_nobody_and_streams_go_on(services, keys):
         text, over = client.generate("def f(x):", **OPTIONS).text, threading.Event()
 
         def stream() -> set[str]:
-            found = set()
+            texts = set()
             while not over.is_set():
-                found.add("".join(chunk.text for chunk in client.stream("def f(x):", **OPTIONS)))
-            return found
+                texts.add("".join(chunk.text for chunk in client.stream("def f(x):", **OPTIONS)))
+            return texts
 
         with ThreadPoolExecutor(1) as pool:
             streams = pool.submit(stream)
@@ -140,11 +141,11 @@ def test_a_retired_key_admits_nobody_and_streams_go_on(services, keys):
 
 
 def change_key(services: dict[str, Service], keys: Path, option: str, *files: str) -> None:
-    """Of the router. Each service gets what changed of its files."""
+    """Change the router's key. Each service receives the `files` that concern it."""
     subprocess.run([sys.executable, "-m", "sluice", "keygen", str(keys), option, "router"], check=True)
     for file in files:
         for role in ROLES if file.startswith("public") else ("router",):
-            services[role].take(keys, file)
+            services[role].copy_keys(keys, file)
 
 
 OPTIONS = {"max_tokens": 100, "ignore_eos": True, "temperature": 0}
@@ -152,10 +153,14 @@ KINDS = ("public", "secret")
 
 
 def is_refused(address: str, keys: tuple[bytes, bytes, bytes] | None, port: str) -> bool:
-    """Whether somebody with these keys is, and is counted. One who was refused may not try again by itself."""
-    before = refused(port)
+    """Whether a connection with these keys is refused, and counted as such by the engine's metrics at `port`."""
+    before = refused_count(port)
 
-    def knock() -> bool:
+    def is_counted() -> bool:
+        return refused_count(port) > before
+
+    def connect() -> bool:
+        # A new connection each time, because a refused one may not be retried by ZeroMQ.
         with zmq.Context() as context, context.socket(zmq.PUSH) as socket:
             if keys is not None:
                 socket.set(zmq.CURVE_PUBLICKEY, keys[0])
@@ -163,12 +168,11 @@ def is_refused(address: str, keys: tuple[bytes, bytes, bytes] | None, port: str)
                 socket.set(zmq.CURVE_SERVERKEY, keys[2])
             socket.set(zmq.LINGER, 0)
             socket.connect(address)
-            time.sleep(0.5)
-        return refused(port) > before
+            return wait_until(is_counted, 0.5)
 
-    return wait_until(knock)
+    return wait_until(connect)
 
 
-def refused(port: str) -> float:
+def refused_count(port: str) -> float:
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=LIMIT) as answer:
         return float(re.search(r"^sluice_engine_peers_refused_total (\S+)", answer.read().decode(), re.M)[1])

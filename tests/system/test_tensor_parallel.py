@@ -1,4 +1,4 @@
-"""An engine of two ranks in a ring: streams go on when one of them dies or hangs."""
+"""An engine with two ranks in a real ring: streams survive when one of the ranks dies or hangs."""
 
 import asyncio
 import os
@@ -26,30 +26,31 @@ def shared_ring():
 
 
 def generate(ring: Ring) -> list[str]:
-    """All prompts at once."""
+    """Texts of all prompts, sent together."""
     with Client(ring.address, timeout=200) as client, ThreadPoolExecutor(len(PROMPTS)) as pool:
         return [answer.text for answer in pool.map(lambda prompt: client.generate(prompt, **SPEC), PROMPTS)]
 
 
 @pytest.fixture(scope="module")
 def texts(shared_ring) -> list[str]:
-    """Undisturbed."""
+    """The undisturbed texts."""
     return generate(shared_ring)
 
 
-def follower(ring: Ring) -> int:
+def second_rank(ring: Ring) -> int:
+    """Process id of rank 1, the only child of rank 0."""
     pid = ring.pids["engine-0"]
-    (found,) = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return int(found)
+    (child,) = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return int(child)
 
 
-def test_the_same_texts_as_of_one_rank(ring, texts):
+def test_two_ranks_return_the_texts_of_one(ring, texts):
     assert generate(ring) == texts
 
 
 @pytest.mark.parametrize("death", [signal.SIGKILL, signal.SIGSTOP])
-async def test_streams_go_on(shared_ring, texts, death):
-    engine, second = shared_ring.pids["engine-0"], follower(shared_ring)
+async def test_streams_survive_when_a_rank_dies_or_hangs(shared_ring, texts, death):
+    engine, second = shared_ring.pids["engine-0"], second_rank(shared_ring)
     async with AsyncClient(shared_ring.address, timeout=200) as client:
         begun = asyncio.Semaphore(0)
 

@@ -1,4 +1,4 @@
-"""What the ring sends is what the tokenizer decodes: streamed, whole, at every stop."""
+"""The text of a real ring is what the tokenizer decodes: streamed, unstreamed, and cut at any stop string."""
 
 import asyncio
 
@@ -23,9 +23,9 @@ def tokenizer():
 
 @pytest.mark.parametrize("skip", [True, False])
 @pytest.mark.parametrize("interval", [1, 7])
-async def test_text_is_the_tokenizers_decode_of_the_ids(ring, tokenizer, skip, interval):
+async def test_the_text_is_what_the_tokenizer_decodes(ring, tokenizer, skip, interval):
     async def check(client: AsyncClient, prompt: str, seed: int) -> None:
-        # A high temperature without filters draws lone bytes, half characters and special tokens.
+        # A high temperature without filters samples invalid bytes, parts of characters and special tokens.
         spec = {"temperature": 2.0, "top_k": 0, "top_p": 1.0, "seed": seed, "max_tokens": 120, "ignore_eos": True}
         spec |= {"token_ids": True, "skip_special_tokens": skip}
         ids: list[int] = []
@@ -35,14 +35,14 @@ async def test_text_is_the_tokenizers_decode_of_the_ids(ring, tokenizer, skip, i
             text += chunk.text
         assert len(ids) == 120
         assert text == tokenizer.decode(ids, skip_special_tokens=skip)
-        (whole,) = (await client.generate(prompt, **spec)).outputs
-        assert (whole.text, list(whole.token_ids)) == (text, ids)
+        (unstreamed,) = (await client.generate(prompt, **spec)).outputs
+        assert (unstreamed.text, list(unstreamed.token_ids)) == (text, ids)
 
     async with AsyncClient(ring.address, timeout=100) as client:
         await asyncio.gather(*(check(client, prompt, seed) for prompt in PROMPTS for seed in range(4)))
 
 
-async def test_a_stop_at_every_place_cuts_text_and_tokens(ring, tokenizer):
+async def test_a_stop_string_anywhere_cuts_text_and_tokens(ring, tokenizer):
     async with AsyncClient(ring.address, timeout=100) as client:
         spec = {"temperature": 0.9, "seed": 3, "max_tokens": 40, "ignore_eos": True, "token_ids": True}
         (free,) = (await client.generate("def walk(path):\n", **spec)).outputs
@@ -52,15 +52,15 @@ async def test_a_stop_at_every_place_cuts_text_and_tokens(ring, tokenizer):
             (cut,) = (
                 await client.generate("def walk(path):\n", stop=[stop], include_stop_in_output=include, **spec)
             ).outputs
-            at = free.text.index(stop)
-            assert cut.text == free.text[: at + (len(stop) if include else 0)]
+            position = free.text.index(stop)
+            assert cut.text == free.text[: position + (len(stop) if include else 0)]
             assert (cut.finish_reason, cut.stop_string) == ("stop_string", stop)
             assert cut.token_ids == free.token_ids[: len(cut.token_ids)]
             assert stop in tokenizer.decode(list(cut.token_ids))
             assert stop not in tokenizer.decode(list(cut.token_ids[:-1]))
 
-        places = range(0, len(free.text) - 5, 3)
-        await asyncio.gather(*(check(start, 1 + start % 5, bool(start % 2)) for start in places))
+        starts = range(0, len(free.text) - 5, 3)
+        await asyncio.gather(*(check(start, 1 + start % 5, bool(start % 2)) for start in starts))
 
 
 async def test_echo_puts_the_prompt_first(ring):
@@ -72,10 +72,10 @@ async def test_echo_puts_the_prompt_first(ring):
         assert echoed.usage.completion_tokens == plain.usage.completion_tokens
 
 
-async def test_logprobs_of_the_chosen_tokens_sum_up(ring):
+async def test_the_cumulative_logprob_is_the_sum_over_the_tokens(ring):
     async with AsyncClient(ring.address, timeout=100) as client:
-        found = await client.generate("import os", temperature=0.0, max_tokens=8, logprobs=3, token_ids=True)
-        (output,) = found.outputs
+        result = await client.generate("import os", temperature=0.0, max_tokens=8, logprobs=3, token_ids=True)
+        (output,) = result.outputs
         assert [entry.token_id for entry in output.logprobs] == list(output.token_ids)
         assert all(entry.rank == 1 and len(entry.top) == 3 for entry in output.logprobs)
         assert all(entry.top[0].token_id == entry.token_id for entry in output.logprobs)
@@ -83,13 +83,13 @@ async def test_logprobs_of_the_chosen_tokens_sum_up(ring):
         assert b"".join(entry.token for entry in output.logprobs).decode("utf-8", "replace") == output.text
 
 
-async def test_the_cached_prefix_is_counted_inside_one_salt(ring):
+async def test_prefixes_are_cached_separately_for_each_salt(ring):
     async with AsyncClient(ring.address, timeout=100) as client:
         prompt = "# a long prefix " * 20
         spec = {"temperature": 0.0, "max_tokens": 4}
         first = await client.generate(prompt, kv_cache={"salt": "a"}, **spec)
-        again = await client.generate(prompt, kv_cache={"salt": "a"}, **spec)
+        repeated = await client.generate(prompt, kv_cache={"salt": "a"}, **spec)
         other = await client.generate(prompt, kv_cache={"salt": "b"}, **spec)
         assert first.usage.cached_tokens == other.usage.cached_tokens == 0
-        assert again.usage.cached_tokens >= again.usage.prompt_tokens - 32
-        assert first.text == again.text == other.text
+        assert repeated.usage.cached_tokens >= repeated.usage.prompt_tokens - 32
+        assert first.text == repeated.text == other.text

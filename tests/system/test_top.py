@@ -1,4 +1,4 @@
-"""The screen of `sluice top` over a real ring."""
+"""The screen of `sluice top` with a real ring."""
 
 import asyncio
 
@@ -16,7 +16,7 @@ def client(ring):
         yield client
 
 
-async def test_it_shows_the_ring(client):
+async def test_the_screen_shows_services_and_requests(client):
     client.generate(list(range(30)), request_id="seen-by-top", max_tokens=4, ignore_eos=True)
     screen = TopApp(lambda: combine([query(client)]), 0.1)
     async with screen.run_test(size=(160, 50)) as pilot:
@@ -32,9 +32,5 @@ async def test_it_shows_the_ring(client):
         assert column("engines", 9)[0].startswith("tiny ")
         assert column("detokenizers") == ["detok-0", "detok-1"]
         assert column("routers", 1) == ["serving"]
-        at = column("requests").index("seen-by-top")
-        assert (column("requests", 1)[at], column("requests", 2)[at], column("requests", 6)[at]) == (
-            "length",
-            "search",
-            "4",
-        )
+        row = column("requests").index("seen-by-top")
+        assert [column("requests", i)[row] for i in (1, 2, 6)] == ["length", "search", "4"]

@@ -1,4 +1,4 @@
-"""Traces of a real ring, whose collector is named by OpenTelemetry's own variable."""
+"""Traces of a real ring. Its collector is set by OpenTelemetry's environment variable."""
 
 import os
 import signal
@@ -17,13 +17,13 @@ PHASES = ["queue", "prefill", "decode", "detokenize"]
 
 @pytest.fixture(scope="module")
 def collector():
-    with collect() as found:
-        yield found
+    with collect() as collector:
+        yield collector
 
 
 @pytest.fixture(scope="module")
 def opening(tmp_path_factory) -> Path:
-    """The file without which the gate is closed."""
+    """The file that opens the gate."""
     return tmp_path_factory.mktemp("gate") / "open"
 
 
@@ -42,20 +42,20 @@ def ring(collector, opening):
 
 
 def family(collector, request_id):
-    """The request's span and its children."""
+    """Wait for the request's span. Returns it and its children."""
 
-    def found():
+    def roots():
         return [span for span in collector.spans if attributes(span).get("gen_ai.response.id") == request_id]
 
-    assert wait_until(found)
-    (root,) = found()
+    assert wait_until(roots)
+    (root,) = roots()
     return root, collector.tree(root.trace_id.hex())[root.span_id.hex()]
 
 
-def test_phases_have_the_engines_times(ring, collector):
+def test_spans_of_phases_have_the_durations_that_the_engine_reports(ring, collector):
     with Client(ring.address) as client:
-        given = {"max_tokens": 50, "ignore_eos": True, "timings": True}
-        timings = client.generate(list(range(40)), request_id="traced", **given).timings
+        options = {"max_tokens": 50, "ignore_eos": True, "timings": True}
+        timings = client.generate(list(range(40)), request_id="traced", **options).timings
     root, children = family(collector, "traced")
     assert [span.name for span in children] == PHASES
     seconds = {span.name: (span.end_time_unix_nano - span.start_time_unix_nano) / 1e9 for span in children}
@@ -67,12 +67,12 @@ def test_phases_have_the_engines_times(ring, collector):
     assert attributes(root)["gen_ai.usage.output_tokens"] == 50
 
 
-def test_over_the_death_of_an_engine_both_attempts_are_in_the_tree(ring, collector, opening):
-    given = {"max_tokens": 2 * TOKENS, "ignore_eos": True, "logits_processors": ["gate"]}
-    with Client(ring.address) as client, client.stream([1, 2], request_id="moved", **given) as stream:
+def test_both_attempts_are_traced_when_an_engine_dies(ring, collector, opening):
+    options = {"max_tokens": 2 * TOKENS, "ignore_eos": True, "logits_processors": ["gate"]}
+    with Client(ring.address) as client, client.stream([1, 2], request_id="moved", **options) as stream:
         chunks = iter(stream)
         next(chunks)
-        (victim,) = (each.engine_id for each in client.stats().requests if each.request_id == "moved")
+        (victim,) = (request.engine_id for request in client.stats().requests if request.request_id == "moved")
         os.kill(ring.pids[victim], signal.SIGKILL)
         opening.touch()
         assert sum(1 for _ in chunks) > 0

@@ -1,4 +1,4 @@
-"""Two checkpoints with one tokenizer and different weights, and streams whose model may go away."""
+"""Two checkpoints that differ only in their weights, and streams whose model may be replaced."""
 
 import asyncio
 import os
@@ -20,7 +20,7 @@ STREAMS = 4
 
 
 def make_checkpoints(folder: Path) -> tuple[Path, Path]:
-    """The tiny model, and one with its tokenizer and other weights."""
+    """The tiny model, and a copy with different weights."""
     old, new = (shutil.copytree(tiny_model.path(), folder / name) for name in ("old", "new"))
     noise = torch.Generator().manual_seed(0)
     tensors = load_file(new / "model.safetensors")
@@ -31,14 +31,14 @@ def make_checkpoints(folder: Path) -> tuple[Path, Path]:
 
 
 def point(model: Path, checkpoint: Path) -> None:
-    """Make `model` a link to the checkpoint, in one step."""
+    """Atomically make `model` a link to the checkpoint."""
     link = model.with_name("link")
     link.symlink_to(checkpoint)
     link.replace(model)
 
 
 class Streams:
-    """Some of them at once, that have begun."""
+    """Several concurrent streams."""
 
     def __init__(self, client: AsyncClient) -> None:
         self.texts = [""] * STREAMS

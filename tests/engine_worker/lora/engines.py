@@ -15,7 +15,7 @@ from tests.fakes.engine import EngineBench, spec_of
 from tests.fakes.processes import LIMIT
 
 PAGES = 14 * 16
-"""Of device memory: for some adapters of the small model, in which a page per target are 14."""
+"""Pages of device memory: enough for several adapters of the small model, which has 14 targets."""
 
 
 def lora_runner(model: Path, **options) -> ModelRunner:
@@ -39,7 +39,7 @@ def lora_engine(model: Path, *, batching: dict | None = None, **options) -> Engi
 
 
 def finish(bench: EngineBench) -> None:
-    """Step until nothing lives; adapters load meanwhile."""
+    """Step until all requests have ended; adapters are loaded meanwhile."""
     moved = time.monotonic()
     while (stepped := bench.step()) or bench.engine.live.requests or bench.inbox:
         moved = time.monotonic() if stepped else moved
@@ -47,22 +47,22 @@ def finish(bench: EngineBench) -> None:
 
 
 def load_first(bench: EngineBench, folders: Iterable[Path]) -> None:
-    """Into host memory, so that requests for these adapters start in one step."""
+    """Load adapters into host memory, so that requests for them start in the same step."""
     for loading in [bench.runner.adapters.load(str(folder)) for folder in folders]:
         while not loading.poll():
             time.sleep(0.001)
 
 
-def ask(
-    bench: EngineBench, prompt, adapter: Adapter | None, max_tokens: int = 8, temperature: float = 0.0, **asked
+def submit(
+    bench: EngineBench, prompt, adapter: Adapter | None, max_tokens: int = 8, temperature: float = 0.0, **options
 ) -> int:
-    """Greedy unless it says otherwise; the request's number."""
+    """Submit a request, greedy by default, and return its number."""
     number = len(bench.specs) + 1
-    spec = spec_of(prompt, max_tokens, request=number, adapter=adapter, **asked)
+    spec = spec_of(prompt, max_tokens, request=number, adapter=adapter, **options)
     bench.send(replace(spec, sampling=replace(spec.sampling, temperature=temperature)))
     return number
 
 
 def offer(library, files: AdapterFiles):
-    """Uploaded in parts."""
+    """Upload files in parts."""
     return library.offer(files.version, [part.data for part in parts_of(files, 1)])

@@ -1,4 +1,4 @@
-"""The kernels of adapters by Triton's interpreter, on a CPU; `test_kernels` runs this in a process of its own."""
+"""Tests the adapters' kernels with Triton's interpreter, on a CPU; `test_kernels` runs this file in a subprocess."""
 
 import numpy as np
 import torch
@@ -15,15 +15,15 @@ def placed(page_ranks: int, dtype: torch.dtype) -> Placed:
 
 @examples(12)
 @given(**CASES)
-def test_pages_are_as_products(page_ranks, dtype, adapters, slices, seed):
+def test_pages_compute_the_products(page_ranks, dtype, adapters, slices, seed):
     check_case(placed(page_ranks, dtype), adapters, slices, seed)
 
 
-def test_a_page_is_used_again():
+def test_pages_are_reused():
     check_reuse(placed(8, torch.float32))
 
 
-def test_a_row_is_the_same_beside_others():
+def test_a_row_does_not_depend_on_its_batch():
     adapters, some = placed(8, torch.float32), numbers(4, torch.float32)
     adapters.place(1, {0: 8, 3: 24}, some)
     adapters.place(2, {0: 40, 3: 2}, some)
@@ -35,5 +35,5 @@ def test_a_row_is_the_same_beside_others():
         alone = out[row : row + 1].clone()
         step = adapters.paged.step(np.array([1 + row % 2]), starts[:2])
         step.add(0, "plain", x[row : row + 1], alone)
-        # Interpreted products are numpy's, whose last bits depend on the row's place in its block on some processors.
+        # The interpreter uses numpy's products, whose last bits depend on the row's index in its block on some CPUs.
         torch.testing.assert_close(alone[0], together[row], rtol=1e-5, atol=1e-6)

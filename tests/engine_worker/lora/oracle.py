@@ -1,4 +1,4 @@
-"""Random adapters, saved by peft, and what peft computes with them."""
+"""Random adapters that peft saves, and peft's results with them."""
 
 import json
 import re
@@ -19,7 +19,7 @@ SIZE = 0.2
 
 
 def write_adapter(folder: Path, model: Path, seed: int = 0, targets=ATTENTION + MLP, rank: int = 8, **options) -> Path:
-    """Both factors random: a fresh adapter of peft changes nothing."""
+    """Write an adapter with random a and b; a new adapter of peft has b = 0, which changes nothing."""
     base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     torch.manual_seed(seed)
     config = LoraConfig(
@@ -47,13 +47,13 @@ def changed_config(files: AdapterFiles, **options) -> AdapterFiles:
 
 
 class Oracle:
-    """peft's own forward pass, of one model with all adapters that were asked for."""
+    """peft's forward pass, with one model and every adapter that was used so far."""
 
     def __init__(self, model: Path) -> None:
         self._base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
         self._tuned: PeftModel | None = None
 
-    # peft marks the weights of all its adapters when it adds one, which those made in inference mode do not permit.
+    # Not in inference mode: peft changes flags of all adapters' weights when it adds one, which such tensors forbid.
     @torch.inference_mode(False)
     def _model(self, folder: Path) -> PeftModel:
         name = re.sub(r"\W", "_", str(folder))
@@ -66,7 +66,7 @@ class Oracle:
 
     @contextmanager
     def using(self, folder: Path | None) -> Iterator[torch.nn.Module]:
-        """The model with this adapter, or alone."""
+        """The model with this adapter, or without any."""
         if folder is not None:
             yield self._model(folder)
         else:
@@ -80,7 +80,7 @@ class Oracle:
             return model(torch.tensor([tokens])).logits[0].float()
 
     def greedy(self, folder: Path | None, prompt, count: int) -> tuple[list[int], list[float]]:
-        """The tokens and their log-probabilities."""
+        """Generate greedily; returns the tokens and their log-probabilities."""
         tokens, scores = list(prompt), []
         for _ in range(count):
             row = self.logits(folder, tokens)[-1].log_softmax(0)

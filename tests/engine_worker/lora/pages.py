@@ -1,4 +1,4 @@
-"""Random adapters in pages, and what they add, computed without pages."""
+"""Random adapters in pages, and their products computed without pages."""
 
 import numpy as np
 import torch
@@ -11,15 +11,15 @@ from engine_worker.lora.paged import Kernel, PagedAdapters
 from engine_worker.lora.placed import PlacedModule
 
 PAGES = 240
-"""Three adapters of four targets with 20 ranks each."""
+"""Enough for three adapters of four targets with 20 ranks each."""
 CPU = torch.device("cpu")
 CLOSE = {torch.float32: {"atol": 1e-4, "rtol": 1e-4}, torch.float16: {"atol": 2e-2, "rtol": 2e-2}}
 LINEARS = (("fused", 40, 91), ("plain", 33, 40))
-"""Name, inputs and outputs."""
+"""Name, inputs and outputs of each linear layer."""
 
 
 def targets() -> list[Target]:
-    """Those of one fused layer, and of one that is not."""
+    """The targets of a fused linear layer, and of a plain one."""
     found, first = [], 0
     for i, size in enumerate((70, 16, 5)):
         found.append(Target(0, "a", f"part{i}", "fused", Span(0, 40, 40), Span(0, size, size), first, i))
@@ -31,7 +31,7 @@ class Placed:
     def __init__(self, kernel: Kernel, page_ranks: int, dtype: torch.dtype, page_dtype: torch.dtype) -> None:
         self.targets = targets()
         self.page_ranks, self.dtype = page_ranks, dtype
-        # What a kernel should not read would show in its results.
+        # NaN, so that a kernel that reads too much has wrong results.
         arena = torch.full((PAGES, page_ranks * 110), torch.nan, dtype=page_dtype)
         self.paged = PagedAdapters(self.targets, arena, page_ranks, kernel)
         self.modules: dict[int, list[PlacedModule]] = {}
@@ -89,15 +89,15 @@ CASES = {
 
 def check_case(placed: Placed, adapters, slices, seed: int) -> None:
     some = numbers(seed, placed.dtype)
-    for number, its in enumerate(adapters, 1):
-        placed.place(number, its, some)
+    for number, ranks in enumerate(adapters, 1):
+        placed.place(number, ranks, some)
     chosen = [number if number <= len(adapters) else 0 for number, _ in slices]
     if any(chosen):
         placed.check(chosen, [count for _, count in slices], some)
 
 
 def check_reuse(placed: Placed) -> None:
-    """Nothing of a former adapter is left, whose rank was higher."""
+    """Nothing remains of an earlier adapter with a higher rank."""
     some = numbers(3, torch.float32)
     placed.place(1, {0: 16, 3: 8}, some)
     placed.check([1], [5], some)

@@ -6,7 +6,7 @@ import torch
 
 from sluice.ring.tables import PromptTables
 from sluice.ring.tensors import TensorParams
-from tests.engine_worker.lora.engines import ask, finish, load_first, lora_runner
+from tests.engine_worker.lora.engines import finish, load_first, lora_runner, submit
 from tests.engine_worker.lora.oracle import adapter_of, write_adapter
 from tests.engine_worker.lora.test_peft import prompt
 from tests.fakes.engine import VOCAB, EngineBench
@@ -22,7 +22,7 @@ def folders(model):
 
 
 def right(oracle, folder, tokens, rows) -> tuple[list[int], torch.Tensor]:
-    """The output, and what layer 0 gives for each position but the last."""
+    """The output, and the output of layer 0 for each position but the last."""
     with oracle.using(folder) as model, torch.inference_mode():
         embeddings = model.get_input_embeddings()
         output: list[int] = []
@@ -40,7 +40,7 @@ def rows_of(bench, number: int, *, context: bool) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-def test_all_at_once(model, oracle, folders, overlap):
+def test_all_features_in_one_step(model, oracle, folders, overlap):
     runner = lora_runner(model, output_layers=(0,))
     bench = EngineBench(
         runner=runner, max_sequence_tokens=400, max_tokens_per_step=40, max_batch_size=16, tensor_buffer=1 << 20,
@@ -50,13 +50,13 @@ def test_all_at_once(model, oracle, folders, overlap):
     launched, launch = [], runner.launch
     runner.launch = lambda step: launched.append(step) or launch(step)
     none = torch.zeros(0, runner.hidden_size)
-    asked = {}
+    submitted = {}
     for i in range(12):
         folder = [folders[0], None, folders[1]][i % 3]
         rows = floats(ROWS, runner.hidden_size, i, 0.5) if i % 2 else none
         tokens, wants = prompt(i, 6 + i), i % 4 < 2
         ids = [*range(VOCAB, VOCAB + len(rows)), *tokens]
-        number = ask(
+        number = submit(
             bench,
             ids,
             folder and adapter_of(folder),
@@ -64,9 +64,9 @@ def test_all_at_once(model, oracle, folders, overlap):
             tables=PromptTables((table_of(rows),) if len(rows) else ()),
             tensors=TensorParams((LAYER,), (LAYER,)) if wants else TensorParams(),
         )
-        asked[number] = folder, tokens, rows, wants
+        submitted[number] = folder, tokens, rows, wants
     finish(bench)
-    for number, (folder, tokens, rows, wants) in asked.items():
+    for number, (folder, tokens, rows, wants) in submitted.items():
         output, states = right(oracle, folder, tokens, rows)
         assert bench.output(number) == output
         if wants:
@@ -77,18 +77,18 @@ def test_all_at_once(model, oracle, folders, overlap):
 
 
 def mixed(step) -> bool:
-    """Whether it has all three."""
-    kinds = [any(check(its) for its in step.slices) for check in (adapted, virtual, keeping)]
+    """Whether the step has all three features."""
+    kinds = [any(check(part) for part in step.slices) for check in (adapted, virtual, keeping)]
     return all(kinds)
 
 
-def adapted(its) -> bool:
-    return bool(its.adapter)
+def adapted(part) -> bool:
+    return bool(part.adapter)
 
 
-def virtual(its) -> bool:
-    return its.virtual is not None
+def virtual(part) -> bool:
+    return part.virtual is not None
 
 
-def keeping(its) -> bool:
-    return any(LAYER in kept.names for kept in its.kept)
+def keeping(part) -> bool:
+    return any(LAYER in kept.names for kept in part.kept)

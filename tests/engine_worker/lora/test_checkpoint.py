@@ -1,4 +1,4 @@
-"""Files from users: what peft saves is read, anything else is refused with a reason, before it takes memory."""
+"""Files from users: what peft saves is read, everything else is rejected with a reason before it takes memory."""
 
 import io
 import json
@@ -53,8 +53,8 @@ def test_scaling():
 
 
 @pytest.mark.parametrize("decoder", ["model.language_model.", "language_model.model."])
-def test_the_decoder_of_a_model_that_sees(decoder):
-    """Its modules have longer names, in patterns too."""
+def test_the_decoder_of_a_vision_language_model(decoder):
+    """Its modules have longer names, also in patterns."""
     named = {side: Q.format(side).replace("model.layers", f"{decoder}layers") for side in "AB"}
     tensors = {named["A"]: torch.ones(4, 6), named["B"]: torch.ones(10, 4)}
     (module,) = read(files(tensors)).modules
@@ -63,7 +63,7 @@ def test_the_decoder_of_a_model_that_sees(decoder):
         (f"{decoder}layers.0.self_attn.q_proj", 0.5),
         (f"^{decoder}layers.0.self_attn.q_proj$", 0.5),
         ("layers.0.self_attn.q_proj", 0.5),
-        # peft takes the circumflex as it is meant: here is no module of this name.
+        # With a circumflex the whole name must match, and no module has this name.
         ("^model.layers.0.self_attn.q_proj", 2.0),
         ("model.layers.1.self_attn.q_proj", 2.0),
     ):
@@ -101,7 +101,7 @@ def test_the_decoder_of_a_model_that_sees(decoder):
         ({"alpha_pattern": {f"m{i}": 1 for i in range(5000)}}, "alpha_pattern"),
     ],
 )
-def test_options_that_change_the_meaning_are_refused_by_name(config, named):
+def test_options_that_change_the_meaning_are_rejected_by_name(config, named):
     if named is None:
         read(files(**config))
         return
@@ -137,12 +137,12 @@ def with_tensors(**changes):
         (files({}), "no tensors"),
     ],
 )
-def test_tensors_that_do_not_fit_are_refused_by_name(changed, named):
+def test_tensors_that_do_not_fit_are_rejected_by_name(changed, named):
     with pytest.raises(AdapterError, match=named):
         read(changed)
 
 
-def test_what_overflows_in_the_models_type_is_not_finite():
+def test_values_that_overflow_in_the_models_dtype_are_rejected():
     big = with_tensors(**{Q.format("B"): torch.full((10, 4), 60000.0)})
     read(big)
     with pytest.raises(AdapterError, match="not finite in float16"):
@@ -165,8 +165,8 @@ def entry(first: int) -> dict:
     return {"dtype": "F32", "shape": [4, 6], "data_offsets": [first, first + 96]}
 
 
-def test_tensors_that_share_bytes_take_no_memory():
-    """Else a file of 400 KB would become half a gigabyte, and one of the size that is allowed any amount."""
+def test_tensors_that_share_bytes_are_rejected():
+    """Otherwise a file of 400 KB would take half a gigabyte of memory, and a larger one even more."""
     found = {"dtype": "F32", "shape": [1, 1 << 16], "data_offsets": [0, 1 << 18]}
     weights = header({f"{Q.format('A')}{i}": found for i in range(2000)}) + bytes(1 << 18)
     tracemalloc.start()
@@ -200,7 +200,7 @@ def test_tensors_that_share_bytes_take_no_memory():
         bytes(20 << 20),
     ],
 )
-def test_files_of_another_kind_are_refused(weights):
+def test_files_of_another_kind_are_rejected(weights):
     with pytest.raises(AdapterError, match=r"safetensors|at most|matrix"):
         read(AdapterFiles(files().config, weights))
 
@@ -208,14 +208,14 @@ def test_files_of_another_kind_are_refused(weights):
 @pytest.mark.parametrize(
     "config", [b"", b"[]", b"null", b"{" * 100_000, b"[" * 100_000, b"\xff", b'{"\xff": 1}', b" " * (2 << 20)]
 )
-def test_a_broken_configuration_is_refused(config):
+def test_a_broken_configuration_is_rejected(config):
     with pytest.raises(AdapterError, match=r"adapter_config\.json"):
         read(AdapterFiles(config, files().weights))
 
 
 @examples(200)
 @given(position=st.integers(0, 10_000), value=st.binary(min_size=1, max_size=3), cut=st.integers(0, 10_000))
-def test_any_damage_is_refused_or_read(position, value, cut):
+def test_a_damaged_file_is_rejected_or_read(position, value, cut):
     data = bytearray(files().weights)
     position %= len(data)
     data[position : position + len(value)] = value
@@ -242,7 +242,7 @@ def test_folders(tmp_path):
     with pytest.raises(AdapterError, match=r"adapter_model\.bin is a pickle"):
         read_files(tmp_path, targets, 16)
     with (tmp_path / "adapter_model.safetensors").open("wb") as file:
-        # Takes no space on disk, and is not read.
+        # A sparse file takes no disk space, and it is not read.
         file.truncate(1 << 40)
     with pytest.raises(AdapterError, match="at most"):
         read_files(tmp_path, targets, 16)

@@ -18,11 +18,11 @@ RANKS = {1: 8, 2: 8, 3: 8, 4: 20, 5: 64}
 
 @examples(60)
 @given(**CASES)
-def test_pages_are_as_products(page_ranks, dtype, adapters, slices, seed):
+def test_pages_compute_the_products(page_ranks, dtype, adapters, slices, seed):
     check_case(Placed(CpuKernel(1), page_ranks, dtype, torch.float32), adapters, slices, seed)
 
 
-def test_a_page_is_used_again():
+def test_pages_are_reused():
     check_reuse(Placed(CpuKernel(1), 8, torch.float32, torch.float32))
 
 
@@ -37,7 +37,7 @@ def test_unknown_adapters():
 
 @pytest.fixture(params=[1, 3])
 def adapters(request, monkeypatch):
-    """By one thread and by several."""
+    """Computed by one thread, and by several."""
     monkeypatch.setattr(cpu, "ONE_THREAD", 0)
     torch.manual_seed(0)
     found = PagedAdapters([TARGET], torch.zeros(16, 8 * 896), 8, CpuKernel(request.param))
@@ -66,7 +66,7 @@ def add(adapters, numbers, counts, x, out):
         ([5, 1], [8, 5]),
     ],
 )
-def test_a_row_is_the_same_beside_others(adapters, numbers, counts):
+def test_a_row_does_not_depend_on_its_batch(adapters, numbers, counts):
     """Bit for bit."""
     x, out = torch.randn(sum(counts), 384), torch.randn(sum(counts), 512)
     together = add(adapters, numbers, counts, x, out)

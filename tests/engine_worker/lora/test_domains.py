@@ -1,5 +1,5 @@
-"""In any order of loads, requests, removals, and other weights under the same name, with both caches too small: an
-answer is that of the version that was asked for, or an error that says why there is none."""
+"""In any order of loads, requests, removals and replaced weights under the same name, with both caches too small, a
+request gets the output of the version that it names, or an error that says why not."""
 
 import shutil
 from pathlib import Path
@@ -32,7 +32,7 @@ def made(model):
 
 
 class Answers:
-    """What a request gets from an engine that has nothing else to do."""
+    """The output of a request that an engine computes alone."""
 
     def __init__(self, model: Path, made: list[Path]) -> None:
         self._model = model
@@ -76,7 +76,7 @@ actions = st.lists(
 )
 
 
-# Shortening what fails would take many minutes of real steps.
+# Shrinking a failing example would take many minutes of real steps.
 @examples(25, suppress_health_check=list(HealthCheck), phases=(Phase.generate,))
 @given(
     actions=actions,
@@ -84,12 +84,12 @@ actions = st.lists(
     tokens=st.sampled_from([160, 400]),
     policy=st.sampled_from(["max_utilization", "max_utilization", "guaranteed_no_evict", "static_batch"]),
 )
-def test_never_an_answer_of_other_weights(model, made, answers, actions, overlap, tokens, policy):
+def test_no_output_of_other_weights(model, made, answers, actions, overlap, tokens, policy):
     bench = lora_engine(
         model,
         overlap=overlap,
         kv_cache_tokens=tokens,
-        # The largest takes 14 pages; two never fit together.
+        # The largest adapter takes 14 pages; two of them never fit.
         lora_num_device_module_layer=8 * 16,
         lora_host_cache_size=120_000,
         batching={"max_tokens_per_step": 24, "max_batch_size": 6, "schedulers": SchedulerNames(policy)},
@@ -97,7 +97,7 @@ def test_never_an_answer_of_other_weights(model, made, answers, actions, overlap
     names = {name: place(bench, model, made, name, i) for i, name in enumerate("abc")}
     cancelled: set[int] = set()
     disturbed: set[int] = set()
-    """Requests whose adapter's files were replaced afterwards."""
+    """Requests whose adapter's files were replaced after they were submitted."""
     for action, *details in actions:
         if action == "submit":
             name, size, kind = details
@@ -121,11 +121,11 @@ def test_never_an_answer_of_other_weights(model, made, answers, actions, overlap
 
 
 def requests_for(bench, name: str) -> set[int]:
-    return {number for (number, _), its in bench.specs.items() if its.adapter and its.adapter.id == name}
+    return {number for (number, _), spec in bench.specs.items() if spec.adapter and spec.adapter.id == name}
 
 
 def place(bench, model, made, name: str, index: int) -> Adapter:
-    """The files of one of them under this name, as an operator replaces them."""
+    """Put the files of one adapter into the folder of this name, as an operator would."""
     folder = model.parent / "live" / str(id(bench)) / name
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(made[index], folder)
@@ -133,8 +133,8 @@ def place(bench, model, made, name: str, index: int) -> Adapter:
 
 
 def submit(bench, answers, adapter, size: int, kind: str) -> None:
-    asked = {"two": {"n": 2}, "beams": {"beams": BeamSearchParams(2), "n": 2}, "salt": {"salt": "x"}}.get(kind, {})
-    spec = spec_of(PROMPT[:size], 10, request=len(bench.specs) + 1, adapter=adapter, **asked)
+    options = {"two": {"n": 2}, "beams": {"beams": BeamSearchParams(2), "n": 2}, "salt": {"salt": "x"}}.get(kind, {})
+    spec = spec_of(PROMPT[:size], 10, request=len(bench.specs) + 1, adapter=adapter, **options)
     spec = replace(spec, sampling=replace(spec.sampling, temperature=0.0 if kind == "drafts" else 1.0, seed=size))
     if kind == "drafts":
         expected = list(answers.of(spec)[0])
@@ -159,7 +159,7 @@ def check(bench, number: int, index: int, expected: list[int], cancelled: bool) 
 
 
 def check_refused(bench, number: int, index: int) -> None:
-    """It waited for its files, which had been replaced when a thread came to read them, or just then."""
+    """Its files were replaced before a thread had read them, or while it read them."""
     stream = bench.stream(number, index)
     assert not stream.tokens
     if stream.end.fault.code == "ADAPTER_MISSING":

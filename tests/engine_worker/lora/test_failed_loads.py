@@ -1,9 +1,9 @@
-"""A load that raises on the device: the request that needs this adapter ends, and those beside it get peft's tokens."""
+"""A load that raises on the device ends the requests with this adapter; all others get peft's tokens."""
 
 import pytest
 
 from engine_worker.lora.paged import PagedAdapters
-from tests.engine_worker.lora.engines import ask, finish, lora_engine
+from tests.engine_worker.lora.engines import finish, lora_engine, submit
 from tests.engine_worker.lora.oracle import adapter_of, write_adapter
 from tests.engine_worker.lora.test_peft import prompt
 
@@ -30,21 +30,21 @@ def failing(monkeypatch):
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-def test_neighbours_get_their_tokens(model, oracle, folders, failing, overlap):
+def test_other_requests_get_their_tokens(model, oracle, folders, failing, overlap):
     bench = lora_engine(model, overlap=overlap)
-    lost = ask(bench, prompt(1, 40), adapter_of(folders[0]), n=2, logprobs=0)
+    lost = submit(bench, prompt(1, 40), adapter_of(folders[0]), n=2, logprobs=0)
     beside = {
-        ask(bench, prompt(seed), adapter and adapter_of(adapter)): (prompt(seed), adapter)
+        submit(bench, prompt(seed), adapter and adapter_of(adapter)): (prompt(seed), adapter)
         for seed, adapter in ((2, None), (3, folders[1]))
     }
     for _ in range(200):
         bench.step()
         if not failing:
             break
-    beside[ask(bench, prompt(4), None)] = prompt(4), None
+    beside[submit(bench, prompt(4), None)] = prompt(4), None
     finish(bench)
     assert [bench.fault(lost), bench.fault(lost, 1)] == ["STEP_FAILED"] * 2
-    again = ask(bench, prompt(1, 70), adapter_of(folders[0]))
+    again = submit(bench, prompt(1, 70), adapter_of(folders[0]))
     beside[again] = prompt(1, 70), folders[0]
     finish(bench)
     for number, (tokens, folder) in beside.items():

@@ -24,7 +24,7 @@ def test_by_tritons_interpreter():
 @needs_triton
 @pytest.mark.parametrize("capability", CAPABILITIES)
 @pytest.mark.parametrize("name", ["_shrink", "_expand"])
-def test_they_compile(name, capability, monkeypatch, tmp_path):
+def test_kernels_compile(name, capability, monkeypatch, tmp_path):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     from engine_worker.lora import kernels
 

@@ -1,4 +1,4 @@
-"""Adapters by name and version: loaded beside the steps, shared, bounded, dropped only if no request uses them."""
+"""The library of adapters: loads in threads, shares and bounds them, and drops none that a request uses."""
 
 import gc
 import io
@@ -19,7 +19,7 @@ from engine_worker.lora.checkpoint import read_adapter
 from engine_worker.ringside.adapters import Adapters
 from sluice.ring.adapters import Adapter, AdapterFiles, AdapterLoaded, LoadAdapter, join_parts, parts_of
 from sluice.ring.errors import FinishReason
-from tests.engine_worker.lora.engines import ask, finish, lora_engine, lora_runner, offer
+from tests.engine_worker.lora.engines import finish, lora_engine, lora_runner, offer, submit
 from tests.engine_worker.lora.oracle import adapter_of, files_of, write_adapter
 from tests.engine_worker.lora.test_checkpoint import zip_of_zeros
 from tests.fakes.lanes import until
@@ -45,7 +45,7 @@ def ended(loading):
     return loading
 
 
-def test_by_path(library, tuned):
+def test_loads_a_folder(library, tuned):
     loading = ended(library.load(str(tuned[1])))
     assert (loading.fault, loading.version, loading.rank) == (None, files_of(tuned[1]).version, 12)
     assert library.held() == [loading.version]
@@ -54,7 +54,7 @@ def test_by_path(library, tuned):
     assert library.held() == []
 
 
-def test_uploaded(library, tuned):
+def test_loads_an_upload(library, tuned):
     missing = library.prepare(adapter_of(tuned[0], by_path=False))
     assert missing.done
     assert missing.fault.code == "ADAPTER_MISSING"
@@ -83,10 +83,10 @@ def test_no_step_waits_for_an_upload_that_is_decoded(model, tuned, monkeypatch):
     )
     bench, files = lora_engine(model), files_of(tuned[0])
     desk = Adapters(bench.runner.adapters, 7, lambda *each: sent.append(each), structlog.get_logger())
-    plain = ask(bench, PROMPT, None)
+    plain = submit(bench, PROMPT, None)
     for message in (*parts_of(files, 7), LoadAdapter(7, 1, "router", version=files.version)):
         desk.on_message(message)
-    waiting = ask(bench, PROMPT, adapter_of(tuned[0], by_path=False))
+    waiting = submit(bench, PROMPT, adapter_of(tuned[0], by_path=False))
     while bench.step() or not bench.stream(plain).tokens:
         desk.finish()
     assert bench.ended(plain) == FinishReason.LENGTH
@@ -100,7 +100,7 @@ def test_no_step_waits_for_an_upload_that_is_decoded(model, tuned, monkeypatch):
     assert sent == [("router", AdapterLoaded(7, 1, files.version, 4))]
 
 
-def test_an_upload_of_other_files_is_not_taken_for_what_was_asked_for(library, tuned):
+def test_an_upload_of_other_files_is_rejected(library, tuned):
     parts = [part.data for part in parts_of(files_of(tuned[0]), 1)]
     for version, data in ((files_of(tuned[1]).version, parts), ("0" * 32, [b"\xc1"])):
         assert ended(library.offer(version, data)).fault.code == "ADAPTER_MISSING"
@@ -144,7 +144,7 @@ def test_an_id_with_a_folder_does_not_wait_for_an_upload_of_the_same_version(lib
     assert ended(by_path).fault is None
 
 
-def test_a_folder_that_has_changed_since_is_not_taken_for_the_same(library, tuned):
+def test_a_changed_folder_is_rejected(library, tuned):
     adapter = adapter_of(tuned[0])
     changed = Adapter("tuned", "0" * 32, adapter.path)
     fault = ended(library.prepare(changed)).fault
@@ -153,7 +153,7 @@ def test_a_folder_that_has_changed_since_is_not_taken_for_the_same(library, tune
 
 
 @pytest.mark.parametrize("how", ["elsewhere", "dots", "link", "nul", "long", "absent"])
-def test_paths_outside_of_the_folders_are_refused(library, tuned, tmp_path, model, how):
+def test_paths_outside_of_the_folders_are_rejected(library, tuned, tmp_path, model, how):
     shutil.copytree(tuned[0], tmp_path / "copy")
     link = model.parent / f"link{os.getpid()}"
     if not link.is_symlink():
@@ -170,7 +170,7 @@ def test_paths_outside_of_the_folders_are_refused(library, tuned, tmp_path, mode
     assert library.held() == []
 
 
-def test_without_folders_it_says_to_upload(tuned, model):
+def test_without_folders_the_error_says_to_upload(tuned, model):
     fault = ended(lora_runner(model, lora_folders=()).adapters.load(str(tuned[0]))).fault
     assert fault.code == "INVALID_ARGUMENT"
     assert "lora_folders is empty: upload it instead" in fault.message
@@ -179,7 +179,7 @@ def test_without_folders_it_says_to_upload(tuned, model):
 @pytest.fixture
 def trap(tmp_path):
     trap = Trap(tmp_path)
-    # It works.
+    # The trap works.
     for run in (
         lambda: pickle.loads(trap.pickled),
         lambda: torch.load(io.BytesIO(trap.saved), weights_only=False),
@@ -191,7 +191,7 @@ def trap(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["empty", "zeros", "large", "pickled", "saved", "zipped", "pickled configuration"])
-def test_nothing_of_a_hostile_upload_remains(library, tuned, trap, kind):
+def test_a_hostile_upload_leaves_nothing_behind(library, tuned, trap, kind):
     good, sent = files_of(tuned[0]), []
     files = {
         "empty": AdapterFiles(good.config, b""),
@@ -212,7 +212,7 @@ def test_nothing_of_a_hostile_upload_remains(library, tuned, trap, kind):
     assert library.held() == []
     assert library.usage.used_bytes == 0
     assert desk.news(0) is None
-    # A request that brought it ends with the same error.
+    # A request with this upload ends with the same error.
     assert library.prepare(Adapter("x", files.version)).fault == answer.fault
     assert not trap.sprung
 
@@ -226,7 +226,7 @@ def test_pickles_in_a_folder_are_not_read(library, model, tuned, trap, name):
     assert fault.code == "INVALID_ARGUMENT"
     assert ("is a pickle" in fault.message) == (name == "adapter_model.bin")
     assert library.held() == []
-    # Nor those beside the weights.
+    # Pickles next to the weights are not read either.
     trap.write(folder)
     shutil.copy(tuned[0] / "adapter_model.safetensors", folder)
     assert ended(library.load(str(folder))).fault is None
@@ -243,7 +243,7 @@ def test_ten_thousand_loads_are_bounded(library, tuned):
     assert set(library.held()) <= {files_of(folder).version for folder in tuned}
 
 
-def test_one_in_use_is_neither_removed_nor_evicted(model, tuned):
+def test_an_adapter_in_use_is_neither_removed_nor_evicted(model, tuned):
     weights = lora_runner(model).adapters
     loaded = [ended(weights.load(str(folder))) for folder in tuned]
     sizes = [weights.weights(loading.version).nbytes for loading in loaded]
@@ -263,7 +263,7 @@ def test_one_in_use_is_neither_removed_nor_evicted(model, tuned):
 
 @pytest.fixture
 def full(model, tuned):
-    """A library with room for one adapter, which is in use; and its version."""
+    """A library with room for one adapter, which is in use, and that adapter's version."""
     roomy = lora_runner(model).adapters
     ended(roomy.load(str(tuned[2])))
     library = lora_runner(model, lora_host_cache_size=roomy.usage.used_bytes).adapters
@@ -272,7 +272,7 @@ def full(model, tuned):
     return library, version
 
 
-def test_adapters_that_wait_for_host_memory_take_none(full, model, tuned, monkeypatch):
+def test_adapters_that_wait_for_host_memory_take_no_memory(full, model, tuned, monkeypatch):
     library, first = full
     found: dict[str, weakref.ref] = {}
 
@@ -303,14 +303,14 @@ def test_a_request_waits_with_its_upload_for_host_memory(full, tuned):
     assert not other.poll()
     library.release(first)
     assert ended(waits).fault is None
-    # No more than one upload for each thread is kept: routers send the others again.
+    # Only one upload per thread is kept; routers send the others again.
     assert ended(other).fault.code == "ADAPTER_MISSING"
     assert ended(offer(library, files_of(tuned[1]))).fault is None
 
 
 def test_requests_with_more_uploads_than_are_kept_wait_for_their_turn(full, model):
     library, version = full
-    # As large as the one in use: there is room for one at a time.
+    # As large as the adapter in use, so there is room for one at a time.
     folders = [write_adapter(model.parent / f"turn{i}", model, 10 + i, rank=20) for i in range(4)]
     for folder in folders:
         assert ended(offer(library, files_of(folder))).fault.code == "OVERLOADED"
@@ -322,7 +322,7 @@ def test_requests_with_more_uploads_than_are_kept_wait_for_their_turn(full, mode
     for folder, adapter in zip(folders, adapters, strict=True):
         fault = ended(waiting.pop(adapter.version)).fault
         if fault is not None:
-            # The request ends, the router sends the files, then the request again.
+            # The request ends; the router sends the files, then submits the request again.
             assert fault.code == "ADAPTER_MISSING"
             library.release(adapter.version)
             assert ended(offer(library, files_of(folder))).fault is None
@@ -334,13 +334,13 @@ def test_requests_with_more_uploads_than_are_kept_wait_for_their_turn(full, mode
         library.release(adapter.version)
 
 
-def test_one_that_never_fits_is_refused(model, tuned):
+def test_an_adapter_that_never_fits_is_rejected(model, tuned):
     for options in ({"lora_host_cache_size": 1000}, {"lora_num_device_module_layer": 16}):
         library = lora_runner(model, **options).adapters
         assert ended(library.load(str(tuned[0]))).fault.code == "INVALID_ARGUMENT"
 
 
-def test_prefetched(model, tuned, tmp_path):
+def test_prefetching(model, tuned, tmp_path):
     shutil.copytree(tuned[0], tmp_path / "good")
     (tmp_path / "bad").mkdir()
     (tmp_path / "bad" / "adapter_config.json").write_text("{}")
@@ -348,18 +348,18 @@ def test_prefetched(model, tuned, tmp_path):
     assert library.held() == [files_of(tuned[0]).version]
 
 
-def test_without_lora_adapters_are_refused(model, tuned):
+def test_without_lora_adapters_are_rejected(model, tuned):
     bench = lora_engine(model, lora=False)
-    number = ask(bench, PROMPT, adapter_of(tuned[0]))
+    number = submit(bench, PROMPT, adapter_of(tuned[0]))
     finish(bench)
     assert bench.fault(number) == "INVALID_ARGUMENT"
 
 
 def test_a_request_whose_adapter_cannot_be_loaded_ends_with_the_reason(model, tuned):
     bench = lora_engine(model)
-    bad = ask(bench, PROMPT, Adapter("x", "0" * 32, str(tuned[0])))
-    good = ask(bench, PROMPT, adapter_of(tuned[0]))
-    plain = ask(bench, PROMPT, None)
+    bad = submit(bench, PROMPT, Adapter("x", "0" * 32, str(tuned[0])))
+    good = submit(bench, PROMPT, adapter_of(tuned[0]))
+    plain = submit(bench, PROMPT, None)
     finish(bench)
     assert bench.fault(bad) == "ADAPTER_MISSING"
     assert bench.ended(good) == bench.ended(plain) == FinishReason.LENGTH
@@ -367,8 +367,8 @@ def test_a_request_whose_adapter_cannot_be_loaded_ends_with_the_reason(model, tu
 
 def test_a_cancelled_request_does_not_keep_its_adapter(model, tuned):
     bench = lora_engine(model)
-    number = ask(bench, PROMPT, adapter_of(tuned[0]), max_tokens=300)
-    # Once its adapter is loaded.
+    number = submit(bench, PROMPT, adapter_of(tuned[0]), max_tokens=300)
+    # Cancel it once its adapter is loaded.
     until(lambda: bench.step() and bench.engine.cache.holders)
     version = files_of(tuned[0]).version
     assert not bench.runner.adapters.remove(version)

@@ -1,4 +1,4 @@
-"""Which adapters a step tells the device to drop."""
+"""Which adapters a step drops from the device."""
 
 from engine_worker.lora.pages import AdapterPages
 from tests.fakes.adapters import ScriptedAdapters
@@ -8,7 +8,7 @@ def pages():
     return AdapterPages(ScriptedAdapters(2, {"a": 2, "b": 2}))
 
 
-def test_an_adapter_whose_load_no_step_has_taken_is_not_on_the_device():
+def test_an_adapter_whose_load_was_not_part_of_a_step_is_not_dropped():
     found = pages()
     found.hold("a")
     found.release("a")
@@ -27,11 +27,11 @@ def test_an_evicted_adapter_is_dropped_with_the_next_load():
     assert load.dropped == (first,)
 
 
-def test_one_whose_step_failed_may_be_on_the_device():
+def test_an_adapter_whose_step_failed_may_be_on_the_device():
     found = pages()
     first = found.hold("a")
     loads = found.take_loads()
-    # The step behind that one still uses it.
+    # The next step still uses it.
     found.requeue(loads)
     found.release("a")
     found.hold("b")

@@ -1,11 +1,11 @@
-"""peft is the oracle: alone and together, requests get its tokens and log-probabilities."""
+"""Alone and together, requests get the tokens and log-probabilities that peft computes."""
 
 import pytest
 import torch
 
 from engine_worker.lora.checkpoint import read_adapter
 from sluice.ring.params import Speculation
-from tests.engine_worker.lora.engines import ask, finish, lora_engine
+from tests.engine_worker.lora.engines import finish, lora_engine, submit
 from tests.engine_worker.lora.oracle import ATTENTION, MLP, Oracle, adapter_of, files_of, write_adapter
 from tests.engine_worker.models.checkpoints import CONFIGS, write_checkpoint
 
@@ -37,42 +37,42 @@ def prompt(seed: int, size: int = 11) -> list[int]:
     return [(seed * 37 + i * i * 11 + i) % 97 for i in range(size)]
 
 
-def check(bench, oracle, asked, count: int = 8) -> None:
-    """`asked`: by request, its prompt and its adapter's folder."""
+def check(bench, oracle, submitted, count: int = 8) -> None:
+    """`submitted`: by request, its prompt and its adapter's folder."""
     finish(bench)
-    for number, (tokens, folder) in asked.items():
+    for number, (tokens, folder) in submitted.items():
         expected, scores = oracle.greedy(folder, tokens, count)
         stream = bench.stream(number)
         assert stream.end.fault is None, stream.end.fault
         assert stream.tokens == expected
-        assert [its.logprob for its in stream.logprobs] == pytest.approx(scores, **CLOSE)
+        assert [token.logprob for token in stream.logprobs] == pytest.approx(scores, **CLOSE)
 
 
 @pytest.mark.parametrize("name", ADAPTERS)
 def test_alone(model, oracle, adapters, name):
     bench = lora_engine(model)
     tokens, folder = prompt(3), adapters[name]
-    check(bench, oracle, {ask(bench, tokens, adapter_of(folder), logprobs=0): (tokens, folder)})
-    # It matters: the model alone goes on otherwise, or at least is less sure of it.
+    check(bench, oracle, {submit(bench, tokens, adapter_of(folder), logprobs=0): (tokens, folder)})
+    # The adapter matters: without it the logits differ.
     assert not torch.allclose(oracle.logits(folder, tokens), oracle.logits(None, tokens), atol=1e-3)
 
 
 def test_sixteen_requests_with_several_adapters_and_none(model, oracle, adapters):
-    bench, asked = lora_engine(model), {}
+    bench, submitted = lora_engine(model), {}
     chosen = [adapters["all"], None, adapters["large"], adapters["patterns"], adapters["mlp"]]
     for i in range(16):
         tokens, folder = prompt(i, 5 + 7 * (i % 4)), chosen[i % len(chosen)]
         adapter = None if folder is None else adapter_of(folder)
-        asked[ask(bench, tokens, adapter, logprobs=0)] = tokens, folder
-    check(bench, oracle, asked)
+        submitted[submit(bench, tokens, adapter, logprobs=0)] = tokens, folder
+    check(bench, oracle, submitted)
 
 
 def test_drafts(model, oracle, adapters):
-    """Right ones and a wrong one: the tokens are those without drafts, in fewer steps."""
+    """With right draft tokens and a wrong one, the output is the same as without drafts, in fewer steps."""
     bench, folder, tokens = lora_engine(model), adapters["all"], prompt(5)
     drafted, _ = oracle.greedy(folder, tokens, 8)
     drafted[5] = (drafted[5] + 1) % 97
-    number = ask(bench, tokens, adapter_of(folder), logprobs=0, speculation=Speculation(3, tuple(drafted)))
+    number = submit(bench, tokens, adapter_of(folder), logprobs=0, speculation=Speculation(3, tuple(drafted)))
     launched, launch = [], bench.runner.launch
     bench.runner.launch = lambda step: launched.append(step) or launch(step)
     check(bench, oracle, {number: (tokens, folder)})
@@ -86,7 +86,7 @@ def test_other_models(tmp_path, name):
     write_checkpoint(model, CONFIGS[name])
     folder = write_adapter(tmp_path / "tuned", model, rank=6)
     bench, tokens = lora_engine(model), prompt(1, 40)
-    check(bench, Oracle(model), {ask(bench, tokens, adapter_of(folder), logprobs=0): (tokens, folder)})
+    check(bench, Oracle(model), {submit(bench, tokens, adapter_of(folder), logprobs=0): (tokens, folder)})
 
 
 def test_scaling_is_folded_into_b(model, adapters):

@@ -1,4 +1,4 @@
-"""peft is the oracle for twenty random adapters: each alone, several and none in one batch, and any order of loads,
+"""Twenty random adapters compute what peft does: alone, several and none in one batch, and in any order of loads,
 uses, unloads and reloads under the same name, with both caches too small."""
 
 import random
@@ -9,7 +9,7 @@ import torch
 
 from engine_worker.lora.checkpoint import read_adapter
 from sluice.ring.adapters import Adapter
-from tests.engine_worker.lora.engines import ask, load_first, lora_engine, lora_runner
+from tests.engine_worker.lora.engines import load_first, lora_engine, lora_runner, submit
 from tests.engine_worker.lora.oracle import ATTENTION, MLP, adapter_of, files_of, write_adapter
 from tests.engine_worker.lora.test_peft import check, prompt
 
@@ -20,7 +20,7 @@ NAMES = "abc"
 
 
 def random_options(seed: int) -> dict:
-    """Ranks from 1 to the largest."""
+    """Options with a rank from 1 to LARGEST."""
     rng = random.Random(seed)
     targets = rng.sample(ATTENTION + MLP, rng.randint(1, 7))
     options = {"targets": targets, "rank": 1 + seed * (LARGEST - 1) // (COUNT - 1), "lora_alpha": rng.randint(1, 40)}
@@ -48,38 +48,38 @@ def test_each_alone(model, oracle, folders):
     bench = lora_engine(model)
     for i, folder in enumerate(folders):
         tokens = prompt(i)
-        check(bench, oracle, {ask(bench, tokens, adapter_of(folder), TOKENS, logprobs=0): (tokens, folder)}, TOKENS)
-        # It matters.
+        check(bench, oracle, {submit(bench, tokens, adapter_of(folder), TOKENS, logprobs=0): (tokens, folder)}, TOKENS)
+        # The adapter matters.
         assert not torch.allclose(oracle.logits(folder, tokens), oracle.logits(None, tokens), atol=1e-3)
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_sixteen_requests_with_four_adapters_and_none(model, oracle, folders, seed):
-    bench, asked = lora_engine(model), {}
+    bench, submitted = lora_engine(model), {}
     chosen = [*folders[seed::5], None]
     load_first(bench, folders[seed::5])
     for i in range(16):
         tokens, folder = prompt(i, 3 + 7 * (i % 4)), chosen[i % len(chosen)]
-        asked[ask(bench, tokens, folder and adapter_of(folder), TOKENS, logprobs=0)] = tokens, folder
+        submitted[submit(bench, tokens, folder and adapter_of(folder), TOKENS, logprobs=0)] = tokens, folder
     launched, launch = [], bench.runner.launch
     bench.runner.launch = lambda step: launched.append(step) or launch(step)
-    check(bench, oracle, asked, TOKENS)
-    generating = [[its.adapter for its in step.slices if len(its.tokens) == 1] for step in launched]
+    check(bench, oracle, submitted, TOKENS)
+    generating = [[part.adapter for part in step.slices if len(part.tokens) == 1] for step in launched]
     assert max(len(set(numbers)) for numbers in generating) == 5
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_any_order_of_loads_uses_unloads_and_reloads(model, oracle, folders, weights, seed):
-    """Names change their weights all the time; a request gets those of the version for which its name stood."""
+    """The weights of a name change often; a request gets the version that its name had when it was submitted."""
     rng = random.Random(seed)
     bench = lora_engine(
         model,
-        # The largest adapter fits both, and seldom a second one beside it.
-        lora_num_device_module_layer=PAGE_RANKS * max(its.num_pages(PAGE_RANKS) for its in weights),
-        lora_host_cache_size=max(its.nbytes for its in weights) * 3 // 2,
+        # The largest adapter fits into both caches, but rarely together with another one.
+        lora_num_device_module_layer=PAGE_RANKS * max(adapter.num_pages(PAGE_RANKS) for adapter in weights),
+        lora_host_cache_size=max(adapter.nbytes for adapter in weights) * 3 // 2,
         batching={"max_tokens_per_step": 24, "max_batch_size": 6},
     )
-    library, asked = bench.runner.adapters, {}
+    library, submitted = bench.runner.adapters, {}
     names = dict(zip(NAMES, rng.sample(folders, len(NAMES)), strict=True))
     for action in script(rng, 90):
         name = rng.choice(NAMES)
@@ -91,11 +91,11 @@ def test_any_order_of_loads_uses_unloads_and_reloads(model, oracle, folders, wei
             library.remove(files_of(names[name]).version)
         elif action == "use":
             tokens, folder = prompt(rng.randrange(3), rng.choice((9, 30))), rng.choice((names[name], None))
-            asked[ask(bench, tokens, folder and named(name, folder), TOKENS, logprobs=0)] = tokens, folder
+            submitted[submit(bench, tokens, folder and named(name, folder), TOKENS, logprobs=0)] = tokens, folder
         else:
             for _ in range(rng.randint(1, 4)):
                 bench.step()
-    check(bench, oracle, asked, TOKENS)
+    check(bench, oracle, submitted, TOKENS)
     assert bench.engine.cache.adapters.evictions > len(NAMES)
     assert all(library.remove(version) for version in library.held())
 

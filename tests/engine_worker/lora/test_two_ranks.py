@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[3]
 @pytest.mark.process
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_two_ranks_compute_what_peft_does(tmp_path):
+def test_two_ranks_compute_peft_s_tokens(tmp_path):
     command = [sys.executable, "-m", "tests.engine_worker.lora.two_ranks", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]

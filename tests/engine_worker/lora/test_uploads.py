@@ -1,4 +1,4 @@
-"""Uploads without room: few are kept, the others are asked for again, one at a time and in order."""
+"""Uploads without room in host memory: few are kept, the others are requested again, one at a time and in order."""
 
 from typing import NamedTuple
 
@@ -23,7 +23,7 @@ def clock():
 
 @pytest.fixture
 def host():
-    """Full."""
+    """Host memory that is full of an adapter in use."""
     found = HostAdapters(10)
     found.add("used", Weights(10))
     found.acquire("used")
@@ -38,70 +38,70 @@ def uploads(host, clock):
     return found
 
 
-def left(uploads):
+def waiting(uploads):
     return [version for version in SIZES if version in uploads]
 
 
-def come_back(uploads, host, version):
-    """The files, then the request."""
+def submit_again(uploads, host, version):
+    """The router sends the files, then submits the request again."""
     uploads.on_refused(version)
     assert host.add(version, Weights(SIZES[version]))
     uploads.on_stored(version)
     uploads.on_request(version)
 
 
-def test_the_first_is_stored_once_there_is_room(uploads, host):
+def test_the_kept_upload_is_stored_once_there_is_room(uploads, host):
     uploads.advance([])
-    assert left(uploads) == ["kept", "b", "c", "d"]
+    assert waiting(uploads) == ["kept", "b", "c", "d"]
     host.release("used")
     uploads.advance([])
     assert host.versions == ["kept"]
-    assert left(uploads) == ["b", "c", "d"]
+    assert waiting(uploads) == ["b", "c", "d"]
 
 
-def test_others_are_asked_for_in_the_order_of_their_requests_one_at_a_time(uploads, host, clock):
+def test_dropped_uploads_are_requested_one_at_a_time_in_the_order_of_requests(uploads, host, clock):
     host.release("used")
     uploads.advance(["c", "b", "d"])
-    assert left(uploads) == ["b", "d"]
+    assert waiting(uploads) == ["b", "d"]
     uploads.on_refused("c")
     for _ in range(3):
         uploads.advance(["b", "d"])
-    assert left(uploads) == ["b", "d"]
-    come_back(uploads, host, "c")
+    assert waiting(uploads) == ["b", "d"]
+    submit_again(uploads, host, "c")
     uploads.advance(["b", "d"])
-    assert left(uploads) == ["d"]
-    # Its router has died, say.
+    assert waiting(uploads) == ["d"]
+    # Its request is not submitted again, as if the router had died.
     uploads.on_refused("b")
     clock.now += RETURN_SECONDS
     uploads.advance(["d"])
-    assert left(uploads) == []
+    assert waiting(uploads) == []
 
 
 @pytest.mark.parametrize(("in_use", "found"), [(1, ["c", "d"]), (5, ["b", "c", "d"])])
-def test_none_passes_a_larger_one_before_it(uploads, host, in_use, found):
+def test_a_small_upload_does_not_overtake_a_larger_one(uploads, host, in_use, found):
     host.release("used")
     host.add("other", Weights(in_use))
     host.acquire("other")
     uploads.advance(["b", "c"])
-    assert left(uploads) == found
+    assert waiting(uploads) == found
 
 
-def test_those_that_are_kept_come_first(uploads, host):
+def test_kept_uploads_come_first(uploads, host):
     host.release("used")
     host.add("other", Weights(8))
     host.acquire("other")
-    # There is room for the second one, not for both.
+    # There is room for c, but not for both.
     uploads.advance(["c"])
-    assert left(uploads) == ["kept", "b", "c", "d"]
+    assert waiting(uploads) == ["kept", "b", "c", "d"]
 
 
-def test_those_that_no_request_waits_for_hold_up_nobody(uploads, host):
+def test_uploads_without_a_waiting_request_delay_no_others(uploads, host):
     host.release("used")
     uploads.advance(["d"])
-    assert left(uploads) == ["b", "c"]
+    assert waiting(uploads) == ["b", "c"]
 
 
-def test_what_a_router_has_sent_stays_until_its_request_is_here(uploads, host, clock):
+def test_files_from_a_router_stay_until_the_request_arrives(uploads, host, clock):
     host.release("used")
     uploads.on_refused("b")
     host.add("b", Weights(SIZES["b"]))
@@ -110,7 +110,7 @@ def test_what_a_router_has_sent_stays_until_its_request_is_here(uploads, host, c
     assert not host.remove("b")
     uploads.on_request("b")
     assert host.remove("b")
-    # Or until that does not come any more.
+    # Or until the request is no longer expected.
     uploads.on_refused("d")
     host.add("d", Weights(SIZES["d"]))
     uploads.on_stored("d")
@@ -119,7 +119,7 @@ def test_what_a_router_has_sent_stays_until_its_request_is_here(uploads, host, c
     assert host.remove("d")
 
 
-def test_as_many_are_remembered_as_the_limit_says(host, clock):
+def test_the_number_of_remembered_versions_is_limited(host, clock):
     uploads = WaitingUploads(host, 0, clock)
     for i in range(3 * MAX_REMEMBERED):
         uploads.add(str(i), Weights(1))

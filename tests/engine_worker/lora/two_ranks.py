@@ -1,7 +1,7 @@
 """Adapters on two ranks: python -m tests.engine_worker.lora.two_ranks FOLDER
 
-A process of its own, because losing a rank ends the leader's process. Prints the largest difference of
-log-probabilities to peft's.
+Runs in a subprocess, because losing a rank ends the leader's process. Prints the largest difference of
+log-probabilities from peft's.
 """
 
 import os
@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from bench.gpu.engine import StderrLog
 from engine_worker.runner.config import RunnerConfig
-from tests.engine_worker.lora.engines import ask, finish
+from tests.engine_worker.lora.engines import finish, submit
 from tests.engine_worker.lora.oracle import MLP, Oracle, adapter_of, write_adapter
 from tests.engine_worker.models.checkpoints import CONFIGS, open_written, write_checkpoint
 from tests.fakes.engine import EngineBench
@@ -39,14 +39,14 @@ def main() -> None:
     runner = leader.load(str(model), open_written(model), config, lambda *_: None, lambda *_: None)
     bench = EngineBench(runner=runner, max_sequence_tokens=400, max_tokens_per_step=32)
     oracle = Oracle(model)
-    asked = {}
+    submitted = {}
     for i in range(8):
         prompt, folder = [(i * 31 + j * j) % 97 for j in range(9 + 5 * i)], folders[i % 4]
         adapter = None if folder is None else adapter_of(folder)
-        asked[ask(bench, prompt, adapter, logprobs=0)] = oracle.greedy(folder, prompt, 8)
+        submitted[submit(bench, prompt, adapter, logprobs=0)] = oracle.greedy(folder, prompt, 8)
     finish(bench)
     most = 0.0
-    for number, (tokens, scores) in asked.items():
+    for number, (tokens, scores) in submitted.items():
         stream = bench.stream(number)
         assert stream.tokens == tokens, (number, stream.tokens, tokens)
         most = max(most, *(abs(found.logprob - score) for found, score in zip(stream.logprobs, scores, strict=True)))

@@ -1,6 +1,6 @@
-"""A rank on a CPU with fake graphs, as torchrun starts it: `python -m … FOLDER`. Rank 0 prints what it found.
+"""A rank on a CPU with fake graphs, as torchrun starts it: `python -m … FOLDER`. Rank 0 prints its results.
 
-Its group may not end while graphs are left: with NCCL that would never come back.
+Its group must not end while graphs exist: with NCCL that would never return.
 """
 
 import json
@@ -31,11 +31,11 @@ GREEDY = SamplingParams(temperature=0.0)
 
 
 def ignore(_done: int, _total: int) -> None:
-    """Progress that nobody wants to see."""
+    """Drop a progress report."""
 
 
 def generate(runner: Runner) -> list[list[int]]:
-    """Tokens of each step. All are launched before anybody looks; the first sequence ends early."""
+    """Tokens of each step. All steps are launched before any is collected; the first sequence ends early."""
     launched, before = [], list(range(3))
     for step in range(STEPS):
         live = [0, 1, 2] if step < 2 else [1, 2]
@@ -55,13 +55,13 @@ def generate(runner: Runner) -> list[list[int]]:
 def main() -> None:
     folder, place, log = sys.argv[1], read_rank_env(2, os.environ), configure("rank")
     capture, leave = WeakCapture(), RankGroup.close
-    left: list[int] = []
+    graphs_left: list[int] = []
 
     def close(group: RankGroup) -> None:
-        left.append(len(capture.alive))
+        graphs_left.append(len(capture.alive))
         leave(group)
-        if left[0]:
-            raise RuntimeError(f"{left[0]} graphs are left")
+        if graphs_left[0]:
+            raise RuntimeError(f"{graphs_left[0]} graphs still exist")
 
     RankGroup.close = close
     load.CudaCapture = lambda _: capture
@@ -76,7 +76,7 @@ def main() -> None:
     found["replays"] = sum(graph.replays for graph in capture.alive)
     leader.close()
     alone = load.load_runner(checkpoint, replace(CONFIG, cuda_graphs=False), ignore)
-    print(json.dumps({**found, "left": left, "expected": generate(alone)}))
+    print(json.dumps({**found, "left": graphs_left, "expected": generate(alone)}))
     alone.close()
 
 

@@ -18,13 +18,13 @@ def store() -> TCPStore:
 
 @pytest.fixture
 def sender() -> CommandSender:
-    """To ranks 1 to 3; one command was sent."""
+    """A sender to ranks 1 to 3 that has sent one command."""
     sender = CommandSender(4)
     sender.send(encode(Heartbeat()))
     return sender
 
 
-def test_all_have_to_complete_the_command(store, sender):
+def test_waits_for_all_ranks_to_complete_the_command(store, sender):
     answers = StoredAnswers(store, sender, 5, sent=1, ranks=[1, 3])
     store_answer(store, 5, 1, RankAnswer(1, '"é"'))
     store_answer(store, 5, 3, failed(3, "no"))
@@ -33,12 +33,12 @@ def test_all_have_to_complete_the_command(store, sender):
     assert answers.poll() is None
     sender.through[3] = 1
     assert answers.poll() == [RankAnswer(1, '"é"'), failed(3, "no")]
-    # Nothing is kept of a call that was answered.
+    # The answers of a completed call are deleted.
     assert "was lost" in answers.poll()[0].error
     assert StoredAnswers(store, sender, 6, sent=1, ranks=[1]).poll() == [RankAnswer(1, "6")]
 
 
-def test_an_answer_that_is_missing_or_broken(store, sender):
+def test_missing_and_broken_answers(store, sender):
     sender.keeps_up = True
     store.set("sluice/call/5/2", "{")
     lost, broken = StoredAnswers(store, sender, 5, sent=1, ranks=[1, 2]).poll()
@@ -47,7 +47,7 @@ def test_an_answer_that_is_missing_or_broken(store, sender):
     assert broken.error.startswith("its answer cannot be read: ")
 
 
-def test_a_store_that_is_gone(sender):
+def test_a_store_that_cannot_be_reached(sender):
     class Gone:
         def check(self, _):
             raise DistError("Broken pipe")

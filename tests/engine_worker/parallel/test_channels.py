@@ -1,4 +1,4 @@
-"""Commands arrive, in order, whatever their sizes and whoever is slow."""
+"""Commands arrive in order, whatever their sizes and whichever side is slow."""
 
 import os
 import random
@@ -55,7 +55,7 @@ def read(reader, count: int, naps: random.Random | None = None) -> list[bytes]:
 @given(sizes=SIZES, capacity=st.integers(5, 200), readers=st.integers(1, 3), seed=st.integers(0, 99))
 @example(sizes=[1, 0, 70], capacity=1, readers=2, seed=0)
 def test_order_wrap_around_and_splitting(sizes, capacity, readers, seed):
-    """Every reader gets every command as it was sent, through a ring that most of them do not fit into."""
+    """Every reader gets every command unchanged, through a ring that is smaller than most commands."""
     sent = messages(seed, sizes)
     writer, found = ring(readers, capacity)
     with ThreadPoolExecutor(readers + 1) as pool:
@@ -70,8 +70,8 @@ def test_order_wrap_around_and_splitting(sizes, capacity, readers, seed):
 
 @examples(20)
 @given(sizes=st.lists(SIZES, min_size=2, max_size=2), seed=st.integers(0, 99))
-def test_two_rings_at_once(sizes, seed):
-    """Neither sees anything of the other."""
+def test_two_rings_at_the_same_time(sizes, seed):
+    """They do not affect each other."""
     sent = [messages(seed + i, each) for i, each in enumerate(sizes)]
     pairs = [ring(1, 50), ring(1, 50)]
     with ThreadPoolExecutor(4) as pool:
@@ -87,7 +87,7 @@ def test_two_rings_at_once(sizes, seed):
 @examples(20)
 @given(sizes=st.lists(st.integers(0, 5000), min_size=1, max_size=20), data=st.data())
 def test_commands_wait_in_the_ring(sizes, data):
-    """In one thread: however many are read late and together, none is lost, and none is done before its time."""
+    """In one thread: commands that are read late and together are not lost, and none completes early."""
     sent = messages(0, sizes)
     writer, (reader,) = ring(1, 1 << 17)
     due = 0
@@ -111,7 +111,7 @@ def test_a_long_command(channel):
     close(writer, readers)
 
 
-def test_threads_that_send_at_once_do_not_mix(channel):
+def test_threads_that_send_concurrently_do_not_interleave(channel):
     writer, (reader,) = channel(1)
     with ThreadPoolExecutor(5) as pool:
         sending = [
@@ -127,7 +127,7 @@ def test_threads_that_send_at_once_do_not_mix(channel):
     close(writer, [reader])
 
 
-def test_how_far_a_reader_is(channel):
+def test_completed_commands_are_counted(channel):
     writer, readers = channel(2)
     for _ in range(3):
         writer.send(b"x")
@@ -142,7 +142,7 @@ def test_how_far_a_reader_is(channel):
     close(writer, readers)
 
 
-def test_a_reader_that_reads_nothing_stops_the_writer_for_a_bounded_time(channel):
+def test_a_reader_that_reads_nothing_blocks_the_writer_for_a_bounded_time(channel):
     writer, readers = channel(2, 1000, seconds=5.0)
     with ThreadPoolExecutor(1) as pool:
         reading = pool.submit(readers[0].receive, SECONDS)
@@ -160,7 +160,7 @@ def test_silence_is_bounded(channel):
     close(writer, readers)
 
 
-def test_the_other_end_has_gone(channel):
+def test_the_other_end_has_disconnected(channel):
     writer, readers = channel(2)
     writer.send(b"last words")
     assert not writer.disconnected(1)
@@ -181,7 +181,7 @@ def test_the_other_end_has_gone(channel):
     readers[0].close()
 
 
-def test_a_command_out_of_turn_is_no_command():
+def test_a_command_with_an_unexpected_number_is_an_error():
     writer, (reader,) = ring(1)
     writer.sent = 4
     writer.send(b"x")
@@ -190,8 +190,8 @@ def test_a_command_out_of_turn_is_no_command():
     close(writer, [reader])
 
 
-def test_who_waits_is_woken_at_once():
-    """Not by the end of a slice of its wait."""
+def test_a_waiting_reader_is_woken_immediately():
+    """Not only at the end of a slice of its wait."""
     writer, (reader,) = ring(1)
     with ThreadPoolExecutor(1) as pool:
         for _ in range(20):
@@ -202,7 +202,7 @@ def test_who_waits_is_woken_at_once():
     close(writer, [reader])
 
 
-def test_strangers_are_turned_away():
+def test_unauthorized_peers_are_disconnected():
     listener = RankListener("127.0.0.1")
     token, port, host = listener.endpoint.split(" ")
     strangers = [socket.create_connection((host, int(port))) for _ in range(4)]
@@ -221,8 +221,8 @@ def test_strangers_are_turned_away():
     close(sender, [reader])
 
 
-def test_who_says_nothing_hinders_nobody():
-    """Nor does a rank whose handshake comes in two parts."""
+def test_silent_peers_do_not_delay_ranks():
+    """Nor does a rank whose handshake arrives in two parts."""
     listener = RankListener("127.0.0.1")
     token, port, host = listener.endpoint.split(" ")
     slow = socket.create_connection((host, int(port)))
@@ -246,8 +246,8 @@ def test_who_says_nothing_hinders_nobody():
     close(sender, [reader])
 
 
-def test_strangers_take_no_room(monkeypatch):
-    """Of many that say nothing the first are turned away, while the last rank is still awaited."""
+def test_the_number_of_silent_peers_is_limited(monkeypatch):
+    """The oldest of many silent peers are disconnected while the last rank is still awaited."""
     monkeypatch.setattr(tcp, "MAX_PENDING", 3)
     listener = RankListener("127.0.0.1")
     _, port, host = listener.endpoint.split(" ")
@@ -263,7 +263,7 @@ def test_strangers_take_no_room(monkeypatch):
     close(sender, [reader])
 
 
-def test_who_does_not_connect_is_named():
+def test_ranks_that_do_not_connect_are_named():
     listener = RankListener("127.0.0.1")
     _, port, host = listener.endpoint.split(" ")
     reader = connect(listener.endpoint, 2, SECONDS)

@@ -1,4 +1,4 @@
-"""Commands arrive as they were sent."""
+"""Encoding and decoding does not change commands."""
 
 import msgspec
 import numpy as np
@@ -63,8 +63,8 @@ def test_a_step(slices, moves):
     assert same(found.arrays, arrays)
 
 
-def test_rows_of_tables_do_not_travel_with_the_step():
-    """They may be larger than the channel: rank 0 broadcasts them."""
+def test_rows_of_tables_are_not_sent_with_the_step():
+    """They may be too large for the channel; rank 0 broadcasts them."""
     virtual = VirtualTokens.of(9, PromptTables((random_table(3, 4, seed=1),)))
     arrays = build_arrays([Slice([9, 1, 11], 0, [0], virtual=virtual)], 4, None)
     assert arrays.virtual_rows.shape == (2, 4)
@@ -73,7 +73,7 @@ def test_rows_of_tables_do_not_travel_with_the_step():
     assert found.virtual_rows is None
 
 
-def test_the_others():
+def test_all_other_commands():
     config = RunnerConfig("cpu", max_attention_window=(3, 4), kv_memory_fraction=0.5)
     for command in (
         LoadModel("m", "f", config, "h:1", 2.0, 3.0),
@@ -88,12 +88,12 @@ def test_the_others():
 
 
 @pytest.mark.parametrize("message", [b"", b"\x00", b"\x91\xa3Nil", b"garbage", encode(Heartbeat())[:-1]])
-def test_what_is_no_command(message):
+def test_invalid_messages(message):
     with pytest.raises(msgspec.DecodeError):
         decode(bytearray(message))
 
 
-def test_other_numbers_than_a_step_has():
+def test_arrays_of_unsupported_types():
     message = msgspec.msgpack.decode(encode(ComputeStep((), build_arrays([Slice([1], 0, [0])], 4, None))))
     message[2]["token_ids"] = ["|O", [1], b"12345678"]
     with pytest.raises(msgspec.ValidationError):

@@ -18,8 +18,8 @@ RANK = "tests.engine_worker.parallel.fake_graph_rank"
 
 
 @pytest.mark.timeout(300)
-def test_two_ranks_replay_what_one_computes(tmp_path):
-    """Padded, with tokens that only rank 0 has drawn; the graphs are gone before the group ends, on both."""
+def test_two_ranks_replay_the_steps_of_one(tmp_path):
+    """Padded steps, with tokens that only rank 0 has sampled; both ranks drop their graphs before the group ends."""
     write_checkpoint(tmp_path, CONFIGS["qwen3, tied"])
     port = str(free_ports(1))
     given = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}

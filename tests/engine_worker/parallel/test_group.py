@@ -11,7 +11,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def port():
-    """Where nobody listens."""
+    """A port without a listener."""
     return free_ports(1)
 
 
@@ -21,7 +21,7 @@ def test_no_store(port):
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_torchrun_s_other_ranks_do_not_come(port, monkeypatch, rank):
+def test_other_ranks_of_torchrun_do_not_join(port, monkeypatch, rank):
     given = {"RANK": rank, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     for name, value in given.items():
         monkeypatch.setenv(name, str(value))
@@ -29,8 +29,8 @@ def test_torchrun_s_other_ranks_do_not_come(port, monkeypatch, rank):
         torchrun_store(1.0)
 
 
-def test_after_a_restart_nothing_is_left_of_the_ranks_before(monkeypatch):
-    """With --node-rank torchrun keeps its store."""
+def test_after_a_restart_the_keys_of_earlier_ranks_are_hidden(monkeypatch):
+    """With --node-rank, torchrun keeps its store over restarts."""
     kept, address = open_store(1, 20.0)
     given = {"RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": address.partition(":")[2]}
     for name, value in {**given, "TORCHELASTIC_USE_AGENT_STORE": True}.items():

@@ -1,4 +1,4 @@
-"""How a group begins and ends, on rank 0 and on another; the processes, the group and the graphs are fakes."""
+"""How a group starts and ends, on rank 0 and on another rank, with fake processes, group and graphs."""
 
 import signal
 import subprocess
@@ -36,18 +36,18 @@ STEP = Step((Slice([1, 2], 0, [0], ()),))
 
 
 def ignore(_done: int, _total: int) -> None:
-    """Progress that nobody wants to see."""
+    """Drop a progress report."""
 
 
 class FakeProcesses:
-    """Ranks that are through with whatever comes; remembers how they were ended."""
+    """Ranks that complete every command immediately; records how they were ended."""
 
     def __init__(self, size: int, _seconds: float, log_level: str) -> None:
         self.sender = CommandSender(size)
         self.sender.keeps_up = True
         self.log_level = log_level
         self.patience: float | None = None
-        """Seconds that they were given."""
+        """Time limit in seconds for which `end` was called."""
         self.killed = False
 
     def exit_reason(self, _rank: int) -> None:
@@ -61,7 +61,7 @@ class FakeProcesses:
 
 
 class FakeGroup(Shard):
-    """Of one rank. Its end waits for the graphs, as NCCL's does."""
+    """A group of one rank. Closing it waits for the graphs, as NCCL does."""
 
     def __init__(self, capture: WeakCapture) -> None:
         self.capture = capture
@@ -86,7 +86,7 @@ def folder(tmp_path_factory) -> str:
 
 @pytest.fixture
 def group(monkeypatch) -> FakeGroup:
-    """Of whichever rank loads, with fake graphs."""
+    """The group of the rank that loads, with fake graphs."""
     group = FakeGroup(WeakCapture())
     monkeypatch.setattr(load, "graphs_refused", lambda *_: None)
     monkeypatch.setattr(load, "CudaCapture", lambda _: group.capture)
@@ -103,7 +103,7 @@ def group(monkeypatch) -> FakeGroup:
 
 @pytest.fixture
 def ends() -> list[int]:
-    """Statuses with which rank 0's process was to end."""
+    """Exit statuses of rank 0's process."""
     return []
 
 
@@ -112,7 +112,7 @@ def make_leader(group, ends):
     made = []
 
     def make(step_seconds: float = 60.0) -> Leader:
-        # As long for both: nothing may be told from them.
+        # Both time limits are equal, so that tests do not depend on which one applies.
         made.append(
             Leader(RankEnv(0, 2, 0, 2), step_seconds, step_seconds, structlog.get_logger(), "debug", ends.append)
         )
@@ -131,7 +131,7 @@ def without_heartbeats(processes: FakeProcesses) -> list[type[Command]]:
     return [type(command) for command in processes.sender.commands if not isinstance(command, Heartbeat)]
 
 
-def test_the_graphs_are_gone_before_the_group_ends(make_leader, group, ends, folder):
+def test_the_graphs_are_dropped_before_the_group_ends(make_leader, group, ends, folder):
     one = make_leader()
     runner = loaded(one, folder)
     assert group.met
@@ -145,12 +145,12 @@ def test_the_graphs_are_gone_before_the_group_ends(make_leader, group, ends, fol
     assert one._processes.sender.closed
 
 
-def test_the_others_log_as_much(make_leader):
+def test_the_other_ranks_get_the_log_level(make_leader):
     assert make_leader()._processes.log_level == "debug"
 
 
 def test_a_group_that_does_not_end(make_leader, group, ends, folder, monkeypatch):
-    """Rank 0 does, and takes the others with it."""
+    """Rank 0 exits and kills the other ranks."""
     monkeypatch.setattr(leader, "END_SECONDS", 0.2)
     one, ended = make_leader(), threading.Event()
     loaded(one, folder)
@@ -162,7 +162,7 @@ def test_a_group_that_does_not_end(make_leader, group, ends, folder, monkeypatch
 
 
 def test_a_model_that_was_not_loaded(make_leader, group, ends, folder, monkeypatch):
-    """The others end at once: they wait for nothing."""
+    """The other ranks are killed immediately."""
 
     def fail(*_, **__):
         raise ValueError("too long a name")
@@ -179,7 +179,7 @@ def test_a_model_that_was_not_loaded(make_leader, group, ends, folder, monkeypat
 
 
 def test_a_device_that_hangs(make_leader, ends, folder, monkeypatch):
-    """The others say that they are through: a step is queued on their devices."""
+    """The other ranks report the step as completed, since it is queued on their devices."""
     one, hangs = make_leader(0.5), threading.Event()
     runner = loaded(one, folder)
     monkeypatch.setattr(runner._forward, "logits", lambda *_: hangs.wait() and None)
@@ -197,7 +197,7 @@ def test_a_device_that_hangs(make_leader, ends, folder, monkeypatch):
 
 
 def test_too_few_gpus(make_leader, folder, monkeypatch):
-    """Rank 0 says so, rather than that others were lost."""
+    """Rank 0 reports the lack of GPUs instead of lost ranks."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     one = make_leader()
@@ -208,7 +208,7 @@ def test_too_few_gpus(make_leader, folder, monkeypatch):
 
 
 class Commands:
-    """A channel of which all is known before."""
+    """A channel with a fixed list of commands."""
 
     def __init__(self, *commands: Command) -> None:
         self._rest = list(commands)
@@ -221,7 +221,7 @@ class Commands:
         self.finished += 1
 
 
-def test_another_rank_ends_in_the_same_order(group, folder, monkeypatch):
+def test_another_rank_also_drops_its_graphs_first(group, folder, monkeypatch):
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     commands = Commands(
         LoadModel(folder, open_checkpoint(folder).fingerprint, CONFIG, "there:1", 60.0, 60.0), Heartbeat(), Shutdown()
@@ -258,14 +258,14 @@ def test_another_rank_that_lacks_a_processor(group, folder, monkeypatch):
     assert "logits_processors: x: 'no_such_module:f' cannot be used" in logged[0]["error"]
 
 
-class Kept(dict):
-    """A store that keeps what is set."""
+class MemoryStore(dict):
+    """A store in memory."""
 
     set = dict.__setitem__
 
 
-def test_another_rank_leaves_its_answer_and_goes_on(group, folder, monkeypatch):
-    store = Kept()
+def test_another_rank_stores_its_answer_and_continues(group, folder, monkeypatch):
+    store = MemoryStore()
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     monkeypatch.setattr(follower, "connect_store", lambda *_: store)
     commands = Commands(
@@ -282,7 +282,7 @@ def test_another_rank_leaves_its_answer_and_goes_on(group, folder, monkeypatch):
     assert "there is no method 'nothing'" in store["sluice/call/2/1"]
 
 
-def test_a_rank_that_cannot_leave_its_answer_goes_on(group, folder, monkeypatch):
+def test_a_rank_that_cannot_store_its_answer_continues(group, folder, monkeypatch):
     class Gone:
         def set(self, *_):
             raise torch.distributed.DistError("Broken pipe")
@@ -304,8 +304,8 @@ exit_now(3)
 
 
 @pytest.mark.process
-def test_what_a_thread_waits_for_keeps_no_rank():
-    """Nothing else would end this one."""
+def test_a_rank_exits_although_a_thread_is_blocked():
+    """Nothing else would end this process."""
     command = [sys.executable, "-c", LEAVING]
     done = subprocess.run(command, cwd=Path(__file__).parents[3], capture_output=True, text=True, timeout=100)
     assert (done.returncode, done.stdout) == (3, "last words")

@@ -1,4 +1,4 @@
-"""The real engine over two ranks: its start, its end, and what becomes of the rest when one of them dies or hangs."""
+"""The real engine with two ranks: its start, its end, and how the other rank ends if one dies or hangs."""
 
 import json
 import os
@@ -17,14 +17,14 @@ from tests.fakes.processes import is_alive, wait_until
 pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 RANK_TIMEOUT = 10.0
-"""Seconds: short for the one that stands still, and more than one on a busy machine has to wait for a core."""
+"""Seconds: short for a stopped rank, but longer than a running rank waits for a core on a busy machine."""
 FLAGS = ["--tensor-parallel", "2", "--threads", "1", "--kv-cache-tokens", "4096", "--device", "cpu"]
 
 
 def start(
     folder: Path, *flags: str, environment: dict[str, str] | None = None, working: Path | None = None
 ) -> subprocess.Popen[str]:
-    """`working`: its working directory."""
+    """`working`: the working directory."""
     command = [sys.executable, "-m", "engine_worker", "--model", str(tiny_model.path()), *FLAGS, *flags]
     command += ["--listen", f"ipc://{folder}/engine", "--rank-timeout", str(RANK_TIMEOUT)]
     return subprocess.Popen(
@@ -43,10 +43,10 @@ def until(process: subprocess.Popen[str], event: str) -> dict:
 
 
 def children(pid: int) -> list[int]:
-    """Those that follow."""
+    """Process ids of the followers."""
     found = []
     for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
-        # Another kind of child may end in between.
+        # A child of another kind may end meanwhile.
         with suppress(FileNotFoundError, ProcessLookupError):
             if b"follower" in Path(f"/proc/{child}/cmdline").read_bytes():
                 found.append(int(child))
@@ -54,10 +54,10 @@ def children(pid: int) -> list[int]:
 
 
 def shared_files(pid: int) -> set[str]:
-    """What it has open or mapped of /dev/shm."""
+    """Files in /dev/shm that the process has open or mapped."""
     process, paths = Path(f"/proc/{pid}"), set()
     for link in (process / "fd").iterdir():
-        # It may be closed in between.
+        # The file may be closed meanwhile.
         with suppress(FileNotFoundError):
             paths.add(str(link.readlink()))
     paths |= {line.split()[-1] for line in (process / "maps").read_text().splitlines()}
@@ -106,7 +106,7 @@ def test_both_ranks_import_the_processors(tmp_path):
     [(signal.SIGKILL, "rank 1 was killed by SIGKILL"), (signal.SIGSTOP, "rank 1 has made no progress for 10 s")],
 )
 def test_a_rank_is_lost_and_the_engine_ends(engine, death, why):
-    """It has nothing to do just then."""
+    """Even while the engine is idle."""
     until(engine, "ready")
     (follower,) = children(engine.pid)
     os.kill(follower, death)
@@ -115,8 +115,8 @@ def test_a_rank_is_lost_and_the_engine_ends(engine, death, why):
     assert wait_until(lambda: not is_alive(follower))
 
 
-def test_the_engine_is_killed_and_nothing_is_left(engine):
-    """Not even of a rank that is frozen."""
+def test_if_the_engine_is_killed_its_ranks_end(engine):
+    """Even a rank that is stopped."""
     until(engine, "ready")
     (follower,) = children(engine.pid)
     shared = shared_files(engine.pid) | shared_files(follower)
@@ -133,13 +133,13 @@ def test_a_rank_that_dies_while_it_loads(engine):
     assert engine.wait(60) == 1
 
 
-def test_a_model_that_cannot_be_shared(tmp_path):
+def test_a_model_that_cannot_be_split(tmp_path):
     errors = refused(start(tmp_path, "--tensor-parallel", "3"))
     assert "tensor_parallel = 3 does not divide num_attention_heads = 4" in errors
 
 
 def refused(process) -> str:
-    """What it said when it ended, which it did in good order."""
+    """The error with which the process ended, without a traceback."""
     try:
         _, errors = process.communicate(timeout=200)
         assert process.returncode == 1
@@ -150,7 +150,7 @@ def refused(process) -> str:
 
 
 def environments() -> list[dict[str, str]]:
-    """Of two ranks, as torchrun makes them."""
+    """The environments of two ranks, as torchrun sets them."""
     port = str(free_ports(1))
     given = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     return [{**given, "GLOO_SOCKET_IFNAME": "lo", "RANK": str(i), "LOCAL_RANK": str(i)} for i in range(2)]
@@ -158,7 +158,7 @@ def environments() -> list[dict[str, str]]:
 
 @pytest.fixture
 def given_ranks(tmp_path):
-    """Two, as torchrun starts them."""
+    """Two ranks, started as by torchrun."""
     ranks = [start(tmp_path, environment=environment) for environment in environments()]
     yield ranks
     for rank in ranks:
@@ -166,21 +166,21 @@ def given_ranks(tmp_path):
 
 
 def test_started_by_torchrun(given_ranks):
-    """Rank 0 serves, the other follows over TCP."""
+    """Rank 0 serves; the other rank follows over TCP."""
     assert until(given_ranks[0], "ready")["tensor_parallel"] == "2"
-    # torchrun passes its own signal on to all.
+    # torchrun forwards its signal to all ranks.
     for rank in reversed(given_ranks):
         rank.send_signal(signal.SIGTERM)
     errors = [rank.communicate(timeout=60)[1] for rank in given_ranks]
     assert [rank.returncode for rank in given_ranks] == [0, 0], errors
 
 
-def test_torchrun_s_rank_0_does_not_come(tmp_path):
+def test_rank_0_of_torchrun_does_not_join(tmp_path):
     errors = refused(start(tmp_path, "--rank-start-timeout", "1", environment=environments()[1]))
     assert "no store at MASTER_ADDR and MASTER_PORT: " in errors
 
 
-def test_torchrun_lost_rank_0(given_ranks):
+def test_rank_0_of_torchrun_is_lost(given_ranks):
     first, second = given_ranks
     until(first, "ready")
     first.kill()

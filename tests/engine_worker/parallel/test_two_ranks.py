@@ -1,4 +1,4 @@
-"""`python -m bench.gpu` runs this too, where there are two GPUs."""
+"""`python -m bench.gpu` runs this test too, on machines with two GPUs."""
 
 import subprocess
 import sys
@@ -13,7 +13,7 @@ SECONDS = 280.0
 
 @pytest.mark.process
 @pytest.mark.timeout(300)
-def test_two_ranks_are_as_one(tmp_path, record_property):
+def test_two_ranks_compute_the_same_as_one(tmp_path, record_property):
     if torch.cuda.is_available() and torch.cuda.device_count() < 2:
         pytest.skip("one GPU")
     command = [sys.executable, "-m", "tests.engine_worker.parallel.two_ranks", str(tmp_path)]

@@ -1,8 +1,8 @@
-"""Two ranks against one, on two GPUs or on CPUs: the same steps, the same requests through the engine's loop, and an
-end within seconds.
+"""Compares two ranks with one, on two GPUs or on CPUs: the same steps, the same requests through the engine's loop, and
+a shutdown within seconds.
 
-python -m tests.engine_worker.parallel.two_ranks FOLDER: prints what was compared; exit status 1 if they differ. A
-process of its own, because losing a rank ends the leader's process.
+python -m tests.engine_worker.parallel.two_ranks FOLDER prints the comparison; exit status 1 if the results differ. Runs
+in a subprocess, because losing a rank ends the leader's process.
 """
 
 import os
@@ -22,12 +22,12 @@ from bench.gpu.scale import FULL, tiny_scale
 
 RANKS = 2
 SLACK = 2.0
-"""Times the tolerance: each rank rounds its part of a sum."""
+"""Factor on the tolerance, since each rank rounds its part of a sum."""
 START_SECONDS, STEP_SECONDS, CLOSE_SECONDS = 120.0, 60.0, 60.0
 
 
 def main() -> None:
-    # Needs the packages that bench.gpu's stand-ins replace elsewhere.
+    # Imported here because it needs packages that bench.gpu replaces by stand-ins elsewhere.
     from engine_worker.parallel.leader import Leader
     from engine_worker.parallel.rank_env import RankEnv
 
@@ -47,7 +47,7 @@ def main() -> None:
         found = compare(ranks, one, leader.close, sizes, scale.requests)
         print(found.detail, flush=True)
         if not found.passed:
-            # Ranks that do not end would block a regular exit.
+            # Ranks that do not end would block a normal exit.
             os._exit(1)
 
 
@@ -69,7 +69,7 @@ def compare(
 
 
 def _ends(close: Callable[[], None], seconds: float) -> bool:
-    """Whether `close` returns in time. Raises what it raises."""
+    """Whether `close` returns in time. Raises the exceptions of `close`."""
     try:
         ThreadPoolExecutor(1).submit(close).result(seconds)
     except TimeoutError:

@@ -1,4 +1,4 @@
-"""Workers that are closed when a test ends."""
+"""A fixture that starts workers, and closes them when the test ends."""
 
 import pytest
 
@@ -13,7 +13,7 @@ def runner() -> ScriptedRunner:
 
 @pytest.fixture
 def start(tmp_path, runner, monkeypatch):
-    # The router of these tests says one hello or none.
+    # The tests' router sends one hello or none: it must not count as silent.
     monkeypatch.setattr("engine_worker.ringside.orphans.CHECK_SECONDS", 3600.0)
     monkeypatch.setattr("engine_worker.ringside.heartbeats.ROUTER_SILENCE_SECONDS", 3600.0)
     worlds = []

@@ -1,4 +1,4 @@
-"""Calls of routers: which are run, and when they are answered."""
+"""Calls from routers: which of them run, and when they are answered."""
 
 import pytest
 import structlog
@@ -45,7 +45,7 @@ def test_a_call_for_an_earlier_process_is_dropped(calls, sent):
     assert not sent
 
 
-def test_too_many_at_a_time(calls, sent):
+def test_calls_beyond_the_limit_are_refused(calls, sent):
     for number in range(MAX_PENDING + 1):
         calls.begin(echo(number))
     ((router, answer),) = sent

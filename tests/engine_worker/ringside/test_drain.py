@@ -1,4 +1,4 @@
-"""A stopped engine: what it still does, and when it leaves."""
+"""A draining engine: the work that it still does, and when it exits."""
 
 import threading
 import time
@@ -34,8 +34,8 @@ def test_a_stopped_worker_finishes_its_requests_and_refuses_new_ones(start, runn
     assert world.heartbeats(lambda heartbeat: heartbeat.draining)
 
 
-def test_a_drain_is_announced_at_once(start, runner, monkeypatch):
-    """However long the step takes, and however far off the next heartbeat is."""
+def test_a_drain_is_announced_immediately(start, runner, monkeypatch):
+    """During a long step, and long before the next regular heartbeat."""
     monkeypatch.setattr("engine_worker.ringside.heartbeats.HEARTBEAT_SECONDS", 3600.0)
     world = start()
     entered, go_on = stall(runner)
@@ -43,12 +43,12 @@ def test_a_drain_is_announced_at_once(start, runner, monkeypatch):
     world.submit(1, [1])
     assert entered.wait(LIMIT)
     world.worker.stop()
-    # A second one follows the first on a new lane.
+    # Two heartbeats may arrive, because one more follows after a lane was opened.
     assert {heartbeat.draining for heartbeat in world.heartbeats(bool)} == {True}
     go_on.set()
 
 
-def test_without_routers_it_leaves_at_once(start, monkeypatch):
+def test_if_all_routers_have_ended_a_drained_engine_exits_immediately(start, monkeypatch):
     monkeypatch.setattr("engine_worker.ringside.worker.DRAIN_NOTICE_SECONDS", 3600.0)
     world = start(drain_timeout=3600)
     world.hello()
@@ -59,10 +59,10 @@ def test_without_routers_it_leaves_at_once(start, monkeypatch):
     assert not world.thread.is_alive()
 
 
-def test_it_stops_once_its_streams_have_moved_away(start, runner):
+def test_a_draining_engine_exits_when_its_requests_were_cancelled(start, runner):
     world = start(drain_timeout=3600)
     world.hello()
-    # The cancel may still be on its way when the step goes on.
+    # Wait for the cancel at the end of the step: it may not have arrived when the step continues.
     entered, go_on = stall(runner, lambda: world.worker._inbox.wait(LIMIT))
     world.submit(1, [1], max_tokens=60)
     assert entered.wait(LIMIT)
@@ -76,7 +76,7 @@ def test_it_stops_once_its_streams_have_moved_away(start, runner):
     assert not world.thread.is_alive()
 
 
-def test_a_detokenizer_that_reads_nothing_does_not_delay_the_stop(start, monkeypatch):
+def test_a_detokenizer_that_reads_nothing_does_not_delay_the_exit(start, monkeypatch):
     monkeypatch.setattr("engine_worker.ringside.worker.STUCK_SECONDS", 0.1)
     stuck = FakeLane(room=0)
     monkeypatch.setattr(Worker, "_open_lane", lambda *_: stuck)
@@ -94,14 +94,14 @@ def test_a_detokenizer_that_reads_nothing_does_not_delay_the_stop(start, monkeyp
 
 def test_requests_that_outlast_the_drain_are_ended(start, runner):
     world = start(drain_timeout=0.2)
-    began, stopped, run = threading.Event(), threading.Event(), runner.run
+    entered, stopped, run = threading.Event(), threading.Event(), runner.run
 
     def slow(step):
-        while began.is_set() and not stopped.wait(0.01):
-            # Until the test has read the rows of the first step.
+        # From the second step on, wait until the test has read the first rows and stopped the worker.
+        while entered.is_set() and not stopped.wait(0.01):
             world.worker._outbox.flush()
-        began.set()
-        time.sleep(0.05)  # 60 of them outlive the drain
+        entered.set()
+        time.sleep(0.05)  # 60 such steps take longer than drain_timeout
         return run(step)
 
     runner.run = slow

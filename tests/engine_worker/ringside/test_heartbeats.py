@@ -1,4 +1,4 @@
-"""Who gets heartbeats. What they say is tested with the worker."""
+"""Routers that receive heartbeats, and other messages to them. test_identity tests the heartbeats' content."""
 
 import structlog
 import zmq
@@ -24,7 +24,7 @@ def no_events() -> list:
 
 
 def run(routers: RouterTable, clock: Clock, seconds: float) -> None:
-    """The process runs for so long, with its heartbeats."""
+    """Let time pass in a process that runs, with its heartbeats."""
     for _ in range(round(seconds / HEARTBEAT_SECONDS)):
         clock.now += HEARTBEAT_SECONDS
         routers.tick()
@@ -43,14 +43,14 @@ def test_a_router_gets_heartbeats_until_its_hellos_stop():
     assert {address: last.cache_known for address, last in routers.last_hellos.items()} == {"mem://r1": 7}
 
 
-def test_its_own_pause_is_no_silence_of_the_routers():
+def test_a_pause_of_this_process_does_not_count_as_silence_of_the_routers():
     clock = Clock()
     routers = RouterTable(clock)
     for name in ("r0", "r1"):
         routers.on_hello(Hello(name, f"mem://{name}", cache_known=7))
     run(routers, clock, ROUTER_SILENCE_SECONDS / 2)
     clock.now += 10 * ROUTER_SILENCE_SECONDS
-    # Whichever thread goes on first.
+    # A hello may be handled before the first tick after the pause.
     routers.on_hello(Hello("r0", "mem://r0", cache_known=7))
     assert routers.live().keys() == {"mem://r0", "mem://r1"}
     run(routers, clock, ROUTER_SILENCE_SECONDS / 2 - PAUSE_SECONDS - 1)
@@ -59,23 +59,24 @@ def test_its_own_pause_is_no_silence_of_the_routers():
     assert routers.live().keys() == {"mem://r0"}
 
 
-def test_a_router_that_took_the_place_of_another_is_new_once():
+def test_only_the_first_hello_of_a_new_router_at_an_address_is_a_replacement():
     routers = RouterTable(Clock())
-    found = []
+    replacements = []
     for epoch in (1, 1, 2, 1, 2, 3, 2, 1, 3):
         hello = Hello("r0", "mem://r0", epoch=epoch)
-        found.append(routers.is_replacement(hello))
+        replacements.append(routers.is_replacement(hello))
         assert routers.on_hello(hello)
-    assert found == [False, False, True, False, False, True, False, False, False]
+    assert replacements == [False, False, True, False, False, True, False, False, False]
     assert not routers.is_replacement(Hello("r1", "mem://r1", epoch=9))
 
 
-def test_what_another_thread_reads_never_changes_under_it():
+def test_the_table_is_replaced_and_never_modified():
+    """Another thread may be reading it."""
     routers = RouterTable(Clock())
     routers.on_hello(Hello("r0", "mem://r0"))
-    seen = routers.last_hellos
+    table = routers.last_hellos
     routers.on_hello(Hello("r1", "mem://r1"))
-    assert seen.keys() == {"mem://r0"}
+    assert table.keys() == {"mem://r0"}
 
 
 def test_steps_and_requests_wait_for_a_router_whose_lane_is_full(monkeypatch):
@@ -106,15 +107,15 @@ def test_steps_and_requests_wait_for_a_router_whose_lane_is_full(monkeypatch):
         address: [[step.iteration for step in message.steps] for message in lane.messages]
         for address, lane in lanes.items()
     }
-    # No router gets what was before it came.
+    # Routers do not receive statistics from before their first hello.
     assert received == {"mem://r0": [[], [2], [3], [], []], "mem://r1": [[], [2, 3], []]}
-    # Of a request only the latest.
+    # Only the latest report of a request is sent.
     tokens = [request.generated_tokens for message in lanes["mem://r1"].messages for request in message.requests]
     assert tokens == [3]
 
 
-def test_a_new_router_need_not_wait_for_the_next_heartbeat_but_one(monkeypatch, tmp_path):
-    """Its lane is not connected yet when the first one goes out."""
+def test_if_the_first_heartbeat_on_a_new_lane_fails_another_follows_soon(monkeypatch, tmp_path):
+    """The lane is not connected yet when the first one is sent."""
     monkeypatch.setattr("engine_worker.ringside.heartbeats.HEARTBEAT_SECONDS", 600.0)
     with zmq.Context() as context:
         router = Inbox(context, f"ipc://{tmp_path}/router", EngineHeartbeat)
@@ -134,19 +135,19 @@ def test_a_new_router_need_not_wait_for_the_next_heartbeat_but_one(monkeypatch, 
 
 
 def refuse_first(send):
-    """As a lane that is not connected yet."""
+    """Make a lane refuse its first message, like a lane that is not connected yet."""
     refused = []
 
-    def first(lane, message) -> bool:
+    def send_unless_first(lane, message) -> bool:
         if not refused:
             refused.append(message)
             return False
         return send(lane, message)
 
-    return first
+    return send_unless_first
 
 
-def test_routers_are_bounded(monkeypatch):
+def test_the_number_of_routers_is_limited(monkeypatch):
     monkeypatch.setattr("engine_worker.ringside.heartbeats.MAX_ROUTERS", 2)
     clock = Clock()
     routers = RouterTable(clock)
@@ -156,7 +157,7 @@ def test_routers_are_bounded(monkeypatch):
     assert routers.on_hello(Hello("r", "mem://2"))
 
 
-def test_it_is_alone_once_all_routers_have_ended(monkeypatch):
+def test_an_engine_is_alone_when_all_routers_have_ended(monkeypatch):
     lanes = {}
 
     def open_lane(_, address, *__, **___):
@@ -171,20 +172,20 @@ def test_it_is_alone_once_all_routers_have_ended(monkeypatch):
     assert not heartbeats.alone
     routers.on_hello(Hello("r0", "mem://r0"))
     routers.on_hello(Hello("r1", "mem://r1"))
-    found = []
+    alone = []
     for ended in ("", "mem://r1", "mem://r0"):
         heartbeats._send()
         if ended:
             lanes[ended].refused_at = 1.0
             heartbeats._send()
-        found.append(heartbeats.alone)
-    assert found == [False, False, True]
+        alone.append(heartbeats.alone)
+    assert alone == [False, False, True]
     lanes["mem://r0"].refused_at = None
     heartbeats._send()
-    assert not heartbeats.alone, "it was started again"
+    assert not heartbeats.alone, "a router was started again"
 
 
-def test_answers_to_calls_wait_for_a_full_lane_and_go_to_known_routers_only(monkeypatch):
+def test_answers_to_calls_wait_for_a_full_lane_and_are_sent_only_to_known_routers(monkeypatch):
     lane = MemoryLane("mem://r0")
     monkeypatch.setattr("engine_worker.ringside.heartbeats.Lane", lambda *_, **__: lane)
     routers = RouterTable(Clock())
@@ -196,7 +197,7 @@ def test_answers_to_calls_wait_for_a_full_lane_and_go_to_known_routers_only(monk
     heartbeats._send()
     lane.full = True
     heartbeats.answer("mem://r0", CallAnswer(1, 2, [RankAnswer(0, "3")]))
-    heartbeats.answer("mem://nobody", CallAnswer(1, 4, []))
+    heartbeats.answer("mem://unknown", CallAnswer(1, 4, []))
     assert heartbeats._send_answers()
     lane.full = False
     assert not heartbeats._send_answers()
@@ -205,7 +206,7 @@ def test_answers_to_calls_wait_for_a_full_lane_and_go_to_known_routers_only(monk
     ]
 
 
-def test_cache_events_go_with_a_heartbeat_to_those_who_asked(monkeypatch):
+def test_cache_events_are_sent_after_a_heartbeat_to_the_routers_that_asked(monkeypatch):
     lane = MemoryLane("mem://r0")
     monkeypatch.setattr("engine_worker.ringside.heartbeats.Lane", lambda *_, **__: lane)
     routers = RouterTable(Clock())
@@ -217,11 +218,11 @@ def test_cache_events_go_with_a_heartbeat_to_those_who_asked(monkeypatch):
     )
     heartbeats._send()
     assert reads.put(ReadCacheEvents(1, "mem://r0", 5, 0))
-    assert reads.put(ReadCacheEvents(1, "mem://nobody", 6, 0))
+    assert reads.put(ReadCacheEvents(1, "mem://unknown", 6, 0))
     lane.full = True
     heartbeats._send_events()
     lane.full = False
-    # What did not get out is asked for again.
+    # Events that were not sent are not kept: the router asks again.
     heartbeats._send_events()
     assert not any(isinstance(message, CacheEvents) for message in lane.messages)
     assert reads.put(ReadCacheEvents(1, "mem://r0", 5, 0))
@@ -229,11 +230,11 @@ def test_cache_events_go_with_a_heartbeat_to_those_who_asked(monkeypatch):
     assert lane.messages[-1] == CacheEvents("e", 1, 5, 0, 0, [Created([4, 2])])
 
 
-def test_reads_of_events_are_bounded(monkeypatch):
+def test_the_number_of_waiting_event_reads_is_limited(monkeypatch):
     monkeypatch.setattr("engine_worker.ringside.event_reads.MAX_READS", 2)
     reads = EventReads(EventLog(8, 4, 2), "e", 1)
-    asked = [reads.put(ReadCacheEvents(1, "mem://r0", reader, 0)) for reader in (5, 6, 7, 6)]
-    assert asked == [True, True, False, True]
+    accepted = [reads.put(ReadCacheEvents(1, "mem://r0", reader, 0)) for reader in (5, 6, 7, 6)]
+    assert accepted == [True, True, False, True]
     assert not reads.put(ReadCacheEvents(2, "mem://r0", 8, 0))
     assert [answer.reader for _, answer in reads.take()] == [5, 6]
     assert not list(reads.take())

@@ -1,4 +1,4 @@
-"""What a worker says of itself in heartbeats, and that nothing delays them."""
+"""The content of a worker's heartbeats, and that no step delays them."""
 
 import pytest
 
@@ -34,34 +34,33 @@ def test_heartbeats_go_to_routers_that_said_hello(start):
     ("dtype", "settings"),
     [("bfloat16", {}), ("none", {"weights": "random"}), ("none", {"max_attention_window": (5,)})],
 )
-def test_what_is_computed_in_another_way_is_another_model(start, runner, dtype, settings):
+def test_engines_that_compute_differently_have_different_fingerprints(start, runner, dtype, settings):
     runner.dtype = dtype
     assert start(**settings).worker._heartbeat().fingerprint != FINGERPRINT
 
 
-def test_each_router_gets_the_cache_changes_it_lacks(start):
+def test_each_router_gets_the_cache_changes_that_it_does_not_know(start):
     world = start()
     prompt = list(range(1, 10))
     blocks = [short_hash(block) for block in block_chain(root_hash(FINGERPRINT), prompt, 4)]
     world.hello()
     world.submit(1, prompt, max_tokens=1)
     world.read(world.ends)
-    news = world.heartbeats(lambda heartbeat: heartbeat.cache is not None and len(heartbeat.cache.stored) == 2)[
-        -1
-    ].cache
-    assert (set(news.stored), news.removed, news.last) == (set(blocks), [], 2)
+    heartbeats = world.heartbeats(lambda heartbeat: heartbeat.cache is not None and len(heartbeat.cache.stored) == 2)
+    changes = heartbeats[-1].cache
+    assert (set(changes.stored), changes.removed, changes.last) == (set(blocks), [], 2)
     world.hello(cache_known=1)
-    news = world.heartbeats(lambda heartbeat: heartbeat.cache is not None and heartbeat.cache.after == 1)[-1].cache
-    assert (news.stored, news.removed, news.last, news.whole) == (blocks[1:], [], 2, False)
+    changes = world.heartbeats(lambda heartbeat: heartbeat.cache is not None and heartbeat.cache.after == 1)[-1].cache
+    assert (changes.stored, changes.removed, changes.last, changes.whole) == (blocks[1:], [], 2, False)
     world.hello(cache_known=2)
     world.heartbeats(lambda heartbeat: heartbeat.cache is None)
     assert world.lane.send(Flush(world.worker.epoch, 7))
-    news = world.heartbeats(lambda heartbeat: heartbeat.cache is not None)[-1].cache
-    assert (news.stored, news.last) == ([], 3)
-    assert news.whole
+    changes = world.heartbeats(lambda heartbeat: heartbeat.cache is not None)[-1].cache
+    assert (changes.stored, changes.last) == ([], 3)
+    assert changes.whole
 
 
-def test_heartbeats_go_on_through_a_long_step(start, runner):
+def test_heartbeats_are_sent_during_a_long_step(start, runner):
     world = start()
     world.hello()
     entered, go_on = stall(runner)
@@ -73,7 +72,7 @@ def test_heartbeats_go_on_through_a_long_step(start, runner):
     world.read(world.ends)
 
 
-def test_progress_is_turns_of_the_loop_and_stands_still_in_a_step(start, runner):
+def test_progress_counts_turns_of_the_loop_and_does_not_change_during_a_step(start, runner):
     world = start()
     world.hello()
     first = world.heartbeats(bool)[0].progress
@@ -82,7 +81,7 @@ def test_progress_is_turns_of_the_loop_and_stands_still_in_a_step(start, runner)
     world.submit(1, [1])
     assert entered.wait(LIMIT)
     for _ in range(2):
-        # One may have been received, and one be on its way, since before the step.
+        # Two heartbeats from before the step may arrive first: one already received, one in flight.
         world.heartbeats(bool)
     stuck = [world.heartbeats(bool)[-1].progress for _ in range(2)]
     assert stuck[0] == stuck[1]
@@ -90,17 +89,17 @@ def test_progress_is_turns_of_the_loop_and_stands_still_in_a_step(start, runner)
     world.heartbeats(lambda heartbeat: heartbeat.progress > stuck[1])
 
 
-def test_heartbeats_bring_every_step_once_and_how_requests_ended(start):
+def test_heartbeats_contain_every_step_once_and_the_ends_of_requests(start):
     world = start()
     world.hello()
     world.heartbeats(lambda heartbeat: True)
     world.submit(1, [1, 2, 3], max_tokens=6)
-    found = world.heartbeats(lambda heartbeat: any(request.stage is Stage.ENDED for request in heartbeat.requests))
-    found += world.heartbeats(lambda heartbeat: heartbeat.stats.iteration == 6)
-    assert [step.iteration for heartbeat in found for step in heartbeat.steps] == list(range(1, 7))
-    (ended,) = (request for heartbeat in found for request in heartbeat.requests if request.stage is Stage.ENDED)
+    received = world.heartbeats(lambda heartbeat: any(request.stage is Stage.ENDED for request in heartbeat.requests))
+    received += world.heartbeats(lambda heartbeat: heartbeat.stats.iteration == 6)
+    assert [step.iteration for heartbeat in received for step in heartbeat.steps] == list(range(1, 7))
+    (ended,) = (request for heartbeat in received for request in heartbeat.requests if request.stage is Stage.ENDED)
     assert (ended.request, ended.name, ended.prompt_tokens, ended.generated_tokens) == (1, "1", 3, 6)
 
 
-def test_heartbeats_report_the_label_of_the_model(start):
+def test_heartbeats_contain_the_model_version(start):
     assert start(model_version="v2").worker._heartbeat().model_version == "v2"

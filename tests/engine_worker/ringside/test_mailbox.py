@@ -1,4 +1,4 @@
-"""Messages in the order in which they came, between the ring and the core. What the core refuses is in test_intake."""
+"""Messages between the ring and the core, in their order of arrival. test_intake tests what the core refuses."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from tests.fakes.engine import EngineBench
 pytestmark = pytest.mark.usefixtures("either_way")
 
 
-def test_a_cancelled_request_makes_room_for_the_one_behind_it():
+def test_the_next_request_gets_the_slot_of_a_cancelled_one():
     bench = EngineBench(max_requests=1)
     first = bench.submit([1], max_tokens=50)
     bench.step()
@@ -20,7 +20,7 @@ def test_a_cancelled_request_makes_room_for_the_one_behind_it():
     assert bench.fault(third) == "OVERLOADED"
 
 
-def test_a_number_is_free_for_the_next_attempt_once_its_cancel_came_before():
+def test_the_next_attempt_may_follow_the_cancel_immediately():
     bench = EngineBench()
     bench.submit([1], max_tokens=50, request=5)
     bench.step()
@@ -31,7 +31,7 @@ def test_a_number_is_free_for_the_next_attempt_once_its_cancel_came_before():
     assert bench.stream(5, attempt=1).tokens == bench.expected(5, attempt=1)
 
 
-def test_a_request_cancelled_and_sent_again_in_one_breath():
+def test_several_attempts_and_cancels_that_arrive_together():
     bench = EngineBench()
     for attempt in range(3):
         bench.submit([1], max_tokens=6, request=5, attempt=attempt)
@@ -44,7 +44,7 @@ def test_a_request_cancelled_and_sent_again_in_one_breath():
     assert bench.dropped == {}
 
 
-def test_a_lane_is_used_as_long_as_its_requests_live():
+def test_a_lane_is_in_use_until_its_last_request_ends():
     bench = EngineBench()
     request = bench.submit([1], max_tokens=4, n=3)
     refused = bench.submit([], n=2)
@@ -56,7 +56,7 @@ def test_a_lane_is_used_as_long_as_its_requests_live():
     assert [bench.ended(request, i) for i in range(3)] == [FinishReason.LENGTH] * 3
 
 
-def test_without_a_descriptor_for_a_lane_requests_are_refused_and_the_routers_know_at_once():
+def test_without_a_descriptor_for_a_lane_requests_are_refused_and_it_is_reported_immediately():
     bench = EngineBench()
     bench.receiver.lanes_open = False
     refused = bench.submit([1], n=2)

@@ -12,7 +12,8 @@ pytestmark = pytest.mark.slow
 
 def test_requests_of_a_replaced_router_end(start, runner):
     def wait_for_messages() -> None:
-        """They may still be on their way when the first request goes on: its 49 steps take longer than that."""
+        """The messages may not have arrived when the first request's step continues. Waiting in each of its steps gives
+        them time."""
         if 1 in world.worker._engine.live.requests:
             world.worker._inbox.wait(0.5)
 
@@ -23,7 +24,7 @@ def test_requests_of_a_replaced_router_end(start, runner):
     assert entered.wait(LIMIT)
     world.submit(2, [3, 4], max_tokens=50)
     for epoch in (2, 1):
-        # Late hellos of the former mean nothing.
+        # The late hello of the replaced router must have no effect.
         world.hello(epoch=epoch)
     world.submit(3, [5, 6])
     go_on.set()
@@ -32,7 +33,7 @@ def test_requests_of_a_replaced_router_end(start, runner):
     assert ends == {1: "ROWS_LOST", 2: "ROWS_LOST", 3: FinishReason.LENGTH}
 
 
-def test_requests_of_a_router_that_is_silent_end_with_an_error(start, runner, monkeypatch):
+def test_requests_of_a_silent_router_end_with_an_error(start, runner, monkeypatch):
     monkeypatch.setattr("engine_worker.ringside.heartbeats.ROUTER_SILENCE_SECONDS", 0.1)
     monkeypatch.setattr("engine_worker.ringside.orphans.CHECK_SECONDS", 0.2)
     entered, go_on = stall(runner)

@@ -1,4 +1,4 @@
-"""Rows to several detokenizers, and lanes that are full."""
+"""Rows for several detokenizers, over full and dead lanes."""
 
 import pytest
 import structlog
@@ -73,7 +73,7 @@ def test_rows_are_joined_while_a_lane_is_full(outbox, receiver):
     assert batch.opens == [OPENED]
 
 
-def test_accepted_drafts_are_added_up(outbox, receiver):
+def test_counts_of_accepted_drafts_are_summed(outbox, receiver):
     outbox.connect(A)
     lane = receiver.lanes[A]
     lane.full = True
@@ -86,7 +86,7 @@ def test_accepted_drafts_are_added_up(outbox, receiver):
     assert batch.accepted == {0: 3}
 
 
-def test_a_lane_that_turns_out_full_keeps_everything(outbox, receiver):
+def test_if_a_ready_lane_refuses_a_message_nothing_is_lost(outbox, receiver):
     outbox.connect(A)
     outbox.open(A, OPENED)
     outbox.put(A, [row(0, 5)])
@@ -99,7 +99,7 @@ def test_a_lane_that_turns_out_full_keeps_everything(outbox, receiver):
     assert lane.messages[0].tokens == [5]
 
 
-def test_a_backlog_goes_out_in_parts(outbox, receiver):
+def test_a_backlog_is_sent_in_several_messages(outbox, receiver):
     outbox.connect(A)
     outbox.open(A, OPENED)
     half = [1] * (TOKENS_PER_MESSAGE // 2)
@@ -110,7 +110,7 @@ def test_a_backlog_goes_out_in_parts(outbox, receiver):
     assert [len(batch.opens) for batch in receiver.lanes[A].messages] == [1, 0, 0]
 
 
-def test_many_streams_that_resume_begin_in_several_messages(outbox, receiver):
+def test_opens_of_many_resumed_streams_are_sent_in_several_messages(outbox, receiver):
     half = [1] * (TOKENS_PER_MESSAGE // 2)
     opens = [Open(number, 0, 2, TextParams(), "mem://router", 3, 0, resume={1: half}) for number in range(5)]
     for opened in opens:
@@ -121,15 +121,15 @@ def test_many_streams_that_resume_begin_in_several_messages(outbox, receiver):
     messages = receiver.lanes[A].messages
     assert [opened for batch in messages for opened in batch.opens] == opens
     assert max(sum(len(opened.resume[1]) for opened in batch.opens) for batch in messages) == TOKENS_PER_MESSAGE
-    assert [each.request for batch in messages for each in rows_of(batch)] == [0, 1, 2, 3, 4]
-    begun = set()
+    assert [sent.request for batch in messages for sent in rows_of(batch)] == [0, 1, 2, 3, 4]
+    open_requests = set()
     for batch in messages:
-        begun |= {opened.request for opened in batch.opens}
-        assert begun >= set(batch.request)
+        open_requests |= {opened.request for opened in batch.opens}
+        assert open_requests >= set(batch.request)
 
 
 @pytest.mark.parametrize("n", [1, 4])
-def test_an_engine_behind_a_full_lane_does_not_wait_and_loses_nothing(n):
+def test_an_engine_does_not_wait_for_a_full_lane_and_loses_nothing(n):
     bench = EngineBench()
     slow = bench.submit(range(6), max_tokens=30, n=n, detokenizer=A)
     fast = bench.submit(range(50, 57), max_tokens=30, detokenizer=B)
@@ -150,7 +150,7 @@ def test_an_engine_behind_a_full_lane_does_not_wait_and_loses_nothing(n):
         assert bench.output(slow, sequence) == bench.expected(slow, sequence)
 
 
-def test_a_pulse_each_second_on_each_lane(outbox, receiver, clock):
+def test_each_lane_gets_a_keep_alive_per_second(outbox, receiver, clock):
     outbox.connect(A)
     outbox.connect(B)
     receiver.lanes[B].full = True
@@ -161,28 +161,29 @@ def test_a_pulse_each_second_on_each_lane(outbox, receiver, clock):
     assert receiver.lanes[B].messages == []
 
 
-def later(outbox: Outbox, clock: Clock, seconds: float) -> None:
+def advance(outbox: Outbox, clock: Clock, seconds: float) -> None:
+    """Let time pass, with a tick each second."""
     end = clock.now + seconds
     while clock.now < end:
         clock.now += 1.0
         outbox.tick()
 
 
-def test_a_lane_that_takes_nothing_for_long_is_told(outbox, receiver, clock):
+def test_a_lane_that_accepts_nothing_for_long_is_reported(outbox, receiver, clock):
     outbox.connect(A)
     outbox.connect(B)
     receiver.lanes[B].full = True
-    later(outbox, clock, CUT_OFF_SECONDS - 1)
+    advance(outbox, clock, CUT_OFF_SECONDS - 1)
     assert outbox.cut_off == []
-    later(outbox, clock, 1)
+    advance(outbox, clock, 1)
     assert outbox.cut_off == [B]
     receiver.lanes[B].full = False
-    later(outbox, clock, 1)
+    advance(outbox, clock, 1)
     assert outbox.cut_off == []
 
 
-def test_a_lane_whose_receiver_cannot_be_reached_is_told(tmp_path, clock):
-    """Over ZeroMQ: it was there, its socket went, and what still lives behind it gets nothing."""
+def test_a_lane_whose_receiver_has_closed_its_socket_is_reported(tmp_path, clock):
+    """Over ZeroMQ, until the receiver listens again."""
     with zmq.Context() as context:
         inbox = Inbox(context, f"ipc://{tmp_path}/inbox", TokenBatch | KeepAlive)
         lanes = []
@@ -193,11 +194,11 @@ def test_a_lane_whose_receiver_cannot_be_reached_is_told(tmp_path, clock):
 
         outbox = Outbox("engine", 7, open_lane, clock, structlog.get_logger())
         outbox.connect(inbox.address)
-        later(outbox, clock, 2 * CUT_OFF_SECONDS)
+        advance(outbox, clock, 2 * CUT_OFF_SECONDS)
         assert outbox.cut_off == []
         inbox.close()
         until(lambda: not lanes[0].ready())
-        later(outbox, clock, CUT_OFF_SECONDS)
+        advance(outbox, clock, CUT_OFF_SECONDS)
         assert outbox.cut_off == [inbox.address]
         inbox = Inbox(context, inbox.address, TokenBatch | KeepAlive)
         connected(lanes[0])
@@ -207,79 +208,79 @@ def test_a_lane_whose_receiver_cannot_be_reached_is_told(tmp_path, clock):
         inbox.close()
 
 
-def test_a_lane_that_is_cut_off_stays_told_while_no_request_uses_it(outbox, receiver, clock):
+def test_a_lane_that_is_cut_off_is_reported_for_a_while_after_its_last_request(outbox, receiver, clock):
     outbox.connect(A)
     outbox.disconnect(A)
     receiver.lanes[A].full = True
-    later(outbox, clock, 2 * LANE_FORGET_SECONDS)
+    advance(outbox, clock, 2 * LANE_FORGET_SECONDS)
     assert outbox.cut_off == [A]
     assert not receiver.lanes[A].closed
-    later(outbox, clock, CUT_OFF_FORGET_SECONDS)
+    advance(outbox, clock, CUT_OFF_FORGET_SECONDS)
     assert outbox.cut_off == []
     assert receiver.lanes[A].closed
 
 
-def test_what_waits_flows_while_its_lane_takes_something_now_and_then(outbox, receiver, clock):
+def test_an_outbox_is_flowing_while_its_lane_accepts_messages(outbox, receiver, clock):
     outbox.connect(A)
     outbox.connect(B)
     assert not outbox.flowing(3.0)
     lane = receiver.lanes[A]
     lane.full = True
     outbox.put(A, [row(0, 1)])
-    later(outbox, clock, 2)
+    advance(outbox, clock, 2)
     assert outbox.flowing(3.0)
-    later(outbox, clock, 1)
+    advance(outbox, clock, 1)
     assert outbox.waiting
     assert not outbox.flowing(3.0)
     lane.full = False
-    later(outbox, clock, 1)
+    advance(outbox, clock, 1)
     assert outbox.flowing(3.0)
     outbox.flush()
     assert not outbox.flowing(3.0)
 
 
-def test_a_lane_that_nobody_uses_is_closed_after_a_while(outbox, receiver, clock):
+def test_an_unused_lane_is_closed_after_a_while(outbox, receiver, clock):
     outbox.connect(A)
-    later(outbox, clock, 2 * LANE_FORGET_SECONDS)
+    advance(outbox, clock, 2 * LANE_FORGET_SECONDS)
     lane = receiver.lanes[A]
     assert not lane.closed
     outbox.disconnect(A)
-    later(outbox, clock, LANE_FORGET_SECONDS - 2)
+    advance(outbox, clock, LANE_FORGET_SECONDS - 2)
     assert not lane.closed
-    later(outbox, clock, 2)
+    advance(outbox, clock, 2)
     assert lane.closed
     outbox.connect(A)
     assert receiver.lanes[A] is not lane
 
 
-def test_what_a_dead_lane_holds_is_given_up_and_counted(outbox, receiver, clock):
+def test_rows_for_a_dead_lane_are_dropped_and_counted(outbox, receiver, clock):
     outbox.connect(A)
     outbox.open(A, OPENED)
     receiver.lanes[A].full = True
     outbox.put(A, [row(0, 1, 2)])
     outbox.put(A, [row(0, 3, sequence=1)])
-    later(outbox, clock, LANE_FORGET_SECONDS - 2)
+    advance(outbox, clock, LANE_FORGET_SECONDS - 2)
     assert outbox.lost == 0
-    later(outbox, clock, 3)
+    advance(outbox, clock, 3)
     assert outbox.lost == 2
     assert not outbox.waiting
 
 
-def test_a_lane_that_moves_again_in_time_loses_nothing(outbox, receiver, clock):
+def test_a_lane_that_accepts_messages_again_in_time_loses_nothing(outbox, receiver, clock):
     outbox.connect(A)
     outbox.put(A, [row(0, 1)])
     lane = receiver.lanes[A]
     for _ in range(3):
         lane.full = True
-        later(outbox, clock, LANE_FORGET_SECONDS - 5)
+        advance(outbox, clock, LANE_FORGET_SECONDS - 5)
         lane.full = False
-        later(outbox, clock, 2)
+        advance(outbox, clock, 2)
     outbox.flush()
     assert outbox.lost == 0
     assert lane.messages[-1].tokens == [1]
 
 
-def test_closing_counts_what_did_not_go_out(outbox, receiver):
+def test_closing_counts_rows_that_were_not_sent(outbox, receiver):
     outbox.connect(A)
     receiver.lanes[A].full = True
     outbox.put(A, [row(0, 1)])
@@ -288,7 +289,7 @@ def test_closing_counts_what_did_not_go_out(outbox, receiver):
     assert receiver.lanes[A].closed
 
 
-def test_lanes_are_bounded_and_idle_ones_make_room(outbox, receiver, monkeypatch):
+def test_the_number_of_lanes_is_limited_and_idle_ones_are_closed_first(outbox, receiver, monkeypatch):
     monkeypatch.setattr("engine_worker.ringside.outbox.MAX_LANES", 2)
     outbox.connect("mem://1")
     outbox.connect("mem://2")
@@ -301,8 +302,8 @@ def test_lanes_are_bounded_and_idle_ones_make_room(outbox, receiver, monkeypatch
     assert not receiver.lanes["mem://2"].closed
 
 
-def test_a_prompt_goes_before_its_tokens(outbox, receiver):
-    """Also where it takes several messages."""
+def test_prompt_log_probabilities_are_sent_before_the_first_tokens(outbox, receiver):
+    """Even if they take several messages."""
     outbox.connect(A)
     outbox.open(A, OPENED)
     size, count = PART_ROWS, 2 * TOKENS_PER_MESSAGE // PART_ROWS + 1

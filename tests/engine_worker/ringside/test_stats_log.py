@@ -1,4 +1,4 @@
-"""The journal between the engine and those who tell of it."""
+"""The log of statistics, its readers, and the thread that calls a user's function."""
 
 import json
 import sys
@@ -24,73 +24,73 @@ def step_of(iteration: int, *requests: RequestStats) -> Report:
     return Report(StepStats(iteration=iteration), list(requests))
 
 
-def iterations(news) -> list[int]:
-    return [step.iteration for step in news.steps]
+def iterations(new) -> list[int]:
+    return [step.iteration for step in new.steps]
 
 
-def test_each_reader_has_its_own_pace():
+def test_each_reader_has_its_own_position():
     stats_log = StatsLog()
     stats_log.append(step_of(1))
-    late = stats_log.cursor()
+    second_reader = stats_log.cursor()
     stats_log.append(step_of(2, request_of(1, 1)))
     stats_log.append(Report(None, [request_of(2, 1)]))
     first = stats_log.since(START)
     assert iterations(first) == [1, 2]
     assert [request.request for request in first.requests] == [1, 2]
-    assert iterations(stats_log.since(late)) == [2]
+    assert iterations(stats_log.since(second_reader)) == [2]
     assert stats_log.since(first.cursor) == ([], [], first.cursor, START)
 
 
-def test_every_report_of_a_request_is_there_and_which_is_the_latest():
+def test_a_reader_gets_every_report_of_a_request_and_the_latest_one():
     stats_log = StatsLog()
     for tokens in range(1, 4):
         stats_log.append(step_of(tokens, request_of(7, tokens), request_of(8, 9)))
-    news = stats_log.since(START)
-    assert [request.generated_tokens for request in news.requests] == [1, 9, 2, 9, 3, 9]
-    assert [(request.request, request.generated_tokens) for request in news.latest_requests] == [(7, 3), (8, 9)]
+    new = stats_log.since(START)
+    assert [request.generated_tokens for request in new.requests] == [1, 9, 2, 9, 3, 9]
+    assert [(request.request, request.generated_tokens) for request in new.latest_requests] == [(7, 3), (8, 9)]
 
 
-def test_a_slow_reader_loses_the_oldest_and_learns_how_many():
+def test_a_slow_reader_loses_the_oldest_reports_and_gets_their_number():
     stats_log = StatsLog(capacity=3)
     for iteration in range(1, 6):
         stats_log.append(step_of(iteration, request_of(iteration, 1)))
     stats_log.append(Report(None, [request_of(6, 1)]))
-    news = stats_log.since(START)
-    assert (iterations(news), news.lost) == ([3, 4, 5], Cursor(steps=2, requests=3))
-    assert [request.request for request in news.requests] == [4, 5, 6]
-    assert stats_log.since(news.cursor).lost == START
+    new = stats_log.since(START)
+    assert (iterations(new), new.lost) == ([3, 4, 5], Cursor(steps=2, requests=3))
+    assert [request.request for request in new.requests] == [4, 5, 6]
+    assert stats_log.since(new.cursor).lost == START
 
 
-def test_a_reader_in_another_thread_misses_nothing():
-    stats_log, count, seen = StatsLog(capacity=10_000), 5000, []
+def test_a_reader_in_another_thread_gets_every_step():
+    stats_log, count, received = StatsLog(capacity=10_000), 5000, []
 
     def read() -> None:
         cursor = START
-        while len(seen) < count:
-            news = stats_log.since(cursor)
-            cursor = news.cursor
-            seen.extend(iterations(news))
+        while len(received) < count:
+            new = stats_log.since(cursor)
+            cursor = new.cursor
+            received.extend(iterations(new))
 
     reader = threading.Thread(target=read)
     reader.start()
     for iteration in range(count):
         stats_log.append(step_of(iteration))
     reader.join(PATIENCE)
-    assert seen == list(range(count))
+    assert received == list(range(count))
 
 
 class Recorder:
-    """A user's function that remembers, and can fail."""
+    """A user's function that records its calls, and can raise. `complete` is set after `expected` calls."""
 
-    def __init__(self, wanted: int, fails: bool = False) -> None:
+    def __init__(self, expected: int, fails: bool = False) -> None:
         self.texts: list[str] = []
         self.complete = threading.Event()
-        self._wanted = wanted
+        self._expected = expected
         self._fails = fails
 
     def __call__(self, text: str) -> None:
         self.texts.append(text)
-        if len(self.texts) >= self._wanted:
+        if len(self.texts) >= self._expected:
             self.complete.set()
         if self._fails:
             raise RuntimeError("the user's function")
@@ -106,12 +106,12 @@ def test_a_function_gets_json_and_may_raise(fails):
     stats_log.append(step_of(2, request_of(7, 3)))
     assert recorder.complete.wait(PATIENCE)
     callback.stop()
-    found = [json.loads(text) for text in recorder.texts]
-    assert {(each["type"], each["engine_id"]) for each in found} == {("step", "e"), ("request", "e")}
-    assert {each["model_version"] for each in found if each["type"] == "step"} == {"v1"}
-    assert {each["draining"] for each in found if each["type"] == "step"} == {True}
-    assert sorted(each["iteration"] for each in found if each["type"] == "step") == [1, 2]
-    assert [each["generated_tokens"] for each in found if each["type"] == "request"] == [3]
+    reports = [json.loads(text) for text in recorder.texts]
+    assert {(report["type"], report["engine_id"]) for report in reports} == {("step", "e"), ("request", "e")}
+    steps = [report for report in reports if report["type"] == "step"]
+    assert {(step["model_version"], step["draining"]) for step in steps} == {("v1", True)}
+    assert sorted(step["iteration"] for step in steps) == [1, 2]
+    assert [report["generated_tokens"] for report in reports if report["type"] == "request"] == [3]
     assert callback.errors == (3 if fails else 0)
     assert len(logs) == (1 if fails else 0)
 
@@ -120,7 +120,7 @@ def drop(_, __, event):
     raise structlog.DropEvent
 
 
-def test_a_function_gets_each_report_of_a_request():
+def test_a_function_gets_every_report_of_a_request():
     stats_log, recorder = StatsLog(), Recorder(4)
     callback = StatsCallback(recorder, SOURCE, lambda: False, stats_log, structlog.get_logger())
     for tokens in range(4):
@@ -131,7 +131,7 @@ def test_a_function_gets_each_report_of_a_request():
     assert [json.loads(text)["generated_tokens"] for text in recorder.texts] == [0, 1, 2, 3]
 
 
-def test_what_is_left_is_reported_at_the_end():
+def test_remaining_reports_are_delivered_at_the_end():
     stats_log, recorder = StatsLog(), Recorder(1)
     callback = StatsCallback(recorder, SOURCE, lambda: False, stats_log, structlog.get_logger())
     callback.start()
@@ -140,13 +140,13 @@ def test_what_is_left_is_reported_at_the_end():
     assert len(recorder.texts) == 1
 
 
-def test_a_slow_function_misses_the_oldest_and_they_are_counted():
-    stats_log, go, recorder = StatsLog(capacity=2), threading.Event(), Recorder(5)
+def test_reports_lost_by_a_slow_function_are_counted():
+    stats_log, go_on, recorder = StatsLog(capacity=2), threading.Event(), Recorder(5)
     busy = threading.Event()
 
     def slow(text: str) -> None:
         busy.set()
-        go.wait(PATIENCE)
+        go_on.wait(PATIENCE)
         recorder(text)
 
     callback = StatsCallback(slow, SOURCE, lambda: False, stats_log, structlog.get_logger())
@@ -155,24 +155,24 @@ def test_a_slow_function_misses_the_oldest_and_they_are_counted():
     assert busy.wait(PATIENCE)
     for iteration in range(2, 7):
         stats_log.append(step_of(iteration, request_of(iteration, 1), request_of(iteration, 2)))
-    go.set()
+    go_on.set()
     assert recorder.complete.wait(PATIENCE)
     callback.stop()
-    found = [json.loads(text) for text in recorder.texts]
-    assert [each["iteration"] for each in found if each["type"] == "step"] == [1, 5, 6]
-    assert [each["generated_tokens"] for each in found if each["type"] == "request"] == [1, 2]
+    reports = [json.loads(text) for text in recorder.texts]
+    assert [report["iteration"] for report in reports if report["type"] == "step"] == [1, 5, 6]
+    assert [report["generated_tokens"] for report in reports if report["type"] == "request"] == [1, 2]
     assert (callback.lost_steps, callback.lost_requests) == (3, 8)
 
 
 @pytest.mark.parametrize("name", ["json", "json:", ":dumps", "no_such_module:f", "json:nothing", "json:__name__"])
-def test_a_wrong_name_is_reported(name):
+def test_an_invalid_name_is_refused(name):
     with pytest.raises(ValueError, match="stats_callback: "):
         find_function(name)
 
 
 def test_a_function_in_the_working_directory_is_found(tmp_path, monkeypatch):
-    (tmp_path / "my_statistics.py").write_text("def take(text): return text\n")
+    (tmp_path / "my_statistics.py").write_text("def echo(text): return text\n")
     monkeypatch.chdir(tmp_path)
-    assert find_function("my_statistics:take")("x") == "x"
+    assert find_function("my_statistics:echo")("x") == "x"
     assert str(tmp_path) not in sys.path
     sys.modules.pop("my_statistics")

@@ -1,4 +1,4 @@
-"""Rows of tensors to several routers, over lanes that are full and lanes that are dead."""
+"""Rows of tensors for several routers, over full and dead lanes."""
 
 import pytest
 import structlog
@@ -42,26 +42,26 @@ def batches(receiver: Receiver, address: str) -> list[TensorBatch]:
 
 
 @given(st.lists(st.integers(1, 400), max_size=20), st.lists(st.booleans(), min_size=20, max_size=20))
-def test_all_rows_arrive_in_order_in_bounded_messages(counts, full):
-    receiver, at = Receiver(), 0
+def test_all_rows_arrive_in_order_in_messages_of_limited_size(counts, full):
+    receiver, position = Receiver(), 0
     outbox = make(receiver, Clock())
     outbox.connect(A)
     for count, is_full in zip(counts, full, strict=False):
         receiver.lanes[A].full = is_full
-        outbox.put(A, tensor_rows(at, at + count, width=1000))
-        at += count
+        outbox.put(A, tensor_rows(position, position + count, width=1000))
+        position += count
         outbox.flush()
         assert bool(outbox.waiting) is is_full
         assert outbox.room(A) == max(0, BUFFER - outbox.waiting)
     receiver.lanes[A].full = False
     outbox.flush()
     sent = batches(receiver, A)
-    assert first_values([part for batch in sent for part in batch.parts]) == list(range(at))
+    assert first_values([part for batch in sent for part in batch.parts]) == list(range(position))
     assert all(sum(len(part.data) for part in batch.parts) <= PART_BYTES for batch in sent)
     assert (outbox.waiting, outbox.room(A)) == (0, BUFFER)
 
 
-def test_a_full_lane_holds_up_its_own_router_only(outbox, receiver):
+def test_a_full_lane_delays_only_its_own_router(outbox, receiver):
     outbox.connect(A)
     outbox.connect(B)
     receiver.lanes[A].full = True
@@ -100,7 +100,7 @@ def test_rows_for_a_dead_router_are_dropped_and_counted(outbox, receiver, clock)
         outbox.tick()
     assert (outbox.waiting, outbox.lost) == (0, 24)
     assert [entry["event"] for entry in logs] == ["tensors_lost"]
-    # A request still uses it.
+    # The lane stays open, because a request still uses it.
     assert not receiver.lanes[A].closed
 
 
@@ -117,7 +117,7 @@ def test_an_unused_lane_is_closed_after_a_while(outbox, receiver, clock):
     assert receiver.lanes[A].closed
 
 
-def test_keep_alives_show_that_rows_were_lost(outbox, receiver, clock):
+def test_keep_alives_are_sent_at_their_interval(outbox, receiver, clock):
     outbox.connect(A)
     for _ in range(3):
         outbox.tick()
@@ -125,7 +125,7 @@ def test_keep_alives_show_that_rows_were_lost(outbox, receiver, clock):
     assert receiver.lanes[A].messages == [KeepAlive("engine", 7)] * 2
 
 
-def test_lanes_are_bounded(outbox):
+def test_the_number_of_lanes_is_limited(outbox):
     for i in range(MAX_LANES):
         outbox.connect(f"mem://{i}")
     with pytest.raises(ValueError, match="256 lanes are in use"):
@@ -134,7 +134,7 @@ def test_lanes_are_bounded(outbox):
         make(Receiver(), Clock()).connect("not an address")
 
 
-def test_closing_drops_what_waits(outbox, receiver):
+def test_closing_drops_waiting_rows(outbox, receiver):
     outbox.connect(A)
     receiver.lanes[A].full = True
     outbox.put(A, tensor_rows(0, 2))

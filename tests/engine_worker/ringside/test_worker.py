@@ -46,14 +46,14 @@ def test_a_request_goes_in_and_rows_come_out(start, runner, overlap):
     ends = {row.request: row.end.fault and row.end.fault.code for row in world.rows if row.end is not None}
     assert ends == {1: None, 2: "CONTEXT_OVERFLOW"}
     assert {opened.router for opened in world.opens} == {world.router.address}
-    world.read(lambda: world.pulses)
+    world.read(lambda: world.keep_alives)
 
 
-def test_a_call_is_answered_idle_and_between_two_steps(start, runner):
+def test_a_call_is_answered_while_idle_and_between_two_steps(start, runner):
     world = start()
     world.hello()
     world.heartbeats(bool)
-    # Idle: soon, and not at the next heartbeat.
+    # While idle, calls are answered soon, not with the next heartbeat.
     for number in (1, 2):
         assert world.lane.send(Call(world.worker.epoch, number, world.router.address, MethodCall("echo", "[5]")))
         world.heartbeats(lambda _, number=number: len(world.answers) == number)
@@ -100,9 +100,10 @@ def test_a_blocked_step_loses_readiness_soon_and_liveness_late(start, runner, mo
     go_on.set()
 
 
-def test_a_lost_device_ends_the_process_and_no_request(start, runner, monkeypatch):
-    ended = []
-    monkeypatch.setattr(threading, "excepthook", ended.append)
+def test_a_lost_device_ends_the_process_without_ending_its_requests(start, runner, monkeypatch):
+    """The routers then retry the requests elsewhere."""
+    exceptions = []
+    monkeypatch.setattr(threading, "excepthook", exceptions.append)
     with capture_logs() as logs:
         entered, go_on = stall(runner)
         world = start()
@@ -112,7 +113,7 @@ def test_a_lost_device_ends_the_process_and_no_request(start, runner, monkeypatc
         go_on.set()
         world.thread.join(LIMIT)
     assert not world.thread.is_alive()
-    assert [failure.exc_type for failure in ended] == [DeviceLostError]
+    assert [exception.exc_type for exception in exceptions] == [DeviceLostError]
     assert [line["event"] for line in logs] == ["step_failed", "device_lost", "stopped"]
     assert {"event": "device_lost", "log_level": "error", "error": "the device answers no more", "requests": 1} in logs
     world.detokenizer.wait(0.2)
@@ -128,7 +129,7 @@ def test_a_request_resumes(start):
     assert (world.rows[0].offset, [token for row in world.rows for token in row.tokens]) == (5, expected[5:])
 
 
-def test_noise_on_the_inbox_is_dropped(start):
+def test_malformed_frames_in_the_inbox_are_dropped(start):
     world = start()
     noise = world.context.socket(zmq.PUSH)
     noise.connect(world.worker.address)
@@ -140,7 +141,7 @@ def test_noise_on_the_inbox_is_dropped(start):
     noise.close(linger=0)
 
 
-def test_a_bad_address_affects_no_other_router(start):
+def test_an_invalid_address_affects_no_other_router(start):
     world = start()
     assert world.lane.send(Hello("router-1", "nonsense"))
     world.hello()

@@ -1,4 +1,4 @@
-"""A worker on real lanes, with a runner that has no model, and a router and a detokenizer to talk to it."""
+"""A worker on real lanes with a scripted runner, and the inboxes of a router and a detokenizer."""
 
 import threading
 import time
@@ -25,7 +25,7 @@ from tests.fakes.runner import ScriptedRunner
 from tests.fakes.scripted_tokens import VOCAB
 
 LIMIT = 60.0
-"""Seconds for what must happen."""
+"""Seconds after which a test that waits for something fails."""
 
 CHECKPOINT = Checkpoint(
     path=Path("nowhere"),
@@ -40,20 +40,20 @@ FINGERPRINT = fingerprint(CHECKPOINT, "checkpoint", "none", ())
 
 
 class World:
-    """A worker in a thread, and a router and a detokenizer to talk to it."""
+    """A worker in a thread, and the inboxes of a router and a detokenizer that talk to it."""
 
     def __init__(self, folder: Path, runner: ScriptedRunner, **settings) -> None:
         self.context = zmq.Context()
         self.router = Inbox(self.context, f"ipc://{folder}/router", EngineHeartbeat | CallAnswer)
         self.detokenizer = Inbox(self.context, f"ipc://{folder}/detokenizer", TokenBatch | KeepAlive)
         self.port = settings.get("metrics_port")
-        given = EngineSettings(model="nowhere", id="engine-0", listen=f"ipc://{folder}/engine", **settings)
-        self.worker = Worker(given, CHECKPOINT, runner, structlog.get_logger())
+        engine_settings = EngineSettings(model="nowhere", id="engine-0", listen=f"ipc://{folder}/engine", **settings)
+        self.worker = Worker(engine_settings, CHECKPOINT, runner, structlog.get_logger())
         self.lane = connected(Lane(self.context, self.worker.address))
         self.rows: list = []
         self.opens: list = []
         self.answers: list[CallAnswer] = []
-        self.pulses = 0
+        self.keep_alives = 0
         self.thread = threading.Thread(target=self.worker.serve, daemon=True)
         self.thread.start()
 
@@ -81,23 +81,24 @@ class World:
         assert self.lane.send(Hello("router-0", self.router.address, cache_known, epoch))
 
     def heartbeats(self, until) -> list[EngineHeartbeat]:
-        """Those that come, up to one that is as it is awaited."""
-        end, found = time.monotonic() + LIMIT, []
-        while not any(map(until, found)):
+        """Receive heartbeats until one satisfies `until`; returns all of them."""
+        end, received = time.monotonic() + LIMIT, []
+        while not any(map(until, received)):
             assert time.monotonic() < end
             self.router.wait(0.05)
             for message in self.router.receive():
-                (self.answers if isinstance(message, CallAnswer) else found).append(message)
-        return found
+                (self.answers if isinstance(message, CallAnswer) else received).append(message)
+        return received
 
     def read(self, until) -> None:
+        """Receive the detokenizer's messages until `until` is true."""
         end = time.monotonic() + LIMIT
         while not until():
             assert time.monotonic() < end
             self.detokenizer.wait(0.05)
             for message in self.detokenizer.receive():
                 if isinstance(message, KeepAlive):
-                    self.pulses += 1
+                    self.keep_alives += 1
                 else:
                     self.opens += message.opens
                     self.rows += rows_of(message)
@@ -118,7 +119,8 @@ class World:
 def stall(
     runner: ScriptedRunner, before_end: Callable[[], None] = lambda: None
 ) -> tuple[threading.Event, threading.Event]:
-    """(a step was entered, it may go on). `before_end` is called at the end of each step, in the worker's thread."""
+    """Block the runner's steps. Returns two events: a step was entered; steps may continue. `before_end` is called at
+    the end of each step, in the worker's thread."""
     entered, go_on = threading.Event(), threading.Event()
     run = runner.run
 

@@ -1,4 +1,4 @@
-"""A whole generation by hand-made steps, without an engine."""
+"""Generates whole outputs with a runner alone, without an engine."""
 
 from engine_worker.protocol import Runner
 from engine_worker.sampling.program import build_programs
@@ -18,7 +18,7 @@ class Sequence:
         self.computed = 0
 
     def slice(self, chunk: int) -> Slice:
-        """Its next tokens, at most `chunk`; draws where they reach the end."""
+        """The next tokens, at most `chunk`; with a draw if they reach the end."""
         tokens = self.prompt + self.output
         part = tokens[self.computed : self.computed + chunk]
         ends = self.computed + len(part) == len(tokens)
@@ -30,11 +30,11 @@ class Sequence:
 def generate(
     runner: Runner, prompts: list[list[int]], max_tokens: int, *, chunk: int = 1 << 20, **sampling: object
 ) -> list[list[int]]:
-    """All prompts together; block tables are woven into each other."""
-    each = runner.num_blocks // len(prompts)
+    """Generate for all prompts together; their block tables are interleaved."""
+    blocks_per_prompt = runner.num_blocks // len(prompts)
     params = SamplingParams(**sampling)
     sequences = [
-        Sequence(prompt, list(range(i, each * len(prompts), len(prompts)))[::-1], params)
+        Sequence(prompt, list(range(i, blocks_per_prompt * len(prompts), len(prompts)))[::-1], params)
         for i, prompt in enumerate(prompts)
     ]
     while live := [sequence for sequence in sequences if len(sequence.output) < max_tokens]:

@@ -18,7 +18,7 @@ from tests.fakes.tables import table_of
 VOCABULARY = 500
 HIDDEN_SIZE = 2
 VALUES = [[1.5, -2.0], [0.25, 0.0], [3.0, -0.125], [8.0, 1.0]]
-"""Exact in every type of tables."""
+"""Exactly representable in every dtype of tables."""
 TABLES = [
     PromptTables((table_of(torch.tensor(VALUES)),)),
     PromptTables((table_of(torch.tensor(VALUES[:3], dtype=torch.float16)), table_of(torch.tensor(VALUES[3:])))),
@@ -63,13 +63,13 @@ def test_generation_needs_all_rows():
     assert arrays.last_tokens is None
 
 
-def test_tables_begin_where_the_widest_window_does():
-    gone = 1 << 24
+def test_block_tables_start_at_the_widest_window():
+    unread = 1 << 24
     arrays = build_arrays(
         (
-            Slice([7, 8], 21, [gone, gone, gone, gone, 5, 2], (draw(0),)),
+            Slice([7, 8], 21, [unread, unread, unread, unread, 5, 2], (draw(0),)),
             Slice([4], 3, [1], (draw(0),)),
-            Slice([6, 6, 6, 6, 6], 9, [gone, 9, 8, 7], (draw(0),)),
+            Slice([6, 6, 6, 6, 6], 9, [unread, 9, 8, 7], (draw(0),)),
         ),
         4,
         6,
@@ -83,7 +83,7 @@ def test_tables_begin_where_the_widest_window_does():
 
 @st.composite
 def steps(draw):
-    """(slices, tokens_per_block, window): random lengths, tables with entries to spare, draws and followed draws."""
+    """(slices, tokens_per_block, window): random lengths, tables with spare entries, draws and followed draws."""
     size = draw(st.sampled_from([1, 3, 16]))
     window = draw(st.sampled_from([None, 1, 5, 20]))
     generation = draw(st.booleans())
@@ -110,23 +110,23 @@ def steps(draw):
     return slices, size, window
 
 
-def check_rows(arrays: StepArrays, laid: dict[int, list[float]]) -> None:
-    """`laid`: by token."""
+def check_rows(arrays: StepArrays, expected: dict[int, list[float]]) -> None:
+    """`expected`: rows of virtual tokens, by token."""
     if arrays.virtual_tokens is None:
-        assert not laid
+        assert not expected
         return
-    assert arrays.virtual_tokens.tolist() == list(laid)
-    assert arrays.virtual_rows.tolist() == list(laid.values())
+    assert arrays.virtual_tokens.tolist() == list(expected)
+    assert arrays.virtual_rows.tolist() == list(expected.values())
     assert (arrays.virtual_tokens.dtype, arrays.virtual_rows.dtype) == (np.int64, np.float32)
 
 
 @examples(300)
 @given(steps())
 def test_a_step_token_by_token(step):
-    """Against what each array means, in plain loops."""
+    """Each array agrees with its meaning, computed in plain loops."""
     slices, size, window = step
     arrays, work, token, row, draw = build_arrays(slices, size, window), StepDraws.of(slices), 0, 0, 0
-    rows, followed, draw_follows, kept, laid = [], [], {}, [], {}
+    rows, followed, draw_follows, kept, virtual_rows = [], [], {}, [], {}
     for i, part in enumerate(slices):
         first_seen = 0 if window is None else max(0, part.start - window + 1)
         skipped = first_seen // size
@@ -139,14 +139,14 @@ def test_a_step_token_by_token(step):
         assert not any(table[-(-length // size) :])
         for at, token_id in enumerate(part.tokens, part.start):
             if part.virtual is not None and token_id >= VOCABULARY:
-                laid[token] = row_of(part.virtual, token_id - VOCABULARY)
+                virtual_rows[token] = row_of(part.virtual, token_id - VOCABULARY)
                 token_id = 0
             assert (arrays.token_ids[token], arrays.positions[token]) == (token_id, at)
             assert arrays.slots[token] == part.block_table[at // size] * size + at % size
             token += 1
-        # For the prompt's log-probabilities first, then for each range of tensors; a token may be in several.
-        wanted = [(part.scored.start, len(part.scored.tokens))] if part.scored else []
-        for first, count in [*wanted, *((each.start, each.count) for each in part.kept)]:
+        # First for the prompt's log-probabilities, then for each range of tensors; a token may be in several ranges.
+        scored = [(part.scored.start, len(part.scored.tokens))] if part.scored else []
+        for first, count in [*scored, *((each.start, each.count) for each in part.kept)]:
             kept += [token - len(part.tokens) + at - part.start for at in range(first, first + count)]
         if part.follows is not None:
             followed.append((token - 1, part.follows))
@@ -162,7 +162,7 @@ def test_a_step_token_by_token(step):
     assert rows == (list(range(token)) if arrays.last_tokens is None else arrays.last_tokens.tolist())
     assert list(zip(arrays.follow_tokens.tolist(), arrays.follow_draws.tolist(), strict=True)) == followed
     assert kept == ([] if arrays.kept_tokens is None else arrays.kept_tokens.tolist())
-    check_rows(arrays, laid)
+    check_rows(arrays, virtual_rows)
     assert work.draws == [each for part in slices for each in part.draws]
     assert (work.num_rows, work.follows) == (row, draw_follows)
     assert arrays.max_query == max(len(part.tokens) for part in slices)
@@ -176,7 +176,7 @@ def test_a_step_token_by_token(step):
 
 @given(count=st.integers(1, 9), more=st.integers(0, 5))
 def test_padding(count, more):
-    """Rows that see nothing and are written nowhere, behind the real ones, which stay as they are."""
+    """Rows without context that are stored nowhere follow the real rows, which are unchanged."""
     arrays = build_arrays([Slice([7], 5 + i, [9, 8, 3 + i, 2], (draw(0),)) for i in range(count)], 4, None)
     padded = GenerationBuffers(20, 4, 4, torch.device("cpu")).pad(arrays, count + more)
     for name in ("token_ids", "positions", "slots", "block_tables", "context_lengths"):
@@ -191,7 +191,7 @@ def test_padding(count, more):
 
 @given(counts=st.lists(st.integers(1, 9), min_size=1, max_size=5), rows=st.integers(0, 3), more=st.integers(0, 5))
 def test_padding_of_a_step_with_context(counts, rows, more):
-    """Tokens of no sequence, and sequences without tokens, behind the real ones."""
+    """Tokens of no sequence, and sequences without tokens, follow the real ones."""
     arrays = build_arrays([Slice([7] * n, 5 + i, [9, 8, 3 + i, 2, 1], ()) for i, n in enumerate(counts)], 4, None)
     total = sum(counts)
     padded = ContextBuffers(100, len(counts) + rows, 4, 4, torch.device("cpu")).pad(arrays, total + more)
@@ -212,7 +212,7 @@ def positions_of(*slices: Slice) -> list:
 
 
 def test_positions_of_models_with_axes():
-    """An image of two lines of three at index 1; text behind it is three positions back."""
+    """An image of two lines of three rows is at index 1; text after it is three positions lower."""
     blocks, placed = list(range(4)), Positions([PlacedGrid(1, 6, 3)])
     plain = Slice([7, 8], 2, blocks)
     behind = Slice([7, 8], 9, blocks, positions=placed)
@@ -225,7 +225,7 @@ def test_positions_of_models_with_axes():
         [6, 7, 2, 2, 4, 2, 3],
         [6, 7, 2, 3, 4, 2, 3],
     ]
-    # Where keys and values go does not depend on them.
+    # The slots of keys and values do not depend on the positions.
     arrays = [build_arrays((part,), 4, None, axes=True) for part in (behind, Slice([7, 8], 9, blocks))]
     assert arrays[0].slots.tolist() == arrays[1].slots.tolist()
     assert arrays[0].context_lengths.tolist() == arrays[1].context_lengths.tolist()

@@ -1,4 +1,4 @@
-"""A call on rank 0, beside other ranks that answer when the test says so."""
+"""Method calls on rank 0, with other ranks whose answers the test controls."""
 
 import json
 import threading
@@ -15,7 +15,7 @@ from tests.engine_worker.models.checkpoints import CONFIGS, open_written, write_
 STEP = Step((Slice([1, 2], 0, [0], ()),))
 
 
-class Others:
+class FakeFollowers:
     def __init__(self) -> None:
         self.calls: list[MethodCall] = []
         self.answers: list[RankAnswer] | None = None
@@ -35,7 +35,7 @@ def alone(tmp_path_factory) -> ModelRunner:
     return load_runner(open_written(folder), RunnerConfig("cpu", kv_cache_tokens=256, threads=1), lambda *_: None)
 
 
-def test_a_single_rank_answers_at_once(alone):
+def test_a_single_rank_answers_immediately(alone):
     (answer,) = alone.call(MethodCall("memory")).poll()
     assert answer.rank == 0
     assert json.loads(answer.value)["kv_blocks"] == alone.num_blocks
@@ -49,8 +49,8 @@ def test_ranks_that_do_not_exist(alone):
     assert [answer.rank for answer in alone.call(MethodCall("ping", ranks=(7,))).poll()] == [7]
 
 
-def test_the_others_are_awaited(alone):
-    others = Others()
+def test_waits_for_the_other_ranks(alone):
+    others = FakeFollowers()
     runner = ModelRunner(alone._forward, followers=others)
     pending = runner.call(MethodCall("ping"))
     assert pending.poll() is None
@@ -59,7 +59,7 @@ def test_the_others_are_awaited(alone):
     assert others.calls == [MethodCall("ping")]
 
 
-def test_with_overlap_it_runs_after_the_steps_before_it(alone, monkeypatch):
+def test_with_overlap_a_method_runs_after_earlier_steps(alone, monkeypatch):
     forward, entered, go_on = alone._forward, threading.Event(), threading.Event()
     runner, logits = ModelRunner(forward, overlap=True), forward.logits
 

@@ -1,4 +1,4 @@
-"""A capture that fails: what CUDA leaves behind is put right, all ranks do without, and serving goes on."""
+"""Failed captures: CUDA's state is restored, all ranks serve without graphs, and serving continues."""
 
 from contextlib import contextmanager
 
@@ -24,14 +24,14 @@ PROMPTS = [[5, 6, 7, 8, 9], [12, 13], [14]]
 
 
 class Stream:
-    """Of CUDA."""
+    """A CUDA stream."""
 
     def wait_stream(self, other) -> None:
         pass
 
 
 class FakeCuda:
-    """As torch's: the end of a spoilt capture raises, and leaves the capture's stream and its memory pool in use."""
+    """As in torch, ending an invalidated capture raises, and leaves the capture's stream and memory pool in use."""
 
     def __init__(self, monkeypatch) -> None:
         self.before = self.current = Stream()
@@ -73,7 +73,7 @@ class FakeCuda:
 
 
 def failing(cuda: FakeCuda, error: Exception, run: int, *, spoils: bool = True):
-    """Work whose so-manieth run fails."""
+    """Work whose `run`-th run fails."""
     runs = []
 
     def work() -> None:
@@ -86,7 +86,7 @@ def failing(cuda: FakeCuda, error: Exception, run: int, *, spoils: bool = True):
 
 
 @pytest.mark.parametrize("spoils", [True, False])
-def test_a_failed_capture_is_reported_by_its_cause_and_leaves_nothing_behind(monkeypatch, spoils):
+def test_a_failed_capture_raises_its_cause_and_restores_the_state(monkeypatch, spoils):
     cuda = FakeCuda(monkeypatch)
     error = RuntimeError("CUDA error: operation not permitted when stream is capturing\nand much more")
     with pytest.raises(CaptureError, match=r"^CUDA error: operation not permitted when stream is capturing$"):
@@ -95,7 +95,7 @@ def test_a_failed_capture_is_reported_by_its_cause_and_leaves_nothing_behind(mon
     assert not cuda.pools
 
 
-def test_what_only_the_end_of_a_capture_notices(monkeypatch):
+def test_an_error_that_only_the_end_of_a_capture_raises(monkeypatch):
     cuda = FakeCuda(monkeypatch)
     with pytest.raises(CaptureError, match="a previous error during capture"):
         CudaCapture(CUDA)(lambda: setattr(cuda, "spoilt", True))
@@ -103,7 +103,7 @@ def test_what_only_the_end_of_a_capture_notices(monkeypatch):
     assert not cuda.pools
 
 
-def test_what_does_not_run_at_all_or_has_no_memory_is_another_matter(monkeypatch):
+def test_failing_work_and_lack_of_memory_raise_other_errors(monkeypatch):
     cuda = FakeCuda(monkeypatch)
     with pytest.raises(RuntimeError, match="wrong shapes") as caught:
         CudaCapture(CUDA)(failing(cuda, RuntimeError("wrong shapes"), WARM_UPS))
@@ -123,7 +123,7 @@ def test_a_capture_that_succeeds(monkeypatch):
 
 
 class Copying(PagedTorch):
-    """Copies a number to the device in each step, as modules do that know nothing of graphs."""
+    """Copies a number to the device in each step, as modules that were not written for graphs do."""
 
     def attend(self, query, *more):
         return super().attend(query * torch.tensor(1.0), *more)
@@ -131,7 +131,7 @@ class Copying(PagedTorch):
 
 @pytest.fixture
 def loaded(tmp_path, monkeypatch):
-    """As on a GPU, but for the GPU."""
+    """Loads as on a GPU, with a fake capture."""
     write_checkpoint(tmp_path, CONFIGS["qwen3, tied"])
     config = RunnerConfig("cpu", tokens_per_block=4, kv_cache_tokens=256, max_batch_size=5, max_tokens_per_step=64)
     warm_up, again = load.warm_up, []
@@ -155,7 +155,7 @@ def loaded(tmp_path, monkeypatch):
     return loaded
 
 
-def test_what_cannot_be_captured_is_served_without_graphs(loaded):
+def test_a_model_that_cannot_be_captured_is_served_without_graphs(loaded):
     expected = generate(loaded(PagedTorch)[0], PROMPTS, 8, temperature=0.0)
     runner, warnings, again = loaded(Copying)
     why = "none: the capture failed: operation not permitted when stream is capturing: aten::lift_fresh"
@@ -165,7 +165,7 @@ def test_what_cannot_be_captured_is_served_without_graphs(loaded):
     assert len(again) == 2
 
 
-def test_what_a_capture_gave_back_is_taken_again(loaded):
+def test_warms_up_again_after_the_captures(loaded):
     runner, warnings, again = loaded(PagedTorch)
     assert runner.choices["cuda_graphs"] == "4 up to 5 and 4 up to 64 with context"
     assert warnings == []
@@ -173,7 +173,7 @@ def test_what_a_capture_gave_back_is_taken_again(loaded):
 
 
 class Pair(Shard):
-    """One of two ranks; the other cannot capture the graph of this number."""
+    """One of two ranks; the other one fails to capture the graph with this number."""
 
     size = 2
 
@@ -187,7 +187,7 @@ class Pair(Shard):
 
 
 @torch.inference_mode()
-def test_ranks_give_up_at_the_same_graph():
+def test_all_ranks_fail_at_the_same_graph():
     def captured(capture, fails_at: int) -> list[int]:
         model, attention, cache = make("llama")
         pair = Pair(fails_at)

@@ -1,4 +1,4 @@
-"""Whether Triton can compile here, known before anything is compiled."""
+"""Detects, before anything is compiled, whether Triton can compile here."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from engine_worker.runner.config import RunnerConfig
 
 @pytest.fixture
 def equipped(monkeypatch, tmp_path):
-    """One with a compiler and headers."""
+    """A machine with a compiler and headers."""
     (tmp_path / "Python.h").touch()
     monkeypatch.delenv("CC", raising=False)
     monkeypatch.setattr(fusing.shutil, "which", lambda name: f"/usr/bin/{name}" if name == "gcc" else None)
@@ -38,7 +38,7 @@ def test_without_headers(equipped, tmp_path):
     assert "\n" not in found
 
 
-def test_a_gpu_engine_warns_of_it_once_before_its_trials(monkeypatch):
+def test_an_engine_on_a_gpu_warns_once_before_the_kernel_tests(monkeypatch):
     warned, gpu = [], torch.device("cuda", 0)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
     for absent in ("Triton needs a C compiler", None):

@@ -1,4 +1,4 @@
-"""A real engine writes the arrays of its steps: the right step's, within limits, and no error ends a step."""
+"""A real engine writes the arrays of each step, within limits, and errors of the file system end no step."""
 
 import itertools
 import shutil
@@ -24,7 +24,7 @@ def options(folder: Path, *names: str, **limits) -> DebugOptions:
 
 
 def read(folder: Path) -> list[dict[str, np.ndarray]]:
-    """Of the engine named e, in order."""
+    """The steps of the engine named e, in order."""
     steps = sorted((folder / "e").glob("iteration_*"), key=lambda path: int(path.name.partition("_")[2]))
     return [{path.stem: np.load(path, allow_pickle=False) for path in step.iterdir()} for step in steps]
 
@@ -37,7 +37,7 @@ def generate(settings: DebugOptions, prompts: list[list[int]], max_tokens: int, 
 
 @pytest.mark.parametrize("backend", ["torch", "openvino"])
 @pytest.mark.parametrize("overlap", [False, True], ids=["", "overlap"])
-def test_the_arrays_of_each_step_are_its_own(tmp_path, backend, overlap):
+def test_each_step_has_its_own_arrays(tmp_path, backend, overlap):
     if backend == "openvino":
         pytest.importorskip("openvino")
     (output,) = generate(options(tmp_path), [PROMPT], 5, overlap=overlap, backend=backend)
@@ -53,14 +53,14 @@ def test_the_arrays_of_each_step_are_its_own(tmp_path, backend, overlap):
     assert [each["logits"].argmax(-1).tolist() for each in (first, *others)] == [[token] for token in output]
 
 
-def test_with_two_ranks_the_first_writes(tmp_path):
+def test_with_two_ranks_rank_0_writes(tmp_path):
     (output,) = generate(options(tmp_path), [PROMPT], 3, tensor_parallel=2)
     found = read(tmp_path)
     assert [each["input_ids"].tolist() for each in found] == [PROMPT, [output[0]], [output[1]]]
     assert [each["logits"].argmax(-1).tolist() for each in found] == [[token] for token in output]
 
 
-def test_sequences_beside_each_other_and_chunks(tmp_path):
+def test_several_sequences_and_chunks(tmp_path):
     prompts = [PROMPT, PROMPT[:3]]
     one, other = generate(options(tmp_path), prompts, 3, max_tokens_per_step=16, max_batch_size=2)
     fed = {len(PROMPT): [*PROMPT, *one[:2]], 3: [*PROMPT[:3], *other[:2]]}
@@ -80,7 +80,7 @@ def test_the_newest_steps_are_kept(tmp_path):
     assert [step["sequence_length"].tolist() for step in read(tmp_path)] == [[24], [25]]
 
 
-def test_as_many_as_the_size_allows(tmp_path):
+def test_the_size_is_limited(tmp_path):
     row = 4 * 4096
     generate(options(tmp_path, "logits", debug_max_size=3 * row), [PROMPT], 6)
     assert len(read(tmp_path)) == 3
@@ -96,7 +96,7 @@ def test_the_steps_of_an_earlier_process_are_removed(tmp_path):
     assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.glob("*/*")) == ["e/notes", "f/iteration_7"]
 
 
-def test_an_error_ends_the_writing_and_no_request(tmp_path):
+def test_an_error_stops_the_writing_and_no_request(tmp_path):
     warnings = []
     debug = DebugTensors(options(tmp_path), "e", lambda *warning: warnings.append(warning))
     with closing(EngineHarness(tiny_model.path(), kv_cache_tokens=2048, debug=debug)) as engine:

@@ -1,4 +1,4 @@
-"""Whether a model gets kernels: they are right here, on every rank, or it goes on without."""
+"""A model gets fused kernels if they pass their tests on every rank, otherwise it runs without them."""
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ CPU = torch.device("cpu")
 
 
 def gumbel_max(*arguments):
-    """As good as torch's."""
+    """Equal to torch's."""
     return torch_gumbel_max(*arguments)
 
 
@@ -27,7 +27,7 @@ def other_gumbel_max(*arguments):
 
 
 def thresholds(*arguments):
-    """As good as torch's."""
+    """Equal to torch's."""
     return torch_thresholds(*arguments)
 
 
@@ -45,7 +45,7 @@ SAMPLING = SamplingKernels(gumbel_max, thresholds)
 
 
 def fused(kernels, sampling=SAMPLING, shard=UNSHARDED, dtype=torch.float32):
-    """What is said, whether the model computes by them, and what samples."""
+    """(summary, whether the model uses the kernels, sampling kernels)."""
     made = Fusible("qwen3, tied")
     found = fuse(made.model, made.model.config.heads, dtype, CPU, shard, lambda _: (kernels, sampling))
     return found.summary, made.model._kernels is kernels, found.sampling
@@ -53,7 +53,7 @@ def fused(kernels, sampling=SAMPLING, shard=UNSHARDED, dtype=torch.float32):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @torch.inference_mode()
-def test_they_are_right(dtype):
+def test_correct_kernels_are_used(dtype):
     assert fused(CountedKernels().kernels, dtype=dtype) == ("layers and sampling", True, SAMPLING)
 
 
@@ -68,15 +68,15 @@ def test_they_are_right(dtype):
     ],
 )
 @torch.inference_mode()
-def test_one_is_wrong(name, wrong, what):
-    said, computes, samples = fused(CountedKernels().kernels._replace(**{name: wrong}))
-    assert said.startswith(f"no: {what}")
-    assert not computes
-    assert samples is TORCH
+def test_a_wrong_kernel_is_rejected(name, wrong, what):
+    summary, used, sampling = fused(CountedKernels().kernels._replace(**{name: wrong}))
+    assert summary.startswith(f"no: {what}")
+    assert not used
+    assert sampling is TORCH
 
 
 @torch.inference_mode()
-def test_an_update_that_is_not_kept_is_wrong():
+def test_a_norm_that_does_not_update_its_input_is_rejected():
     kernels = CountedKernels().kernels
 
     def norm(x, update, weight, eps):
@@ -94,13 +94,13 @@ def test_an_update_that_is_not_kept_is_wrong():
     ],
 )
 @torch.inference_mode()
-def test_sampling_is_wrong(wrong, what):
+def test_a_wrong_sampling_kernel_is_rejected(wrong, what):
     found = fused(CountedKernels().kernels, SAMPLING._replace(**wrong))
     assert found == (f"no: in a test, {what}", False, TORCH)
 
 
 @torch.inference_mode()
-def test_what_a_compiler_says_is_why_not():
+def test_a_compiler_error_is_the_reason():
     def broken(x):
         raise RuntimeError("no C compiler\nand much more")
 
@@ -125,7 +125,7 @@ def test_all_ranks_or_none():
 
 
 @torch.inference_mode()
-def test_a_model_that_is_not_made_of_our_layers_gets_the_sampling():
+def test_a_model_of_transformers_gets_only_the_sampling_kernels():
     model = type("Adapter", (), {"config": Fusible("llama").model.config})()
     found = fuse(
         model, HeadShape(4, 2, 16), torch.float32, CPU, UNSHARDED, lambda _: (CountedKernels().kernels, SAMPLING)
@@ -133,13 +133,13 @@ def test_a_model_that_is_not_made_of_our_layers_gets_the_sampling():
     assert found == (SAMPLING, "sampling; the layers are transformers'")
 
 
-def test_a_cpu_has_none():
+def test_a_cpu_has_no_kernels():
     with pytest.raises(ValueError, match="the device is a CPU"):
         by_triton(CPU)
 
 
 @torch.inference_mode()
-def test_one_that_breaks_the_context_is_named_with_the_setting_without_it(monkeypatch):
+def test_a_kernel_that_breaks_the_context_is_named_with_the_setting_to_disable_it(monkeypatch):
     def broken(x):
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
@@ -149,7 +149,7 @@ def test_one_that_breaks_the_context_is_named_with_the_setting_without_it(monkey
 
 
 @torch.inference_mode()
-def test_they_can_be_switched_off():
+def test_kernels_can_be_disabled():
     made = Fusible("qwen3, tied")
     found = fuse(made.model, made.model.config.heads, torch.float32, CPU, UNSHARDED, none)
     assert found.summary == "no: fused_kernels = false"

@@ -1,4 +1,4 @@
-"""Steps replayed, with fake graphs."""
+"""Replayed steps, with fake graphs."""
 
 import gc
 import weakref
@@ -55,7 +55,7 @@ def make(
     overlap: bool = False,
     tokens: int = 0,
 ):
-    """A runner with graphs of up to `rows` sequences, and of steps with context of up to `tokens`; or with none."""
+    """A runner with graphs for up to `rows` sequences, and for steps with context of up to `tokens`; or without."""
     architecture = model_class(checkpoint.config)
     shape = architecture.read_config(checkpoint.config)
     backend = PagedTorch(shape.heads)
@@ -88,7 +88,7 @@ PROMPTS = [[5, 6, 7, 8, 9, 10, 11], [12, 13], [14], [15, 16, 17], [18, 19, 20, 2
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 5])
 @pytest.mark.parametrize("sampling", [{"temperature": 0.0}, {"seed": 3}], ids=str)
-def test_replayed_steps_give_what_eager_ones_give(checkpoint, count, sampling):
+def test_replayed_steps_equal_eager_ones(checkpoint, count, sampling):
     capture = FakeCapture()
     eager, replayed = make(checkpoint, None), make(checkpoint, capture)
     expected = generate(eager, PROMPTS[:count], 30, **sampling)
@@ -97,8 +97,8 @@ def test_replayed_steps_give_what_eager_ones_give(checkpoint, count, sampling):
     assert {1: 3, 2: 2, 3: 1, 4: 1, 5: 0}[count] == max(i for i, graph in enumerate(capture.graphs) if graph.replays)
 
 
-def test_a_loaded_runner_has_them(checkpoint, monkeypatch):
-    """As on a GPU, but for the GPU."""
+def test_a_loaded_runner_has_graphs(checkpoint, monkeypatch):
+    """Loaded as on a GPU, with a fake capture."""
     config = RunnerConfig("cpu", tokens_per_block=TOKENS_PER_BLOCK, kv_cache_tokens=256, max_batch_size=5)
     expected = generate(load_runner(checkpoint, config, lambda *_: None), PROMPTS[:3], 12, temperature=0.0)
     capture, progress = FakeCapture(), []
@@ -116,8 +116,8 @@ def test_a_loaded_runner_has_them(checkpoint, monkeypatch):
 
 @pytest.mark.parametrize("chunk", [1, 2, 3, 1 << 20])
 @pytest.mark.parametrize("count", [1, 3, 5])
-def test_replayed_steps_with_context_give_what_eager_ones_give(checkpoint, count, chunk):
-    """Prompts in chunks beside sequences that generate already, each in a graph that is larger."""
+def test_replayed_steps_with_context_equal_eager_ones(checkpoint, count, chunk):
+    """Chunks of prompts in steps with generating sequences, each padded to a larger graph."""
     capture = FakeCapture()
     eager, replayed = make(checkpoint, None), make(checkpoint, capture, tokens=64)
     expected = generate(eager, PROMPTS[:count], 12, chunk=chunk, temperature=0.0)
@@ -159,14 +159,14 @@ def test_all_in_one_step(checkpoint):
     assert sum(graph.replays for graph in capture.graphs) == 3
 
 
-def test_a_cpu_has_none(checkpoint):
+def test_a_cpu_has_no_graphs(checkpoint):
     runner = load_runner(checkpoint, RunnerConfig("cpu", kv_cache_tokens=256), lambda *_: None)
     assert runner.choices["cuda_graphs"] == "none: the device is a CPU"
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-def test_steps_that_follow_one_another_before_anybody_looks(checkpoint, overlap):
-    """Sizes change from step to step, tokens come from the step before."""
+def test_steps_that_are_launched_before_any_is_collected(checkpoint, overlap):
+    """The number of sequences changes from step to step; tokens come from the previous step."""
 
     def slices(step: int) -> Step:
         live = [i for i in range(5) if step < 4 + 3 * i]
@@ -190,7 +190,7 @@ def test_steps_that_follow_one_another_before_anybody_looks(checkpoint, overlap)
     assert sum(graph.replays for graph in capture.graphs) == 15
 
 
-def test_a_step_is_eager_where_no_graph_fits(checkpoint):
+def test_a_step_is_eager_if_no_graph_fits(checkpoint):
     capture = FakeCapture()
     runner = make(checkpoint, capture, rows=2, context=16)
     expected = generate(make(checkpoint, None), PROMPTS[:3], 8, temperature=0.0)
@@ -204,8 +204,8 @@ def test_a_step_is_eager_where_no_graph_fits(checkpoint):
     assert sum(graph.replays for graph in capture.graphs) == sum(width <= 4 for width in widths)
 
 
-def test_steps_that_want_layers_are_eager(checkpoint):
-    """Also of a batch that has a graph; the next step has it again."""
+def test_steps_with_output_layers_are_eager(checkpoint):
+    """Even if there is a graph for the batch, which the next step uses again."""
 
     def step(start: int, *names: str) -> Step:
         kept = (Kept(start, 1, names, True),) if names else ()
@@ -226,8 +226,8 @@ def test_steps_that_want_layers_are_eager(checkpoint):
     assert sum(graph.replays for graph in capture.graphs) == 3
 
 
-def test_padding_writes_nothing_and_leaves_nothing(checkpoint):
-    """A replay with padding changes the slots of its rows and no others, also after a larger one."""
+def test_padding_changes_no_slots(checkpoint):
+    """A replay with padding changes only the slots of its rows, also after a larger replay."""
     capture = FakeCapture()
     runner = make(checkpoint, capture, rows=8)
     blocks = runner._forward.cache._blocks
@@ -259,12 +259,12 @@ def test_sizes(batch, sizes):
     assert generation_sizes(batch) == sizes
 
 
-def test_a_very_large_batch_has_no_graph_of_its_own():
+def test_a_very_large_batch_has_no_graph():
     assert generation_sizes(4096)[-1] == LARGEST
     assert generation_sizes(4096) == sorted(set(generation_sizes(4096)))
 
 
-def test_from_the_largest_down_and_every_step_fits_the_smallest_that_holds_it():
+def test_captures_the_largest_first_and_uses_the_smallest_that_fits():
     sizes = []
 
     def compute(token_ids, positions, inputs):
@@ -297,7 +297,7 @@ def test_sizes_of_steps_with_context(tokens, sizes):
     assert context_sizes(tokens) == sizes
 
 
-def test_which_steps_with_context_have_a_graph():
+def test_which_steps_with_context_fit_a_graph():
     with torch.inference_mode():
         graphs = Graphs(
             lambda ids, *_: torch.zeros(len(ids), 2),
@@ -316,8 +316,8 @@ def test_which_steps_with_context_have_a_graph():
     assert graphs.fit(replace(arrays(2), adapters=np.array([1]))) is None
 
 
-def test_what_the_backend_prepared_lives_as_long_as_the_graphs():
-    """A graph knows addresses only."""
+def test_prepared_inputs_live_as_long_as_the_graphs():
+    """A graph only refers to their addresses."""
 
     class Forgetful:
         def __call__(self, work):

@@ -1,4 +1,4 @@
-"""Steps launched one after the other, before anybody looks at a result."""
+"""Steps that are launched before earlier ones are collected."""
 
 import pytest
 
@@ -32,9 +32,9 @@ def load(folder, overlap: bool):
 
 
 def one(i: int, output: list[int], step: int, follows: int | None) -> Slice:
-    """Sequence i's slice in a step, from the tokens that are known."""
+    """Sequence i's slice in a step, given its known tokens."""
     prompt, known = PROMPTS[i], len(output)
-    # A new one for each step does what the sequence's own would do.
+    # A new program per step behaves like one that is kept for the sequence.
     (program,) = build_programs(SAMPLINGS[i], prompt)
     draws = (Draw(SAMPLINGS[i], i, step, output, program),)
     if step == 0:
@@ -57,7 +57,7 @@ def collected_each(runner) -> list[list]:
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("behind", [1, STEPS])
 def test_a_slice_that_follows_a_draw_gets_its_token(folder, overlap, behind):
-    """Results are looked at so many steps later; the order of the sequences changes from step to step."""
+    """Results are collected `behind` steps later; the order of the sequences changes from step to step."""
     expected = collected_each(load(folder, overlap=False))
     runner = load(folder, overlap)
     outputs: list[list[int]] = [[] for _ in PROMPTS]
@@ -67,7 +67,7 @@ def test_a_slice_that_follows_a_draw_gets_its_token(folder, overlap, behind):
         if step < 2 or behind == 1:
             slices = [one(i, outputs[i], step, before.index(i) if step else None) for i in order]
         else:
-            # What a penalty has to see besides the token that follows must be known.
+            # Penalties need all tokens but the followed one, so skip the sequence that has penalties.
             order = [0, 2]
             slices = [one(i, outputs[i], step, before.index(i)) for i in order]
         launched.append((order, runner.launch(Step(tuple(slices)))))
@@ -81,7 +81,7 @@ def test_a_slice_that_follows_a_draw_gets_its_token(folder, overlap, behind):
         assert found == [right[i] for i in order]
 
 
-def test_what_is_appended_after_the_launch_changes_nothing(folder):
+def test_tokens_appended_after_the_launch_have_no_effect(folder):
     expected = collected_each(load(folder, overlap=False))
     runner = load(folder, overlap=True)
     output: list[int] = []
@@ -94,7 +94,7 @@ def test_what_is_appended_after_the_launch_changes_nothing(folder):
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-def test_after_a_failed_step_the_others_go_on(folder, overlap):
+def test_other_sequences_continue_after_a_failed_step(folder, overlap):
     expected = collected_each(load(folder, overlap=False))
     runner = load(folder, overlap)
     model = runner._forward.model
@@ -107,10 +107,10 @@ def test_after_a_failed_step_the_others_go_on(folder, overlap):
     first.collect()
     runner._forward.model = fail
     failed = runner.launch(Step((one(0, [], 1, 0),)))
-    built_on_it = runner.launch(Step((one(0, [], 2, 0), one(2, [], 0, None))))
+    dependent = runner.launch(Step((one(0, [], 2, 0), one(2, [], 0, None))))
     with pytest.raises(RuntimeError, match="out of memory"):
         failed.collect()
-    assert built_on_it.collect()[1] == expected[0][2]
+    assert dependent.collect()[1] == expected[0][2]
 
 
 def test_a_step_that_cannot_be_built_fails_alone(folder):
@@ -123,8 +123,8 @@ def test_a_step_that_cannot_be_built_fails_alone(folder):
     assert after.collect()[1] == expected[0][2]
 
 
-def test_filters_that_let_more_pass_than_was_looked_at_cost_the_step_a_second_look(folder, monkeypatch):
-    """As on CUDA: the first pass does not wait for the device. A kernel reads all scores: no second pass."""
+def test_a_step_with_too_few_candidates_is_sampled_again(folder, monkeypatch):
+    """As on CUDA, the first pass does not wait for the device. A kernel that reads all scores needs one pass."""
     monkeypatch.setattr(choose, "CANDIDATES", 16)
     wide = SamplingParams(seed=4, top_p=0.999, temperature=5.0, logprobs=1)
     first = Step((Slice(PROMPTS[0], 0, [0], (Draw(wide, 0, 0),)),))
@@ -136,12 +136,12 @@ def test_filters_that_let_more_pass_than_was_looked_at_cost_the_step_a_second_lo
         launched = [runner.launch(first), runner.launch(second)]
         return [step.collect() for step in launched]
 
-    looks = []
+    passes = []
     original = sampler.sample
-    monkeypatch.setattr(compute, "sample", lambda *a, **o: looks.append(o.get("widen", True)) or original(*a, **o))
+    monkeypatch.setattr(compute, "sample", lambda *a, **o: passes.append(o.get("widen", True)) or original(*a, **o))
     expected = run(waits=True)
     assert run(waits=False) == expected
-    assert looks == [True, True, False, True, False, True]
-    looks.clear()
+    assert passes == [True, True, False, True, False, True]
+    passes.clear()
     assert run(waits=False, kernels=TORCH._replace(thresholds=torch_thresholds)) == expected
-    assert looks == [False, False]
+    assert passes == [False, False]

@@ -1,4 +1,4 @@
-"""Whether the device still answers after a step that failed."""
+"""Checks of the device after a failed step."""
 
 import pytest
 
@@ -8,11 +8,11 @@ from engine_worker.runner.runner import ModelRunner
 from engine_worker.step import DeviceLostError
 from tests.engine_worker.models.checkpoints import CONFIGS, open_written, write_checkpoint
 
-SAID = "CUDA error: an illegal memory access was encountered"
+ERROR = "CUDA error: an illegal memory access was encountered"
 
 
-class Others:
-    """Others of a group."""
+class FakeFollowers:
+    """The other ranks of a group."""
 
     def __init__(self) -> None:
         self.lost: list[Exception] = []
@@ -31,22 +31,22 @@ def runner(tmp_path_factory):
     return load_runner(open_written(folder), RunnerConfig("cpu", kv_cache_tokens=256, threads=1), lambda *_: None)
 
 
-def test_a_device_that_answers(runner, monkeypatch):
-    asked = []
+def test_a_working_device(runner, monkeypatch):
+    checked = []
     runner.check()
-    monkeypatch.setattr("engine_worker.runner.torch_forward.synchronize", asked.append)
+    monkeypatch.setattr("engine_worker.runner.torch_forward.synchronize", checked.append)
     runner.check()
-    assert [device.type for device in asked] == ["cpu"]
+    assert [device.type for device in checked] == ["cpu"]
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-def test_a_device_that_does_not(runner, overlap, monkeypatch):
+def test_a_failed_device(runner, overlap, monkeypatch):
     def wait_for(device):
-        raise RuntimeError(f"{SAID}\nCUDA kernel errors might be reported at some other API call")
+        raise RuntimeError(f"{ERROR}\nCUDA kernel errors might be reported at some other API call")
 
-    ranks = Others()
+    ranks = FakeFollowers()
     lost = ModelRunner(runner._forward, overlap, ranks)
     monkeypatch.setattr("engine_worker.runner.torch_forward.synchronize", wait_for)
-    with pytest.raises(DeviceLostError, match=f"^cpu has failed: {SAID}$") as caught:
+    with pytest.raises(DeviceLostError, match=f"^cpu has failed: {ERROR}$") as caught:
         lost.check()
     assert ranks.lost == [caught.value]

@@ -31,7 +31,7 @@ def test_by_memory():
 
 
 def test_engines_that_share_the_memory():
-    """On a GPU it is the GPU's, elsewhere the machine's."""
+    """On a GPU they share the GPU's memory, otherwise the machine's."""
     together = {"engines_here": 4, "engines_per_gpu": 2}
     assert count(**together) == int((1 << 30) * 0.5 / 4) >> 16
     assert (
@@ -40,8 +40,8 @@ def test_engines_that_share_the_memory():
     assert count(**together, kv_cache_tokens=160) == 10
 
 
-def test_engines_of_one_gpu_get_equal_parts_whenever_they_look(monkeypatch):
-    """Each looks after it has loaded, which the other may have or not; the first has its KV cache by then."""
+def test_engines_of_one_gpu_get_equal_parts_in_any_order(monkeypatch):
+    """Each reads the free memory after loading, when the other engine may or may not have loaded or built its cache."""
     total, weights = 80 << 20, 16 << 20
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (0, total))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: weights)
@@ -53,7 +53,7 @@ def test_engines_of_one_gpu_get_equal_parts_whenever_they_look(monkeypatch):
         count(free=total, engines_per_gpu=8, device=CUDA)
 
 
-def test_the_lesser_counts_where_both_are_given():
+def test_the_smaller_limit_counts_if_both_are_set():
     assert count(kv_cache_tokens=160, kv_memory_fraction=0.5) == 10
     assert count(kv_cache_tokens=1 << 30, kv_memory_fraction=0.5) == 1 << 13
 
@@ -73,13 +73,13 @@ def test_no_more_than_the_batch_can_fill():
     assert count(max_context=100, max_batch_size=3, kv_memory_fraction=0.5) == 3 * 7
 
 
-def test_what_is_asked_for_in_tokens_may_outlast_the_batch():
-    """Blocks that nobody holds are cached prefixes."""
+def test_kv_cache_tokens_may_exceed_the_batch():
+    """Blocks beyond the batch keep cached prefixes."""
     assert count(max_context=100, max_batch_size=3, kv_cache_tokens=160 * 16) == 160
     assert count(max_context=100, max_batch_size=3, kv_cache_tokens=160 * 16, kv_memory_fraction=0.5) == 160
 
 
-def test_too_little_says_the_numbers():
+def test_errors_name_the_numbers():
     with pytest.raises(MemoryTooSmallError, match=r"kv_cache_tokens = 15 is less than one block of 16"):
         count(kv_cache_tokens=15)
     with pytest.raises(MemoryTooSmallError, match=r"2 MiB are free .* 50% .* block of 16 tokens takes 4\.00 MiB"):
@@ -112,12 +112,12 @@ def test_this_machine():
     assert free_memory(CPU) > 1 << 20
 
 
-def test_without_a_limit_the_machine_counts(container):
+def test_without_a_container_limit_the_machines_memory_counts(container):
     container(memory_max="max", memory_current="1000")
     assert free_memory(CPU) > 1 << 20
 
 
-def test_a_containers_limits_count(container):
+def test_a_containers_limit_counts(container):
     container(memory_max="5000", memory_current="1000")
     assert free_memory(CPU) == 4000
     container(memory_max="5000", memory_current="6000")

@@ -1,4 +1,4 @@
-"""Methods by name: what they return, and that nothing they do gets out."""
+"""Methods that are called by name: their results, and that their errors are contained."""
 
 import json
 import os
@@ -43,19 +43,19 @@ def raise_type_error(_: Rank):
     return len(3)
 
 
-OWN = (echo, add, fail, leave, return_bytes, return_much, raise_type_error)
+METHODS = (echo, add, fail, leave, return_bytes, return_much, raise_type_error)
 
 
 @pytest.fixture
 def methods() -> Methods:
-    plugins = [EntryPoint(method.__name__, f"{__name__}:{method.__name__}", GROUP) for method in OWN]
+    plugins = [EntryPoint(method.__name__, f"{__name__}:{method.__name__}", GROUP) for method in METHODS]
     plugins += [EntryPoint("gone", "no_such_package:method", GROUP), EntryPoint("ping", f"{__name__}:fail", GROUP)]
     cache = KVCache(2, 10, 4, 3, 8, torch.float32, CPU, num_host_blocks=5)
     return Methods(Rank(1, 2, CPU, None, cache), plugins)
 
 
 def call(methods: Methods, method: str, *args, **kwargs):
-    """The value. Raises what the answer says."""
+    """The returned value. Raises RuntimeError with the error of the answer."""
     answer = methods.answer(MethodCall(method, json.dumps(args), json.dumps(kwargs)))
     assert answer.rank == 1
     assert (answer.value is None) != (answer.error == "")
@@ -125,5 +125,5 @@ def test_a_long_error_is_cut(methods):
     assert len(str(error.value)) == MAX_ERROR_CHARS
 
 
-def test_arguments_that_are_no_json(methods):
+def test_invalid_json_arguments(methods):
     assert "JSONDecodeError" in methods.answer(MethodCall("ping", "[")).error

@@ -1,4 +1,4 @@
-"""How the host waits for what a GPU drew, with a fake of CUDA's events."""
+"""How the host waits for the results of a GPU, with a fake of CUDA's events."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from engine_worker.sampling.sampler import NO_PROGRAMS, Sampled
 
 @pytest.fixture
 def events(monkeypatch):
-    """The options of each event that is made."""
+    """The options of each event that was created."""
     made = []
 
     class Event:
@@ -28,7 +28,7 @@ def events(monkeypatch):
 @pytest.mark.parametrize(
     ("overlap", "flagged", "blocks"), [(True, False, True), (True, True, False), (False, False, False)]
 )
-def test_it_blocks_where_the_next_step_is_queued_and_nothing_waits_for_a_flag(events, overlap, flagged, blocks):
+def test_blocks_only_if_the_next_step_is_queued_before_the_wait(events, overlap, flagged, blocks):
     on_device = torch.empty(2, device="meta")
     StepResults(
         Sampled(on_device, on_device, None, on_device if flagged else None), [], NO_PROGRAMS, overlapped=overlap

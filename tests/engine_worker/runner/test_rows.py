@@ -1,5 +1,5 @@
-"""Logits of a prompt's positions take the memory of a block of rows, whatever the size of the chunk; so do
-those that are sent to a client."""
+"""Logits of a prompt's positions take the memory of one block of rows, whatever the size of the chunk; so do logits
+that are sent to a client."""
 
 import subprocess
 import sys

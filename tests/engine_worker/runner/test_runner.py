@@ -86,8 +86,8 @@ def test_seeded_samples_do_not_depend_on_the_batch(runner, prompts):
     ],
     ids=["this machine's", "MKL", "oneDNN", "exact", "inexact"],
 )
-def test_a_generation_step_has_the_same_bits_in_every_batch_where_claimed(prompts, libraries, expected, monkeypatch):
-    """Which of the real ones are batch invariant depends on the CPU; of the fakes one is on any, one on none."""
+def test_a_generation_step_has_the_same_bits_in_every_batch_if_claimed(prompts, libraries, expected, monkeypatch):
+    """Which real libraries are batch invariant depends on the CPU; of the fakes one always is, and one never."""
     monkeypatch.setattr("engine_worker.runner.load.Packer", lambda: Packer(libraries))
     config = RunnerConfig("cpu", attention="cpu", kv_cache_tokens=1024, threads=1)
     runner = load_runner(open_checkpoint(str(tiny_model.path())), config, lambda *_: None)
@@ -112,7 +112,7 @@ def test_a_generation_step_has_the_same_bits_in_every_batch_where_claimed(prompt
 
 
 def test_forks_share_the_context_and_copy_the_last_block(runner, prompts):
-    """n = 3 after one context: the copies go on alone."""
+    """n = 3 after one context; then each sequence continues alone."""
     prompt, sampling = prompts[4], SamplingParams(seed=9)
     draws = tuple(Draw(sampling, i, 0) for i in range(3))
     outputs = [[drawn.token] for drawn in runner.run(Step((Slice(prompt, 0, [0, 1], draws),)))]
@@ -134,7 +134,7 @@ def test_forks_share_the_context_and_copy_the_last_block(runner, prompts):
     assert outputs == single
 
 
-def test_the_window_is_that_of_the_layer_that_sees_most(tmp_path):
+def test_the_window_is_the_widest_of_any_layer(tmp_path):
     def window(name: str, *limits: int) -> int | None:
         write_checkpoint(tmp_path / name, CONFIGS[name])
         config = RunnerConfig("cpu", kv_cache_tokens=64, threads=1, max_attention_window=limits)
@@ -153,8 +153,8 @@ def test_no_draw_no_result(runner):
 
 
 @torch.inference_mode()
-def test_a_broken_sequence_leaves_its_neighbour_alone(runner, prompts):
-    """Not-a-numbers in one sequence's cache: that row faults, the other one does not notice."""
+def test_a_broken_sequence_does_not_affect_another(runner, prompts):
+    """NaN in one sequence's cache: its draw faults, the other sequence is unaffected."""
     prompt = prompts[3]
     draw = Draw(GREEDY, 0, 0)
     runner.run(Step((Slice(prompt, 0, [0, 1]), Slice(prompt, 0, [2, 3]))))
@@ -180,7 +180,7 @@ def test_a_cpu_serves_checkpoints_of_any_type_in_float32(tmp_path, prompts, dtyp
     assert generate(runner, [prompts[1]], NEW, temperature=0.0)[0] == out[0, len(prompts[1]) :].tolist()
 
 
-def test_options_that_do_not_fit(folder_and_model):
+def test_unsupported_options(folder_and_model):
     checkpoint = open_written(folder_and_model[0])
     if not torch.cuda.is_available():
         with pytest.raises(ValueError, match="no CUDA device"):

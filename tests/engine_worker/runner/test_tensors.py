@@ -1,4 +1,4 @@
-"""Functions of the operator that make tensors: which are accepted, and what a step gets from them."""
+"""The operator's functions for tensors: which are accepted, and the rows that they return in a step."""
 
 from types import SimpleNamespace
 
@@ -75,12 +75,12 @@ def test_sizes_of_rows():
         ("large", "8388609 bytes"),
     ],
 )
-def test_what_is_refused_at_the_start(name, message):
+def test_functions_that_are_rejected_at_the_start(name, message):
     with pytest.raises(ValueError, match=f"output_tensors: mine: .*{message}|output_tensors: mine .*{message}"):
         OutputTensors.of(FORWARD, {"mine": f"{HERE}:{name}"})
 
 
-def test_a_module_that_is_not_there():
+def test_a_missing_module():
     with pytest.raises(ValueError, match="output_tensors: mine: 'nowhere:f' cannot be used"):
         OutputTensors.of(FORWARD, {"mine": "nowhere:f"})
 
@@ -106,7 +106,7 @@ def test_rows_in_several_calls():
         ("hidden_states", 7, (1, 8), "bfloat16"),
         ("layers.1", 7, (1, 8), "bfloat16"),
     ]
-    # Copies: the memory of the step may have been used again.
+    # The rows are copies, since the memory of the step may be overwritten.
     assert found[0].data.tobytes() + found[4].data.tobytes() == expected.numpy().tobytes()
     assert found[1].data.tobytes() == expected[:2].topk(2).indices.int().numpy().tobytes()
 

@@ -15,7 +15,7 @@ from engine_worker.runner.batch import (
 )
 
 CPU = torch.device("cpu")
-SOME = st.lists(
+ARRAYS = st.lists(
     st.sampled_from(["int64", "int32", "float64", "float32", "bool"]).flatmap(
         lambda dtype: arrays_of.arrays(dtype, arrays_of.array_shapes(min_dims=1, max_dims=2, min_side=0, max_side=5))
     ),
@@ -23,8 +23,8 @@ SOME = st.lists(
 )
 
 
-@given(SOME)
-def test_packed_arrays_come_out_as_they_went_in(arrays):
+@given(ARRAYS)
+def test_packing_and_unpacking_changes_nothing(arrays):
     buffer = pack(arrays)
     for array, tensor in zip(arrays, unpack(buffer, arrays), strict=True):
         np.testing.assert_array_equal(tensor.numpy(), array)
@@ -32,8 +32,8 @@ def test_packed_arrays_come_out_as_they_went_in(arrays):
         assert (tensor.data_ptr() - buffer.data_ptr()) % ALIGNED == 0 or not array.size
 
 
-@given(SOME)
-def test_on_a_cpu_nothing_is_copied(arrays):
+@given(ARRAYS)
+def test_a_cpu_needs_no_copy(arrays):
     for array, tensor in zip(arrays, arrays_to_device(arrays, CPU), strict=True):
         np.testing.assert_array_equal(tensor.numpy(), array)
         assert not array.size or np.shares_memory(tensor.numpy(), array)

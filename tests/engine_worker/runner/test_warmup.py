@@ -61,7 +61,7 @@ def test_the_largest_step(batch, more, context, size):
 @pytest.mark.parametrize("backend", [CpuAttention, PagedTorch])
 @pytest.mark.parametrize("name", ["qwen3, tied", "qwen3, windowed", "llama"])
 @torch.inference_mode()
-def test_a_warm_up_computes_and_samples_it_with_and_without_filters(monkeypatch, name, backend):
+def test_a_warm_up_samples_with_and_without_filters(monkeypatch, name, backend):
     model, attention, cache = make(name, backend)
     seen = []
 
@@ -81,8 +81,8 @@ def test_a_warm_up_computes_and_samples_it_with_and_without_filters(monkeypatch,
     assert len(seen) == 2
 
 
-class Greedy:
-    """A model that asks for more than there is."""
+class OutOfMemoryModel:
+    """A model that runs out of memory."""
 
     graphs = True
     takes_embeds = True
@@ -102,15 +102,15 @@ def test_too_little_memory_is_reported_with_the_numbers(monkeypatch):
     with pytest.raises(
         MemoryTooSmallError, match=r"300 MiB .* max_tokens_per_step = 50 tokens and max_batch_size = 6 sequences"
     ):
-        warm_up(Greedy(model), cache(1), attention, CONFIG, 30)
+        warm_up(OutOfMemoryModel(model), cache(1), attention, CONFIG, 30)
     with pytest.raises(MemoryTooSmallError, match=r"300 MiB are free beside all else: .* max_batch_size = 6 sequences"):
-        warm_up(Greedy(model), cache(1), attention, CONFIG, 30, where="beside all else")
+        warm_up(OutOfMemoryModel(model), cache(1), attention, CONFIG, 30, where="beside all else")
     with pytest.raises(MemoryTooSmallError, match=r"300 MiB .* graphs of 6 sequences; lower kv_memory_fraction"):
-        capture_graphs(Greedy(model), cache(20), attention, CONFIG, 30, FakeCapture(), lambda *_: None)
+        capture_graphs(OutOfMemoryModel(model), cache(20), attention, CONFIG, 30, FakeCapture(), lambda *_: None)
 
 
 @torch.inference_mode()
-def test_graphs_hold_the_longest_table_there_can_be():
+def test_graphs_fit_the_longest_possible_table():
     def width(name: str, num_blocks: int, context: int) -> int:
         model, attention, cache = make(name)
         graphs, *_ = capture_graphs(
@@ -125,7 +125,7 @@ def test_graphs_hold_the_longest_table_there_can_be():
 
 
 @torch.inference_mode()
-def test_short_contexts_have_graphs_of_their_own(monkeypatch):
+def test_short_contexts_have_separate_graphs(monkeypatch):
     """A graph repeats the launches of its longest context."""
     monkeypatch.setattr(warmup, "LONG", 8)
     model, attention, cache = make("llama")
@@ -139,7 +139,7 @@ def test_short_contexts_have_graphs_of_their_own(monkeypatch):
     assert fitting(2, tokens=3) == [2]
 
 
-def test_why_there_are_no_graphs():
+def test_reasons_against_graphs():
     model, attention, _ = make("llama")
     assert graphs_refused(CONFIG, model, attention, CUDA) is None
     assert graphs_refused(CONFIG, model, attention, CPU) == "the device is a CPU"

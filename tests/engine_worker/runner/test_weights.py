@@ -53,7 +53,7 @@ def test_progress_ends_at_the_total(tmp_path):
     assert calls[-1] == (calls[0][1], calls[0][1])
 
 
-def test_derived_tensors_are_passed_over(tmp_path):
+def test_derived_tensors_are_ignored(tmp_path):
     write_checkpoint(tmp_path, TIED)
     expected = first_token(tmp_path)
 
@@ -78,7 +78,7 @@ def test_missing_and_unexpected_tensors_are_named(tmp_path):
     assert "unexpected: model.layers.0.mlp.extra.weight" in str(caught.value)
 
 
-def test_an_untied_head_is_needed(tmp_path):
+def test_an_untied_head_is_required(tmp_path):
     write_checkpoint(tmp_path, LLAMA)
     change(tmp_path, lambda tensors: tensors.pop("lm_head.weight"))
     with pytest.raises(CheckpointError, match=r"missing: lm_head\.weight"):
@@ -91,7 +91,7 @@ def test_long_lists_of_names_are_cut(tmp_path):
         load_weights(tmp_path, targets(**{f"w{i:02}": (1,) for i in range(100)}), lambda *_: None)
 
 
-def test_shapes_and_types_must_fit(tmp_path):
+def test_shapes_and_types_must_match(tmp_path):
     save_file({"w": torch.zeros(2, 3)}, tmp_path / "model.safetensors")
     with pytest.raises(CheckpointError, match=r"w has shape \[2, 3\], the model needs \[3, 2\]"):
         load_weights(tmp_path, targets(w=(3, 2)), lambda *_: None)
@@ -100,7 +100,7 @@ def test_shapes_and_types_must_fit(tmp_path):
         load_weights(tmp_path, targets(w=(2, 3)), lambda *_: None)
 
 
-def test_broken_and_absent_files(tmp_path):
+def test_broken_and_missing_files(tmp_path):
     with pytest.raises(CheckpointError, match=r"neither model\.safetensors nor"):
         load_weights(tmp_path, {}, lambda *_: None)
     index = tmp_path / "model.safetensors.index.json"
@@ -132,7 +132,7 @@ def test_random_weights_follow_their_seed(tmp_path):
 
 
 class Rank(Shard):
-    """One of two in this process; alone it computes nothing sensible."""
+    """One of two ranks; without the other its results are meaningless."""
 
     def __init__(self, rank: int) -> None:
         self.rank = rank
@@ -142,7 +142,7 @@ class Rank(Shard):
 @pytest.mark.parametrize("config", ["qwen3, tied", "llama, biased, linear rope", "qwen3 moe, half sparse, windowed"])
 @pytest.mark.parametrize("source", ["files", "random"])
 def test_each_rank_loads_its_shard(tmp_path, config, source):
-    """Put together the ranks' tensors are those that one rank alone has; each reports the whole checkpoint as done."""
+    """Together the ranks have the tensors of a single rank; each reports the whole checkpoint as done."""
     write_checkpoint(tmp_path, CONFIGS[config])
     checkpoint = open_written(tmp_path)
     found, progress = [], []

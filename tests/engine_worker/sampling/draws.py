@@ -1,4 +1,4 @@
-"""Draws with as little said as possible."""
+"""Helpers that build draws from few arguments, and sample them."""
 
 from collections.abc import Mapping, Sequence
 
@@ -32,11 +32,11 @@ def draw(
     return Draw(params, sequence, position, output, program, banned, candidates=candidates, proposal=proposal)
 
 
-NOBODY: Mapping[int, int] = {}
+NO_FOLLOWS: Mapping[int, int] = {}
 
 
 def sampled(logits: Tensor, rows: Sequence[int], draws: Sequence[Draw]) -> list[Drawn]:
-    """As plain data."""
+    """Sample, and return plain data."""
     return tensors(logits, rows, draws).results(draws)
 
 
@@ -44,22 +44,22 @@ def tensors(
     logits: Tensor,
     rows: Sequence[int],
     draws: Sequence[Draw],
-    follows: Mapping[int, int] = NOBODY,
+    follows: Mapping[int, int] = NO_FOLLOWS,
     before: Sequence[int] | None = None,
     *,
     widen: bool = True,
     kernels: SamplingKernels = TORCH,
 ) -> Sampled:
-    """As they come."""
+    """Sample, and return tensors."""
     plan = SamplingPlan.of(draws, rows, *logits.shape, follows)
     programs = plan.run_programs(logits, before)
     return sample(logits, to_device(plan, logits.device), programs, widen=widen, kernels=kernels)
 
 
 def edit(
-    scores: Tensor, draws: Sequence[Draw], follows: Mapping[int, int] = NOBODY, before: Sequence[int] | None = None
+    scores: Tensor, draws: Sequence[Draw], follows: Mapping[int, int] = NO_FOLLOWS, before: Sequence[int] | None = None
 ) -> None:
-    """In place."""
+    """Apply all edits of the draws in place; edits on the host and on a device must agree."""
     size = scores.shape[1]
     static = LogitEdits.of(draws, size)
     if static is not None:
@@ -75,5 +75,5 @@ def edit(
 
 
 def filtered(scores: Tensor, draws: Sequence[Draw], *, widen: bool = True) -> Chosen:
-    """Whatever the draws ask for."""
+    """Choose tokens with the filters of the draws."""
     return to_device(Filtered.of(draws), scores.device)(scores, widen=widen)

@@ -1,4 +1,4 @@
-"""The kernel of sampling by Triton's interpreter, on a CPU; `test_kernels` runs this in a process of its own."""
+"""Tests the sampling kernels with Triton's interpreter, on a CPU; `test_kernels` runs this file in a subprocess."""
 
 import pytest
 import torch
@@ -64,7 +64,7 @@ def exponential_of(bits, out, BITS: tl.constexpr, UNIT: tl.constexpr, WIDTH: tl.
     tl.store(out + at, kernels.exponential(tl.load(bits + at), BITS, UNIT))
 
 
-def test_noise_in_float32_is_good_to_the_margin_at_both_ends_too():
+def test_noise_in_float32_is_accurate_to_the_margin_at_both_ends():
     top = (1 << noise.BITS) - 1
     ends = [0, 1, 2, 1000, top // 2 - 1, top // 2, top // 2 + 1, top - 1000, top - 2, top - 1, top]
     some = torch.randint(0, top + 1, (1024 - len(ends),), generator=torch.Generator().manual_seed(4))
@@ -74,8 +74,8 @@ def test_noise_in_float32_is_good_to_the_margin_at_both_ends_too():
 
 
 @pytest.mark.parametrize("above", [-3e-7, 3e-7])
-def test_a_near_tie_is_settled_in_float64(above):
-    """Two tokens of different parts lead, their sums closer than float32 can tell them apart."""
+def test_a_near_tie_is_decided_in_float64(above):
+    """The best two tokens are in different parts, and their sums are closer than the precision of float32."""
     rows, size = 64, 2 * kernels.WIDTH
     keys = torch.arange(1, rows + 1)[:, None] * 7919
     scores = torch.full((rows, size), -100.0)
@@ -92,7 +92,7 @@ def test_a_near_tie_is_settled_in_float64(above):
 @pytest.mark.filterwarnings("ignore:invalid value")
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
 @pytest.mark.parametrize("places", [slice(None), slice(3, 4)], ids=["all", "one"])
-def test_what_is_no_number_takes_a_token_that_there_is(bad, places):
+def test_scores_that_are_not_finite_choose_a_token_of_the_vocabulary(bad, places):
     scores = torch.randn(2, kernels.WIDTH + 5, generator=torch.Generator().manual_seed(0))
     scores[1, places] = bad
     _, tokens = kernels.triton_gumbel_max(scores, torch.ones(2, 1), torch.tensor([[1], [2]]), None)
@@ -107,7 +107,7 @@ def test_what_is_no_number_takes_a_token_that_there_is(bad, places):
     assert torch.equal(found.tokens[expected.valid], expected.tokens[expected.valid])
 
 
-def test_all_that_is_sampled_from_the_whole_vocabulary_goes_through_it():
+def test_unfiltered_draws_of_all_kinds():
     logits = 3 * torch.randn(40, 2000, generator=torch.Generator().manual_seed(3))
     kinds = ({}, {"min_p": 0.05}, {"temperature": 0.0}, {"top_k": 5}, {"repetition_penalty": 1.5, "prompt": [1, 2]})
     draws = [draw(seed=i, **kinds[i % len(kinds)]) for i in range(40)]

@@ -1,4 +1,4 @@
-"""The kernel of thresholds by Triton's interpreter, on a CPU; `test_kernels` runs this in a process of its own."""
+"""Tests the thresholds kernel with Triton's interpreter, on a CPU; `test_kernels` runs this file in a subprocess."""
 
 import pytest
 import torch
@@ -17,9 +17,9 @@ from tests.examples import examples
 pytestmark = pytest.mark.filterwarnings("ignore:invalid value", "ignore:overflow")
 KERNELS = SamplingKernels(torch_gumbel_max, kernel.triton_thresholds)
 SMALL = 1 << 6
-"""In place of WIDTH: the interpreter takes as long for many scores at a time as for few."""
+"""In place of WIDTH. The interpreter takes about as long for many scores at a time as for few."""
 ROUNDING = 1e-4
-"""Of top-p: weights are exponentials in float32, of scores over temperature that reach 1,000."""
+"""Relative error of top-p: weights are exponentials in float32 of scores over temperature, which reach 1,000."""
 CPU = torch.device("cpu")
 LIMITS = [{"top_p": 0.9}, {"top_k": 5}, {"top_k": 70, "top_p": 0.8}, {"top_p": 0.95, "min_p": 0.02}]
 
@@ -62,14 +62,14 @@ def small(monkeypatch):
 
 
 def kept(one, scores, temperature, filters):
-    """What passes [N, vocab] bool, and which rows have a token to choose [N] bool."""
+    """Which tokens pass, [N, vocab] bool, and which rows are valid, [N] bool."""
     found, valid = one(scores, temperature, filters)
     return scores / temperature >= found, valid
 
 
 @examples(60)
 @given(rows=st.lists(ROW, min_size=1, max_size=3), size=st.sampled_from([1, 63, 64, 65, 300, 1000]))
-def test_what_passes_is_the_same(rows, size):
+def test_the_same_tokens_pass(rows, size):
     scores = torch.stack([scores_of(row["kind"], size, torch.Generator().manual_seed(row["seed"])) for row in rows])
     temperature = torch.tensor([[row["temperature"]] for row in rows])
     params = [SamplingParams(top_k=row["top_k"], top_p=row["top_p"], min_p=row["min_p"]) for row in rows]
@@ -79,7 +79,7 @@ def test_what_passes_is_the_same(rows, size):
     assert torch.equal(valid, expected_valid)
     if torch.equal(found, expected):
         return
-    # The token that crosses top-p may be another if the sum before it is top-p's, but for rounding.
+    # If a sum is equal to top-p's budget but for rounding, the last token that passes may differ.
     assert filters.top_p is not None
     fewer, more = (
         kept(torch_thresholds, scores, temperature, filters._replace(top_p=filters.top_p * (1 + change)))[0]
@@ -89,7 +89,7 @@ def test_what_passes_is_the_same(rows, size):
     assert torch.equal(found | more, more)
 
 
-def test_equal_tokens_stay_or_go_together():
+def test_equal_scores_pass_or_fail_together():
     scores = torch.tensor([[1.0, 2.0, 2.0, 2.0, 0.0]])
     for params, expected in (
         ({"top_k": 2}, [1, 2, 3]),
@@ -103,9 +103,9 @@ def test_equal_tokens_stay_or_go_together():
         assert found.nonzero()[:, 1].tolist() == expected
 
 
-def test_top_p_among_what_top_k_keeps_far_below_the_highest():
+def test_top_p_among_scores_of_top_k_far_below_the_highest():
     scores = torch.full((1, 1000), -30.0)
-    # Behind the others, which its lane must not lose to it.
+    # After the other scores of its lane, which the search must not overwrite.
     scores[0, 950] = 3.0
     scores[0, 600:900] = -6.0 - 0.01 * torch.arange(300)
     for top_k in (50, 250):
@@ -117,7 +117,7 @@ def test_top_p_among_what_top_k_keeps_far_below_the_highest():
             assert torch.equal(found, expected)
 
 
-def test_scores_that_differ_but_not_over_temperature_stay_or_go_together():
+def test_scores_with_equal_quotients_pass_or_fail_together():
     """Neighbours in float32 whose quotients round to the same number."""
     scores = torch.tensor([[1.0, 1.0, -5.0]])
     temperature = torch.tensor([[1.9]])
@@ -131,7 +131,7 @@ def test_scores_that_differ_but_not_over_temperature_stay_or_go_together():
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
 @pytest.mark.parametrize("places", [slice(None), slice(3, 4)], ids=["all", "one"])
-def test_where_there_is_no_token_to_choose_it_says_so(bad, places):
+def test_rows_without_a_token_to_choose_are_not_valid(bad, places):
     scores = torch.randn(2, SMALL + 5, generator=torch.Generator().manual_seed(0))
     scores[1, places] = bad
     draws = [draw(seed=1, top_p=0.9), draw(seed=2, top_p=0.9)]
@@ -152,7 +152,7 @@ def test_draws_are_the_same_and_none_is_short(temperature):
     assert torch.equal(found.tokens, tensors(logits, range(40), draws).tokens)
 
 
-def test_a_row_does_not_depend_on_others_nor_on_what_lies_behind_it():
+def test_a_row_does_not_depend_on_other_rows_or_on_memory_after_it():
     scores = 3 * torch.randn(5, 207, generator=torch.Generator().manual_seed(1))
     filters = Filters.of([SamplingParams(top_p=0.9, top_k=10 * i) for i in range(5)])
     temperature = torch.full((5, 1), 0.7)
@@ -163,6 +163,6 @@ def test_a_row_does_not_depend_on_others_nor_on_what_lies_behind_it():
         assert torch.equal(alone, together[own])
 
 
-def test_it_passes_its_test_while_a_model_loads(monkeypatch):
+def test_passes_the_test_at_load(monkeypatch):
     monkeypatch.setattr(kernel, "WIDTH", 1 << 11)
     fusing.verify_thresholds(kernel.triton_thresholds, CPU)

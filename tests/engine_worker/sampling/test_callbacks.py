@@ -1,4 +1,4 @@
-"""Functions of a program as logits processors: what they are called with, and what happens when one misbehaves."""
+"""Logits processors in a user's program: their arguments, and what happens if one misbehaves."""
 
 import gc
 import logging
@@ -31,7 +31,7 @@ SHORT = 0.2
 
 @pytest.fixture
 def serve() -> Iterator:
-    """Processors of an engine, for functions that are served here."""
+    """An engine's processors that call functions which are served here."""
     served = Callbacks()
 
     def make(batched=None, *, seconds=LIMIT, warnings=None, **named) -> Processors:
@@ -52,7 +52,7 @@ def faults(found) -> list[str | None]:
     return [each.fault and each.fault.message for each in found]
 
 
-def test_it_is_called_with_what_an_imported_one_gets(serve, logits) -> None:
+def test_a_callback_gets_the_arguments_of_an_imported_processor(serve, logits) -> None:
     calls = []
 
     def nine(request_id, scores, token_ids, stream, client_id):
@@ -83,7 +83,7 @@ def test_the_batched_one_is_called_once_for_all(serve, logits) -> None:
     assert calls == [(["job"] * 2, [[1, 2], [1, 2, 3]], None, [7] * 2)]
 
 
-def test_a_call_brings_only_new_tokens(serve, monkeypatch) -> None:
+def test_a_call_sends_only_new_tokens(serve, monkeypatch) -> None:
     seen: list[list[int]] = []
     sent: list[int] = []
     encode = wire.Frames.send
@@ -102,7 +102,7 @@ def test_a_call_brings_only_new_tokens(serve, monkeypatch) -> None:
         processor("job", row, [tokens], None, None)
         expected.append(list(tokens))
         if step % 3 == 2:
-            # The step that drew the last one has failed.
+            # The step that sampled the last token has failed.
             tokens[-1] += 1
         tokens.append(step)
     assert seen == expected
@@ -132,7 +132,7 @@ def test_both_sides_forget_the_same_sequences(serve, monkeypatch) -> None:
             sequences[i].append(len(sequences[i]))
 
 
-def test_one_that_raises_ends_its_sequence_alone(serve, logits, caplog) -> None:
+def test_a_callback_that_raises_ends_only_its_sequence(serve, logits, caplog) -> None:
     def broken(*_):
         raise KeyError("a secret")
 
@@ -149,7 +149,7 @@ def test_one_that_raises_ends_its_sequence_alone(serve, logits, caplog) -> None:
     ]
     assert found[0].fault.error_code == ErrorCode.PROCESSOR_FAILED
     assert warnings == [f"{name} raised KeyError: 'a secret'" for name in ("broken", BATCHED)]
-    # With the lines of the function, for its author.
+    # The program's log has the traceback, for the author of the function.
     assert [record.exc_info[0] for record in caplog.records] == [KeyError, KeyError]
 
 
@@ -159,7 +159,7 @@ class MuteError(Exception):
 
 
 @pytest.mark.parametrize("error", [SystemExit(3), MuteError()])
-def test_whatever_it_raises_its_thread_goes_on(serve, logits, error) -> None:
+def test_the_thread_survives_any_exception(serve, logits, error) -> None:
     def once(*_):
         if error is not None:
             raise errors.pop()
@@ -173,7 +173,7 @@ def test_whatever_it_raises_its_thread_goes_on(serve, logits, error) -> None:
     assert faults(run(logits, greedy(["once"]), [0], processors)) == ["the logits processor 'once' raised ValueError"]
 
 
-def test_one_that_hangs_holds_the_engine_up_once(serve, logits) -> None:
+def test_a_callback_that_hangs_delays_the_engine_once(serve, logits) -> None:
     release, started, warnings = threading.Event(), [], []
 
     def hangs(request_id, scores, *_):
@@ -190,7 +190,7 @@ def test_one_that_hangs_holds_the_engine_up_once(serve, logits) -> None:
         "the logits processor 'hangs' has not returned from an earlier call",
     ]
     assert started == ["job"]
-    # Another function is not held up.
+    # Other functions are not delayed.
     assert faults(run(logits, greedy(["works"]), [0], serve(works=lambda *_: None))) == [None]
     release.set()
     # Its late answer is discarded.
@@ -198,7 +198,7 @@ def test_one_that_hangs_holds_the_engine_up_once(serve, logits) -> None:
 
 
 @pytest.mark.parametrize("data", [torch.zeros(3), torch.zeros(1, 1, VOCAB, dtype=torch.float64)])
-def test_one_that_makes_something_else_of_the_logits(serve, logits, data) -> None:
+def test_a_callback_that_changes_the_shape_or_type_of_the_logits(serve, logits, data) -> None:
     def reshapes(_id, scores, *_):
         scores.data = data
 
@@ -209,14 +209,14 @@ def test_one_that_makes_something_else_of_the_logits(serve, logits, data) -> Non
     assert f"it changed the logits to {changed}; they must stay {required}" in warnings[0]
 
 
-def test_one_that_gives_the_logits_other_memory(serve, logits) -> None:
+def test_a_callback_that_replaces_the_memory_of_the_logits(serve, logits) -> None:
     def other(_id, scores, *_):
         scores.data = torch.arange(VOCAB, dtype=torch.float32).flip(0).view(1, 1, VOCAB)
 
     assert run(logits, greedy(["other"]), [0], serve(other=other))[0].token == 0
 
 
-def test_one_that_changes_nothing_and_returns_something(serve, logits) -> None:
+def test_a_callback_that_returns_logits_instead_of_changing_them(serve, logits) -> None:
     def returns(_id, scores, *_):
         return scores - math.inf
 
@@ -227,7 +227,7 @@ def test_one_that_changes_nothing_and_returns_something(serve, logits) -> None:
     assert [each.token for each in found] == [logits[0].argmax(), logits[1].argmax()]
 
 
-def test_one_that_changes_its_token_ids_is_told(serve, logits) -> None:
+def test_a_callback_that_changes_its_token_ids(serve, logits) -> None:
     def clears(_id, _scores, token_ids, *_):
         token_ids[0].clear()
 
@@ -239,19 +239,19 @@ def test_one_that_changes_its_token_ids_is_told(serve, logits) -> None:
     assert "it changed the token ids" in warnings[0]
 
 
-def test_one_that_leaves_nothing(serve, logits) -> None:
+def test_a_callback_that_bans_every_token(serve, logits) -> None:
     found = run(logits, greedy(["nothing"]), [0], serve(nothing=lambda _id, scores, *_: scores.fill_(math.nan)))
     assert found[0].fault.error_code == ErrorCode.NOTHING_TO_SAMPLE
 
 
-def test_a_program_that_is_not_there(tmp_path, logits) -> None:
+def test_a_program_that_does_not_listen(tmp_path, logits) -> None:
     processors = find_processors(ProcessorNames({"gone": f"ipc://{tmp_path}/gone"}), lambda *_: None)
     found = run(logits, [*greedy(["gone"]), *greedy()], [0, 1], processors)
     assert faults(found) == ["the logits processor 'gone' cannot be reached", None]
 
 
 @pytest.mark.parametrize("answer", [b"", b"\x00" * 5, wire.SIZES.pack(2, 0) + b"\xc1\xc1", wire.SIZES.pack(1 << 31, 0)])
-def test_an_answer_that_is_none(tmp_path, answer) -> None:
+def test_an_invalid_answer(tmp_path, answer) -> None:
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(tmp_path / "socket"))
         listener.listen()
@@ -313,7 +313,7 @@ def test_a_descriptor_above_1024(serve, logits) -> None:
             os.close(file)
 
 
-def test_nothing_is_left(logits) -> None:
+def test_closing_leaves_no_folder_or_thread(logits) -> None:
     served = Callbacks()
     found = served.settings({"left": lambda *_: None}, None)
     folder = Path(found["logits_processors"]["left"].removeprefix("ipc://")).parent
@@ -337,7 +337,7 @@ def test_which_functions_an_engine_can_import() -> None:
         assert module_name(function) is None
 
 
-def test_what_is_no_function() -> None:
+def test_a_value_that_is_not_callable() -> None:
     with pytest.raises(TypeError, match=r"the logits processor 'x' must be a function or .*, got 7"):
         Callbacks().settings({"x": 7}, None)
     assert Callbacks().settings({"x": "a:b"}, "c:d") == {

@@ -1,4 +1,4 @@
-"""The candidates of beams: the most likely tokens after all edits, beside draws that are sampled."""
+"""The candidates of beams: the most likely tokens after all edits, in steps with sampled draws."""
 
 import math
 
@@ -19,7 +19,7 @@ def logits() -> torch.Tensor:
     return torch.randn(4, VOCAB, generator=torch.Generator().manual_seed(5)) * 3
 
 
-def test_they_are_the_best_of_the_normalized_logits_beside_sampled_draws(logits):
+def test_candidates_are_the_best_of_the_normalized_logits(logits):
     draws = [draw(candidates=6, temperature=0.0), draw(seed=1, logprobs=2), draw(candidates=4), draw(seed=2, top_k=5)]
     found = sampled(logits.clone(), [0, 1, 2, 3], draws)
     for row, count in ((0, 6), (2, 4)):
@@ -44,7 +44,7 @@ def test_edits_come_before_the_normalization(logits):
     assert [logprob for _, logprob in found.best] == pytest.approx(values.tolist(), abs=1e-5)
 
 
-def test_impossible_tokens_are_left_out(logits):
+def test_impossible_tokens_are_excluded(logits):
     (found,) = sampled(logits[:1].clone(), [0], [draw(candidates=8, allowed_token_ids=(3, 9, 12))])
     assert {token for token, _ in found.best} == {3, 9, 12}
     assert sum(math.exp(logprob) for _, logprob in found.best) == pytest.approx(1.0)
@@ -58,12 +58,12 @@ def test_a_broken_row_is_a_fault(logits, broken):
     assert len(other.best) == 4
 
 
-def test_more_than_the_vocabulary_is_all_of_it(logits):
+def test_more_candidates_than_the_vocabulary(logits):
     (found,) = sampled(logits[:1].clone(), [0], [draw(candidates=VOCAB + 5)])
     assert len(found.best) == VOCAB
 
 
-def test_equals_come_by_id_however_many_other_draws_ask_for():
+def test_ties_are_in_the_order_of_ids_whatever_other_draws_request():
     scores = torch.zeros(2, VOCAB)
     scores[:, 200:210] = torch.tensor([1.0, -0.5, 1.0, 1.0, 0.0, -torch.inf, 1.0, 2.0, 1.0, 1.0])
     ties = [207, 200, 202, 203, 206, 208, 209, 0, 1]

@@ -1,4 +1,4 @@
-"""What is drawn over many positions follows the exact distribution (chi-square)."""
+"""Samples over many positions follow the exact distribution (chi-square test)."""
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ DRAWS = 6_000
 
 
 def warped(logits: torch.Tensor, *, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0) -> torch.Tensor:
-    """Probabilities as transformers has them."""
+    """Probabilities by transformers."""
     warpers = LogitsProcessorList([TemperatureLogitsWarper(float(temperature))])
     if top_k:
         warpers.append(TopKLogitsWarper(top_k))
@@ -28,7 +28,7 @@ def warped(logits: torch.Tensor, *, temperature=1.0, top_k=0, top_p=1.0, min_p=0
 
 
 def counts(logits: torch.Tensor, **sampling) -> torch.Tensor:
-    """How often each token came, one draw per position, all from one row of logits."""
+    """How often each token was sampled: one draw per position, all from one row of logits."""
     draws = [draw(seed=99, position=i, **sampling) for i in range(DRAWS)]
     drawn = sampled(logits[None], [0] * DRAWS, draws)
     return torch.bincount(torch.tensor([d.token for d in drawn]), minlength=len(logits))
@@ -44,7 +44,7 @@ def assert_follows(found: torch.Tensor, expected: torch.Tensor) -> None:
     used = wanted_cells >= 5
     statistic = ((found_cells - wanted_cells) ** 2 / wanted_cells.clamp(min=1e-9))[used].sum().item()
     freedom = int(used.sum()) - 1
-    # Four standard deviations of chi-square: one in thirty thousand.
+    # Four standard deviations of chi-square: exceeded once in thirty thousand tests.
     assert statistic < freedom + 4 * (2 * freedom) ** 0.5 + 4
 
 

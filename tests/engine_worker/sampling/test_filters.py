@@ -1,4 +1,4 @@
-"""What the filters let pass, against transformers' warpers."""
+"""The tokens that pass the filters, compared with transformers' warpers."""
 
 import torch
 from hypothesis import given
@@ -14,7 +14,7 @@ from tests.examples import examples
 
 
 def passing(logits: torch.Tensor, params: SamplingParams, candidates: int) -> set[int] | None:
-    """Ids that pass, by `candidates` of the vocabulary; None where more are needed."""
+    """Ids that pass among `candidates` tokens of the vocabulary; None if more candidates are needed."""
     values, ids = logits.topk(candidates)
     scaled = (values / params.temperature)[None]
     mass = (logits / params.temperature - scaled[0, 0]).exp().sum().double().view(1, 1)
@@ -31,7 +31,7 @@ def passing(logits: torch.Tensor, params: SamplingParams, candidates: int) -> se
     top_p=st.sampled_from([1.0, 0.99, 0.9, 0.5, 0.05]),
     min_p=st.sampled_from([0.0, 0.01, 0.3, 1.0]),
 )
-def test_passes_what_transformers_passes(seed, temperature, top_k, top_p, min_p):
+def test_the_same_tokens_pass_as_in_transformers(seed, temperature, top_k, top_p, min_p):
     logits = torch.randn(120, generator=torch.Generator().manual_seed(seed)) * 3
     params = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
     probabilities = warped(logits[None].clone(), temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
@@ -43,15 +43,15 @@ def test_passes_what_transformers_passes(seed, temperature, top_k, top_p, min_p)
         assert few is not None
 
 
-def test_equal_tokens_stay_or_go_together():
+def test_equal_tokens_pass_or_fail_together():
     logits = torch.tensor([1.0, 2.0, 2.0, 2.0, 0.0])
     assert passing(logits, SamplingParams(top_k=2), 5) == {1, 2, 3}
     assert passing(logits, SamplingParams(top_k=2), 3) is None
     assert passing(logits, SamplingParams(top_p=0.3), 5) == {1, 2, 3}
 
 
-def test_a_wide_nucleus_widens_its_own_row_only(monkeypatch):
-    """Rows that one handful of candidates serves are not asked again, and all get what they get alone."""
+def test_a_wide_nucleus_widens_only_its_row(monkeypatch):
+    """Rows for which few candidates suffice are not computed again, and every row gets the token that it gets alone."""
     monkeypatch.setattr(choose, "CANDIDATES", 16)
     random = torch.Generator().manual_seed(3)
     scores = torch.stack((torch.randn(5000, generator=random) * 8, torch.randn(5000, generator=random) * 0.1))
@@ -71,8 +71,8 @@ def test_a_wide_nucleus_widens_its_own_row_only(monkeypatch):
         assert filtered(scores[i : i + 1], draws[i : i + 1])[0].item() == tokens[i]
 
 
-def test_fewer_tokens_left_than_the_filter_lets_pass():
-    """Where bans leave less than top_k, the candidates that are left are all there is."""
+def test_fewer_tokens_than_top_k():
+    """If bans leave fewer than top_k tokens, no more candidates are needed."""
     logits = torch.full((120,), -torch.inf)
     logits[:3] = torch.tensor([2.0, 1.0, 0.0])
     kept = passing(logits, SamplingParams(top_k=5, top_p=0.9), 16)

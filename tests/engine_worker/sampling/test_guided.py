@@ -1,4 +1,4 @@
-"""Masks of guides on scores: row by row on a CPU and in a few operations on a GPU, after all other rules."""
+"""Applies guides' masks to scores after all other rules: row by row on a CPU, in a few operations on a GPU."""
 
 import numpy as np
 import pytest
@@ -20,14 +20,14 @@ def mask(ids, size: int) -> np.ndarray:
 
 
 def masked(masks: dict[int, np.ndarray]) -> MaskedRows:
-    """Rows of a step whose first draw has another mask."""
+    """Masks by row; the first mask in memory belongs to a draw of another group."""
     rows = np.array(list(masks))
     return MaskedRows(rows, np.stack([np.zeros_like(masks[rows[0]]), *masks.values()]), 1 + np.arange(len(rows)))
 
 
 @pytest.mark.parametrize("edits", [DeviceEdits.of, lambda *rows: HostEdits(*rows[:2])], ids=["device", "host"])
 @pytest.mark.parametrize("size", [31, 64, 101])
-def test_only_what_is_allowed_is_left(edits, size):
+def test_only_allowed_tokens_remain(edits, size):
     generator = torch.Generator().manual_seed(size)
     scores = torch.randn(4, size, generator=generator)
     ids = {0: [0, 5, 30], 2: [size - 1], 3: range(size)}
@@ -42,7 +42,7 @@ def test_only_what_is_allowed_is_left(edits, size):
 
 
 @pytest.mark.parametrize("edits", [DeviceEdits.of, lambda *rows: HostEdits(*rows[:2])], ids=["device", "host"])
-def test_beside_bans_and_penalties(edits):
+def test_with_bans_and_penalties(edits):
     penalized = Penalized(np.array([1, 3]), 2.0, np.array([0.5, 0.25], np.float32))
     rows = {1: Edits([np.array([2])], penalized), 0: Edits([np.array([0])])}
     scores = torch.ones(2, 40)
@@ -53,7 +53,7 @@ def test_beside_bans_and_penalties(edits):
 
 
 @given(st.data())
-def test_a_greedy_choice_is_that_from_all_scores_with_the_masks_applied(data):
+def test_a_greedy_choice_equals_the_choice_after_applying_the_masks(data):
     size = data.draw(st.sampled_from([40, 2048, 2049]))
     some = st.lists(st.integers(0, size - 1), min_size=1, max_size=4)
     scores = torch.from_numpy(np.round(np.random.default_rng(data.draw(st.integers(0, 9))).normal(size=(3, size)), 1))

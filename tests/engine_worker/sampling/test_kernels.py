@@ -43,7 +43,7 @@ def test_by_tritons_interpreter(tests):
 @needs_triton
 @pytest.mark.parametrize("capability", CAPABILITIES)
 @pytest.mark.parametrize("limited", [False, True])
-def test_it_compiles(capability, limited, monkeypatch, tmp_path):
+def test_gumbel_max_compiles(capability, limited, monkeypatch, tmp_path):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     from engine_worker.sampling import kernels
 

@@ -1,4 +1,4 @@
-"""Log-probabilities on a CPU are those that torch computes, and the same in every batch."""
+"""Log-probabilities on a CPU agree with torch's, and are the same in every batch."""
 
 import pytest
 import torch
@@ -21,8 +21,8 @@ from tests.examples import examples
     kinds=st.sampled_from([2, 30, 1 << 20]),
     rows=st.integers(1, 5),
 )
-def test_as_on_a_device(seed, vocab, most, kinds, rows):
-    """`kinds`: of logits; few of them are equal to many others. Some are -inf."""
+def test_as_computed_by_torch(seed, vocab, most, kinds, rows):
+    """`kinds`: number of distinct logits; if it is small, many logits are equal. Some are -inf."""
     generator = torch.Generator().manual_seed(seed)
     logits = torch.randint(kinds, (rows, vocab), generator=generator).float() / kinds * 100 - 60
     logits[torch.rand(rows, vocab, generator=generator) < 0.2] = -torch.inf
@@ -38,8 +38,8 @@ def test_as_on_a_device(seed, vocab, most, kinds, rows):
 
 @pytest.mark.parametrize("rows", [1, 3, 16])
 @pytest.mark.parametrize("threads", [1, 3])
-def test_a_row_is_the_same_beside_others(monkeypatch, rows, threads):
-    """Bit for bit, with as many alternatives or others."""
+def test_a_row_does_not_depend_on_its_batch(monkeypatch, rows, threads):
+    """Bit for bit, with the same or another number of alternatives."""
     threads = RowThreads(threads)
     monkeypatch.setattr(cpu_logprobs, "ONE_THREAD", 0)
     monkeypatch.setattr(cpu_logprobs, "_threads", lambda: threads)
@@ -57,7 +57,7 @@ def test_a_row_is_the_same_beside_others(monkeypatch, rows, threads):
 
 @pytest.mark.parametrize("size", [1, 1000, 150_000])
 def test_as_in_float64(size):
-    """Certain, likely and impossible tokens."""
+    """For certain, likely and impossible tokens."""
     logits = torch.linspace(-300, 20, size).repeat(2, 1)
     logits[1] = torch.linspace(-3, 2, size)
     right = logits.double().log_softmax(1)
@@ -67,15 +67,15 @@ def test_as_in_float64(size):
 
 
 @pytest.mark.parametrize("step", [1, 7, GROUP, 40])
-def test_the_largest_wherever_they_are(step):
-    """All in one group, or each in another."""
+def test_the_largest_logits_at_any_index(step):
+    """All in one group, or each in a different group."""
     logits = torch.zeros(1, 40 * GROUP)
     right = [(i * step + step // 2) % logits.shape[1] for i in range(10)]
     logits[0, right] = torch.arange(10, 0, -1.0)
     assert compute_logprobs(logits, torch.tensor([0]), 10).ids.tolist() == [right]
 
 
-def test_equal_ones_come_in_the_order_of_their_ids():
+def test_ties_are_in_the_order_of_ids():
     logits = torch.zeros(2, 40 * GROUP)
     logits[1] = -1.0
     logits[1, [500, 3, 77]] = torch.tensor([2.0, 2.0, 3.0])
@@ -85,7 +85,7 @@ def test_equal_ones_come_in_the_order_of_their_ids():
 
 @pytest.mark.parametrize("value", [0.0, torch.nan, -torch.inf, torch.inf])
 def test_rows_without_a_bound(value):
-    """All equal, or no numbers, beside a row of others."""
+    """All logits equal or not finite, next to an ordinary row."""
     logits = torch.randn(2, 40 * GROUP, generator=torch.Generator().manual_seed(2))
     logits[1] = value
     found = compute_logprobs(logits, torch.zeros(2, dtype=torch.int64), 10)
@@ -95,8 +95,8 @@ def test_rows_without_a_bound(value):
 
 
 @pytest.mark.parametrize("token", [0, 100])
-def test_one_that_is_no_number(token):
-    """The row has no log-probabilities, and the ids of its other tokens."""
+def test_a_row_with_nan(token):
+    """The row's log-probabilities are NaN; its alternatives are the other tokens."""
     logits = torch.arange(40.0 * GROUP).repeat(2, 1)
     logits[0, token] = torch.nan
     found = compute_logprobs(logits, torch.zeros(2, dtype=torch.int64), 5)

@@ -19,7 +19,7 @@ def splitmix64(seed: int, index: int) -> int:
     return z ^ (z >> 31)
 
 
-def test_splitmix64_is_the_published_one():
+def test_splitmix64_agrees_with_published_values():
     assert [splitmix64(1234567, i) for i in range(3)] == [
         6457827717110365317,
         3203168211198807973,
@@ -28,7 +28,7 @@ def test_splitmix64_is_the_published_one():
 
 
 @given(st.integers(-(1 << 63), (1 << 63) - 1), st.integers(0, 1 << 20))
-def test_a_tokens_bits_are_the_head_of_its_output(key, token):
+def test_a_tokens_bits_are_the_upper_bits_of_its_output(key, token):
     found = random_bits(torch.tensor([key]), torch.tensor([token])).item()
     assert found == splitmix64(key & MASK, token) >> (64 - BITS)
 

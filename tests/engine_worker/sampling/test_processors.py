@@ -1,4 +1,4 @@
-"""Logits processors: what they are called with, and what happens to the others when one of them misbehaves."""
+"""Logits processors: their arguments, and what happens to other sequences if one misbehaves."""
 
 import math
 
@@ -50,18 +50,18 @@ def choosing(token):
     return processor, calls
 
 
-def test_it_is_called_with_all_tokens_and_changes_the_logits_of_its_sequence_alone(logits):
+def test_a_processor_gets_all_tokens_and_changes_only_its_sequence(logits):
     processor, calls = choosing(9)
     draws = [*greedy(), *greedy(["nine"], output=[3, 4]), *greedy()]
     found = run(logits, draws, [0, 1, 2], Processors({"nine": processor}), {1: 2}, before=[5, 6, 8])
     assert [each.token for each in found] == [logits[0].argmax(), 9, logits[2].argmax()]
     assert calls == [("job", [[1, 2, 3, 4, 8]], None, 7)]
-    # The step in which 8 was drawn has failed: it was never part of the output.
+    # The step that sampled 8 has failed: that token never became part of the output.
     run(logits, draws, [0, 1, 2], Processors({"nine": processor}))
     assert calls[1] == ("job", [[1, 2, 3, 4]], None, 7)
 
 
-def test_sequences_that_share_a_row_of_logits_have_one_each(logits):
+def test_sequences_that_share_a_row_get_separate_copies(logits):
     def by_name(request_id, scores, *_):
         scores[0, 0] = -math.inf
         scores[0, 0, int(request_id[-1])] = 0.0
@@ -70,7 +70,7 @@ def test_sequences_that_share_a_row_of_logits_have_one_each(logits):
     assert [each.token for each in found] == [0, 1, 2]
 
 
-def test_they_run_in_the_order_of_the_request_before_everything_else(logits):
+def test_processors_run_in_the_order_of_the_request_before_other_edits(logits):
     def add(request_id, scores, *_):
         scores += 1.0
 
@@ -92,11 +92,11 @@ def test_they_run_in_the_order_of_the_request_before_everything_else(logits):
     torch.testing.assert_close(seen[1], logits[1] * 2 + 1)
     assert found[0].token == logits[0].topk(2).indices[1]
     assert found[1].token == 3
-    # Of the model, before it was changed.
+    # Logprobs of the model's logits, before the processors.
     assert found[1].logprob.logprob == pytest.approx(logits[1].log_softmax(0)[3].item(), abs=1e-5)
 
 
-def test_the_batched_one_is_called_once_for_all_that_have_it_in_the_same_place(logits):
+def test_the_batched_processor_is_called_once_per_index(logits):
     calls = []
 
     def batched(ids, scores, token_ids, stream, client_ids):
@@ -112,7 +112,7 @@ def test_the_batched_one_is_called_once_for_all_that_have_it_in_the_same_place(l
     assert calls == [(["job"] * 2, [[1, 2], [1, 2, 3]], None, [7] * 2), (["job"], [[1, 2]], None, [7])]
 
 
-def test_one_that_raises_ends_its_sequence_alone(logits):
+def test_a_processor_that_raises_ends_only_its_sequence(logits):
     def broken(*_):
         raise KeyError("a secret")
 
@@ -138,7 +138,7 @@ class MuteError(Exception):
 
 
 @pytest.mark.parametrize("error", [SystemExit(3), MuteError()])
-def test_whatever_it_raises_the_step_goes_on(logits, error):
+def test_the_step_continues_after_any_exception(logits, error):
     def broken(*_):
         raise error
 
@@ -153,12 +153,12 @@ def test_whatever_it_raises_the_step_goes_on(logits, error):
     assert all(type(error).__name__ in warning for warning in warnings)
 
 
-def test_sequences_that_ended_before_hold_no_tokens():
+def test_sequences_that_ended_earlier_keep_no_tokens():
     spec = replace(spec_of([1, 2], n=3), sampling=SamplingParams(logits_processors=("p",)), ended=(0, 2))
     assert [each and each.tokens for each in Processing.of(spec)] == [None, [1, 2], None]
 
 
-def test_one_that_leaves_nothing_or_nan_ends_its_sequence_alone(logits):
+def test_a_processor_that_bans_all_tokens_or_writes_nan_ends_only_its_sequence(logits):
     def nothing(request_id, scores, *_):
         scores.fill_(-math.inf)
 
@@ -178,7 +178,7 @@ def test_one_that_leaves_nothing_or_nan_ends_its_sequence_alone(logits):
     ]
 
 
-def test_one_that_keeps_or_changes_what_it_was_given_harms_nobody(logits):
+def test_a_processor_that_keeps_or_changes_its_arguments(logits):
     kept = []
 
     def rude(request_id, scores, token_ids, *_):
@@ -196,8 +196,8 @@ def test_one_that_keeps_or_changes_what_it_was_given_harms_nobody(logits):
     assert torch.equal(same, before)
 
 
-def test_a_second_look_sees_what_they_did(logits):
-    """On a GPU a step whose filters had too few candidates is sampled again, without calling them again."""
+def test_sampling_again_uses_the_processed_logits(logits):
+    """On a GPU, a step with too few candidates is sampled again without calling the processors again."""
     size = 1000
     flat = torch.zeros(1, size)
 
@@ -223,7 +223,7 @@ def test_a_second_look_sees_what_they_did(logits):
     assert second.tokens.tolist() == expected.tokens.tolist()
 
 
-def test_they_are_found_by_the_names_in_the_settings():
+def test_processors_are_imported_by_the_names_in_the_settings():
     found = find_processors(ProcessorNames({"floor": "math:floor"}, "math:ceil"), lambda *_: None)
     assert (found.named, found.batched) == ({"floor": math.floor}, math.ceil)
 
@@ -236,6 +236,6 @@ def test_they_are_found_by_the_names_in_the_settings():
         (ProcessorNames({}, "no_such_module:f"), "logits_processor_batched: .* ModuleNotFoundError"),
     ],
 )
-def test_one_that_cannot_be_used_is_named(names, reason):
+def test_a_processor_that_cannot_be_used_is_named(names, reason):
     with pytest.raises(ValueError, match=reason):
         find_processors(names, lambda *_: None)

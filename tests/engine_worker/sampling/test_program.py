@@ -1,4 +1,4 @@
-"""Programs: what transformers' processors do, in whatever steps the tokens come."""
+"""Programs have the effect of transformers' processors, in whatever steps they are fed."""
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ from tests.engine_worker.sampling.draws import draw, edit
 from tests.examples import examples
 
 VOCAB = 6
-"""So few that words and n-grams come again and again."""
+"""A small vocabulary, so that words and n-grams repeat often."""
 TOKENS = st.integers(0, VOCAB - 1)
 WORDS = st.lists(st.lists(TOKENS, min_size=2, max_size=4).map(tuple), max_size=4).map(tuple)
 PARAMS = st.builds(
@@ -39,7 +39,7 @@ PARAMS = st.builds(
     penalty=st.sampled_from([1.0, 1.3, 0.7]),
     seed=st.integers(0, 99),
 )
-def test_the_scores_are_those_of_transformers(prompt, output, words, size, penalty, seed):
+def test_the_scores_equal_those_of_transformers(prompt, output, words, size, penalty, seed):
     logits = torch.randn(1, VOCAB, generator=torch.Generator().manual_seed(seed)) * 3
     processors = [
         *([NoBadWordsLogitsProcessor([list(word) for word in words])] if words else []),
@@ -59,7 +59,7 @@ def plain(edits: Edits) -> tuple:
     if edits.penalized is None:
         return banned, None
     ids, repetition, amounts = edits.penalized
-    # Slots are in the order of appearance, amounts may be left out.
+    # Slots are in the order of appearance, and amounts may be None.
     values = [0.0] * len(ids) if amounts is None else amounts.tolist()
     return banned, (repetition, dict(zip(ids.tolist(), values, strict=True)))
 
@@ -71,8 +71,8 @@ def plain(edits: Edits) -> tuple:
     tokens=st.lists(TOKENS, min_size=1, max_size=30),
     data=st.data(),
 )
-def test_step_by_step_equals_all_at_once(params, prompt, tokens, data):
-    """With tokens in between that are withdrawn; two sequences of a request do not meet."""
+def test_feeding_step_by_step_equals_feeding_all_tokens_together(params, prompt, tokens, data):
+    """Even if tokens are undone in between; two sequences of a request do not affect each other."""
     step_by_step, beside = build_programs(params, prompt, [None] * 2)
     if step_by_step is None:
         return
@@ -91,7 +91,7 @@ def test_step_by_step_equals_all_at_once(params, prompt, tokens, data):
         assert plain(step_by_step.edits()) == plain(fresh.edits())
 
 
-def test_tokens_that_came_after_the_step_was_planned_are_not_seen():
+def test_tokens_appended_after_the_step_was_planned_are_not_fed():
     output = [2]
     programs = StepPrograms.of([draw(presence_penalty=1.0, prompt=[1], output=output)], {})
     output.append(3)
@@ -103,7 +103,7 @@ def test_a_request_without_such_parameters_has_no_program():
     assert build_programs(SamplingParams(top_k=3, bad_token_ids=(1,)), [1], [None] * 3) == [None] * 3
 
 
-def test_sequences_share_what_is_known_of_the_prompt():
+def test_sequences_share_the_data_of_the_prompt():
     params = SamplingParams(repetition_penalty=1.1, no_repeat_ngram_size=3, bad_words=((1, 2),))
     first, second = build_programs(params, list(range(1000)), [None] * 2)
     assert isinstance(first, Program)
@@ -128,8 +128,8 @@ def test_seen_tokens_grow_and_are_undone(prompt):
     assert not seen.amounts.any()
 
 
-def test_a_bad_word_costs_as_much_as_its_length():
-    """Many words with the same end are one path."""
+def test_the_cost_of_bad_words_is_their_length():
+    """Many words with the same end share one path."""
     words = BadWords([(*range(i, 256), 300 + i) for i in range(255)])
     node, depth = words._root, 0
     while node.before:
@@ -139,7 +139,7 @@ def test_a_bad_word_costs_as_much_as_its_length():
     assert depth == 256
 
 
-def test_words_with_tokens_that_the_model_does_not_have_are_ignored():
+def test_words_with_tokens_that_the_model_lacks_are_ignored():
     """A tokenizer may have more tokens than the model."""
     params = SamplingParams(bad_words=((1, VOCAB), (VOCAB + 3, 1, 2), (1, 3)))
     (program,) = build_programs(params, [1], vocab_size=VOCAB)

@@ -11,7 +11,7 @@ VOCAB = 50
 
 
 @pytest.mark.parametrize("rows", [1, 4, 7])
-def test_each_slice_gets_its_own_alternatives(rows):
+def test_each_slice_gets_its_number_of_alternatives(rows):
     torch.manual_seed(1)
     logits = torch.randn(7, VOCAB)
     tops, tokens = (3, 0, 1), ((4, 5, 6), (7,), (8, 9, 10))
@@ -33,7 +33,7 @@ def test_each_slice_gets_its_own_alternatives(rows):
     assert at == 7
 
 
-def test_the_lowest_id_first_among_equals():
+def test_ties_are_in_the_order_of_ids():
     scores = PromptScores([Slice([0, 1], 0, [0], scored=Scored(0, [1], 5))], torch.device("cpu"))
     scores.add(torch.zeros(1, 5))
     ((_, rank, best),) = unpack(scores.collect()[0], 5)

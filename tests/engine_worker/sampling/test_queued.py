@@ -1,4 +1,4 @@
-"""Sampling behind a model that has not finished: nothing waits for the device, and the last token may not be known."""
+"""Sampling queued behind the model: nothing waits for the device, and the last token may be unknown."""
 
 import pytest
 import torch
@@ -44,8 +44,8 @@ PENALTIES = st.fixed_dictionaries(
     before=st.lists(TOKENS, min_size=5, max_size=8),
     seed=st.integers(0, 99),
 )
-def test_penalties_see_the_token_that_is_followed_as_if_it_were_known(rows, before, seed):
-    """To the last bit: overlap must not change what is sampled."""
+def test_penalties_count_the_followed_token_as_if_it_were_known(rows, before, seed):
+    """Bit for bit: overlap must not change the output."""
     follows = {i: len(before) - 1 - i for i, row in enumerate(rows) if row["followed"]}
     known, unknown = [], []
     for i, row in enumerate(rows):
@@ -59,7 +59,7 @@ def test_penalties_see_the_token_that_is_followed_as_if_it_were_known(rows, befo
     assert torch.equal(found, expected)
 
 
-def test_after_a_failed_step_any_token_is_followed():
+def test_after_a_failed_step_any_token_may_be_followed():
     logits = torch.randn(2, VOCAB, generator=torch.Generator().manual_seed(1))
     draws = [draw(repetition_penalty=1.5, frequency_penalty=0.5, prompt=[1], output=[2]), draw(temperature=0.0)]
     sampled = tensors(logits, [0, 1], draws, {0: 3, 1: 4})
@@ -73,7 +73,7 @@ def logits() -> torch.Tensor:
 
 
 def test_nothing_waits(logits, monkeypatch):
-    """Neither for a number of the device nor for one on its way there."""
+    """Neither for values on the device nor for copies to it."""
     for module in (choose, logprobs, noise):
         monkeypatch.setattr(module, "is_on_host", lambda _: False)
     draws = [draw(seed=i, prompt=[1, 2], output=[3, 4], **kind) for i, kind in enumerate(KINDS)]
@@ -87,7 +87,7 @@ def test_nothing_waits(logits, monkeypatch):
     assert torch.equal(found.tokens, sample(logits, plan, programs).tokens)
 
 
-def test_thresholds_of_a_kernel_leave_nothing_to_look_at_again(logits, monkeypatch):
+def test_with_a_kernel_of_thresholds_no_draw_is_short(logits, monkeypatch):
     for module in (choose, logprobs, noise):
         monkeypatch.setattr(module, "is_on_host", lambda _: False)
     monkeypatch.setattr(choose, "CANDIDATES", 16)
@@ -104,7 +104,7 @@ def test_thresholds_of_a_kernel_leave_nothing_to_look_at_again(logits, monkeypat
     assert torch.equal(found.tokens, sample(logits, plan).tokens)
 
 
-def test_the_fake_device_would_have_noticed(logits):
+def test_the_fake_device_detects_waits(logits):
     plan = to_device(SamplingPlan.of([draw(top_p=0.5)], [0], 8, VOCAB, {}), logits.device)
     with pytest.raises(RuntimeError, match="not permitted"), Recording():
         sample(logits, plan)
@@ -112,7 +112,7 @@ def test_the_fake_device_would_have_noticed(logits):
         torch.tensor([1.0])
 
 
-def test_filters_that_let_more_pass_than_was_looked_at_are_told(logits, monkeypatch):
+def test_filters_with_too_few_candidates_are_reported(logits, monkeypatch):
     monkeypatch.setattr(choose, "CANDIDATES", 16)
     flat = [draw(seed=1, top_p=0.9, temperature=9.0), draw(seed=2, temperature=0.0), draw(seed=3, top_p=0.1)]
     plan = to_device(SamplingPlan.of(flat, [0, 1, 2], 8, VOCAB, {}), logits.device)

@@ -1,4 +1,4 @@
-"""Tokens that were drawn from another distribution are accepted or replaced (Leviathan et al. 2023)."""
+"""Draft tokens from another distribution are accepted or replaced (Leviathan et al. 2023)."""
 
 import math
 
@@ -44,7 +44,7 @@ def proposal(token: int, logits: torch.Tensor, threshold: float | None = None) -
 def drawn(
     logits: torch.Tensor, draft: torch.Tensor, threshold: float | None = None, **sampling
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """What is proposed, and what is drawn, at DRAWS positions. It is proposed as the draft's distribution has it."""
+    """Draft tokens at DRAWS positions, sampled from the draft's distribution, and the resulting tokens."""
     tokens = draft.softmax(0).multinomial(DRAWS, replacement=True, generator=torch.Generator().manual_seed(8))
     draws = [
         draw(seed=7, position=i, proposal=proposal(token, draft, threshold), **sampling)
@@ -55,17 +55,17 @@ def drawn(
 
 @pytest.mark.parametrize("sampling", SETTINGS, ids=str)
 @pytest.mark.parametrize("draft", [random_logits(2), random_logits(3, 5.0)], ids=["flat", "peaked"])
-def test_samples_follow_the_requests_own_distribution(sampling, draft):
+def test_samples_follow_the_distribution_of_the_request(sampling, draft):
     logits = random_logits(1)
     proposed, found = drawn(logits, draft, **sampling)
     p, q = warped(logits[None].clone(), **sampling)[0], draft.softmax(0)
     assert_follows(torch.bincount(found, minlength=VOCAB), p)
-    # Accepted, or drawn from the rest, where p has more than q: the proposed token is not among these.
+    # Accepted, or sampled from the remainder, where p exceeds q; the rejected token is not among these.
     assert (proposed == found).double().mean().item() == pytest.approx(torch.minimum(p, q).sum().item(), abs=0.03)
 
 
 @pytest.mark.parametrize("threshold", [0.01, 0.3, 1.0])
-def test_with_a_threshold_it_alone_decides(threshold):
+def test_a_threshold_alone_decides(threshold):
     logits, draft = random_logits(1), random_logits(2)
     p, q = logits.double().softmax(0), draft.double().softmax(0)
     passes = p / q >= threshold
@@ -89,7 +89,7 @@ def test_acceptance_is_independent_of_the_noise_of_every_token():
 
 @pytest.mark.parametrize("threshold", [None, 0.5, 1.0])
 def test_greedy_is_greedy(threshold):
-    """So the core proposes nothing to greedy requests. The rule itself gives the same."""
+    """The core makes no proposals for greedy requests, and the rule would not change their output."""
     logits = random_logits(1)
     draws = [
         draw(temperature=1e-4, position=i, proposal=proposal(i, random_logits(2), threshold)) for i in range(VOCAB)
@@ -100,7 +100,7 @@ def test_greedy_is_greedy(threshold):
 
 
 @pytest.mark.parametrize("threshold", [None, 1e-6])
-def test_what_is_banned_or_filtered_out_is_never_accepted(threshold):
+def test_banned_or_filtered_tokens_are_never_accepted(threshold):
     logits = random_logits(1)
     for banned in ({"bad_token_ids": (4,)}, {"banned": (4,)}, {"allowed_token_ids": (5, 6)}):
         (found,) = sampled(logits[None], [0], [draw(proposal=proposal(4, only(4), threshold), **banned)])
@@ -116,7 +116,7 @@ def test_equal_distributions_accept_every_token():
     assert [each.token for each in sampled(logits[None], [0] * 500, draws)] == [i % VOCAB for i in range(500)]
 
 
-def test_where_the_draft_has_nothing_in_common_the_token_is_the_plain_one():
+def test_without_overlap_of_p_and_q_the_token_is_sampled_from_p():
     logits = random_logits(1)
     for i in range(50):
         plain = draw(seed=2, position=i, bad_token_ids=(9,))
@@ -126,8 +126,8 @@ def test_where_the_draft_has_nothing_in_common_the_token_is_the_plain_one():
 
 
 @pytest.mark.parametrize("broken", [math.nan, math.inf])
-def test_a_proposal_that_is_no_distribution_counts_as_none(broken):
-    """Engines refuse it; whatever comes here harms nothing."""
+def test_an_invalid_proposal_is_rejected_in_favour_of_p(broken):
+    """Engines reject such proposals earlier; here they must be harmless."""
     logits, draft = random_logits(1), random_logits(2)
     draft[3] = broken
     for i in range(20):
@@ -163,7 +163,7 @@ def test_a_draw_does_not_depend_on_its_batch():
     assert [each.token for each in sampled(logits.flip(0), range(6), draws[::-1])] == alone[::-1]
 
 
-def test_a_row_with_nothing_to_sample_fails_alone():
+def test_only_a_row_with_nothing_to_sample_fails():
     logits = torch.stack([random_logits(i) for i in range(3)])
     logits[1, 5] = math.nan
     found = sampled(logits, [0, 1, 2], [draw(proposal=proposal(5, random_logits(9))) for _ in range(3)])
@@ -195,7 +195,7 @@ def test_a_kernel_of_thresholds_changes_nothing():
 
 
 def test_a_filter_of_another_row_changes_nothing():
-    """It makes all rows take the other way to the request's own distribution; more rows than are computed at a time."""
+    """It switches all rows to the other computation of p; there are more rows than are computed at a time."""
     logits = torch.stack([random_logits(i) for i in range(30)])
     kinds = [{}, {"min_p": 0.1}, {"temperature": 0.6}]
     draws = [

@@ -1,4 +1,4 @@
-"""Another rank calls the processors with what rank 0 calls them with."""
+"""Another rank calls the logits processors with the same arguments as rank 0."""
 
 import gc
 
@@ -22,7 +22,7 @@ VOCAB = 20
 
 
 class Recorded:
-    """Processors of one rank, and what they were called with."""
+    """The processors of one rank, with a record of their calls."""
 
     def __init__(self, broken: bool = False) -> None:
         self.calls: list = []
@@ -50,7 +50,7 @@ class Recorded:
 
 
 class Ranks:
-    """Rank 0's launches, which reach another rank as messages."""
+    """Rank 0 launches steps and sends them to another rank as messages."""
 
     def __init__(self) -> None:
         self.replicated = ReplicatedSequences()
@@ -85,8 +85,8 @@ STEPS = st.lists(st.tuples(CHOSEN, st.integers(0, 5)), max_size=12)
 
 @examples(100)
 @given(kinds=st.lists(st.tuples(KINDS, PROMPTS), min_size=4, max_size=4), steps=STEPS, overlap=st.booleans())
-def test_the_same_calls_on_both(kinds, steps, overlap):
-    """Sequences come and go, some draws fail and are made again; with overlap a draw follows one that is under way."""
+def test_both_ranks_make_the_same_calls(kinds, steps, overlap):
+    """Sequences begin and end, and failed draws are repeated; with overlap a draw follows one in flight."""
     ranks = Ranks()
     live = [sequence(i, *kind) for i, kind in enumerate(kinds)]
     pending: dict[int, int] = {}
@@ -95,7 +95,7 @@ def test_the_same_calls_on_both(kinds, steps, overlap):
         draws = [Draw(live[i][0], 0, len(live[i][1]), live[i][1], live[i][2]) for i in chosen]
         follows = {at: pending[i] for at, i in enumerate(chosen) if i in pending}
         plan, sent = ranks.launch(draws, follows)
-        # With overlap the tokens of the step before come after the launch.
+        # With overlap, the tokens of the previous step are appended after the launch.
         before = drawn
         for i, at in pending.items():
             if drawn is not None:
@@ -114,7 +114,7 @@ def test_the_same_calls_on_both(kinds, steps, overlap):
             pending.pop(chosen[0], None)
 
 
-def test_what_has_ended_is_released():
+def test_ended_sequences_are_released():
     ranks = Ranks()
     live = [sequence(i, ("one",), [1]) for i in range(3)]
     for _ in range(2):
@@ -125,7 +125,7 @@ def test_what_has_ended_is_released():
         gc.collect()
     assert sorted(sent.released) == [1, 2]
     assert list(ranks.other._sequences) == [0]
-    # A step without processors brings the rest.
+    # A step without processors releases the rest.
     del live[:]
     _, sent = ranks.launch([Draw(SamplingParams(), 0, 0)], {})
     assert (list(sent.rows), list(sent.released)) == ([], [0])
@@ -134,7 +134,7 @@ def test_what_has_ended_is_released():
     assert ranks.launch([Draw(SamplingParams(), 0, 0)], {})[1] is None
 
 
-def test_a_step_sends_the_tokens_that_are_new():
+def test_a_step_sends_only_new_tokens():
     ranks = Ranks()
     params, output, program = sequence(1, ("one",), [5, 6, 7])
     sent = []
@@ -149,7 +149,7 @@ def test_a_step_sends_the_tokens_that_are_new():
 
 
 @pytest.mark.parametrize("names", [("one",), ("one", BATCHED)])
-def test_one_that_raises_there_is_called_once(names):
+def test_a_processor_that_raises_on_another_rank_is_called_once(names):
     ranks = Ranks()
     ranks.second.broken = True
     params, output, program = sequence(1, names, [5])

@@ -17,7 +17,7 @@ def logits() -> torch.Tensor:
 
 
 def tokens(logits, draws, rows=None):
-    # Sampling may change them in place.
+    # A copy, since sampling may change the logits in place.
     drawn = sampled(logits.clone(), list(range(len(draws))) if rows is None else rows, draws)
     assert all(d.fault is None for d in drawn)
     return [d.token for d in drawn]
@@ -35,7 +35,7 @@ KINDS = [
 ]
 
 
-def test_greedy_takes_the_best_and_of_equals_the_lowest():
+def test_greedy_chooses_the_best_and_the_lowest_id_of_equals():
     logits = torch.zeros(40, VOCAB)
     logits[torch.arange(40), torch.arange(40) * 17] = 1.0
     logits[torch.arange(40), torch.arange(40) * 17 + 1] = 1.0
@@ -43,7 +43,7 @@ def test_greedy_takes_the_best_and_of_equals_the_lowest():
 
 
 def test_a_draw_does_not_depend_on_its_batch(logits):
-    """Every kind of draw alone, in a batch, in another order, sharing a row."""
+    """Every kind of draw: alone, in a batch, in another order, and with a shared row."""
     draws = [draw(seed=i, position=i, prompt=[1, 2], output=[3, 4], **kind) for i, kind in enumerate(KINDS)]
     alone = [tokens(logits[i : i + 1], [d])[0] for i, d in enumerate(draws)]
     assert tokens(logits, draws) == alone
@@ -62,7 +62,7 @@ def test_sequences_differ_and_equal_their_derived_seed(logits, kind):
 
 
 def test_noise_belongs_to_token_ids(logits):
-    """Forbidding a token that did not come changes nothing, whatever ranks it moves."""
+    """Banning a token that was not chosen changes nothing, although it changes the ranks of others."""
     for position in range(30):
         free = tokens(logits[:1], [draw(seed=1, position=position)])[0]
         best = [token for token in logits[0].topk(5).indices.tolist() if token != free]
@@ -94,7 +94,7 @@ def test_logit_bias(logits):
     assert torch.equal(scores, expected)
 
 
-def test_repetition_penalty_is_that_of_transformers(logits):
+def test_repetition_penalty_equals_that_of_transformers(logits):
     prompt, output = [5, 9, 9, 100], [100, 3]
     scores = logits[:1].clone()
     edit(scores, [draw(repetition_penalty=1.7, prompt=prompt, output=output)])
@@ -118,7 +118,7 @@ def test_penalties_come_after_bias_and_bans(logits):
     assert scores[0, 6].item() == -math.inf
 
 
-def test_logits_that_are_needed_again_are_left_as_they_are(logits):
+def test_logits_that_are_needed_again_are_not_modified(logits):
     before = logits.clone()
     draws = [draw(prompt=[1], output=[2], **kind) for kind in KINDS]
     tokens(logits, draws)
@@ -139,7 +139,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("case", BROKEN)
-def test_a_row_with_nothing_to_sample_fails_alone(logits, case):
+def test_only_a_row_with_nothing_to_sample_fails(logits, case):
     sampling = BROKEN[case]
     draws = [draw(seed=i, logprobs=1, **sampling) for i in range(3)]
     others = {key: value for key, value in sampling.items() if not key.endswith("token_ids")}
@@ -166,13 +166,13 @@ def test_logprobs_are_the_models_own(logits, kind):
         assert [value for _, value in drawn.logprob.top] == pytest.approx(best.values.tolist(), abs=1e-5)
 
 
-def test_logprobs_only_for_those_who_asked(logits):
+def test_only_draws_that_request_logprobs_get_them(logits):
     drawn = sampled(logits, [0, 1], [draw(logprobs=0), draw()])
     assert drawn[0].logprob.top == []
     assert drawn[1].logprob is None
 
 
-def test_equal_alternatives_come_by_id():
+def test_ties_are_in_the_order_of_ids():
     logits = torch.zeros(1, 8)
     logits[0, 6] = 1.0
     drawn = sampled(logits, [0], [draw(temperature=0.0, logprobs=8)])[0]

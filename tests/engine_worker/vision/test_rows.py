@@ -1,4 +1,4 @@
-"""The rows of images: computed once, shared, bounded; what fails fails its own request."""
+"""The rows of images are computed once, shared and bounded; a failure only affects the requests for that image."""
 
 import threading
 
@@ -19,13 +19,13 @@ class Encoder:
     """Blocks while `open` is cleared."""
 
     def __init__(self) -> None:
-        self.asked: list[bytes] = []
+        self.encoded: list[bytes] = []
         self.error: Exception | None = None
         self.open = threading.Event()
         self.open.set()
 
     def __call__(self, image: Image) -> Table:
-        self.asked.append(bytes(image.data))
+        self.encoded.append(bytes(image.data))
         self.open.wait(LIMIT)
         if self.error is not None:
             raise self.error
@@ -49,7 +49,7 @@ def finished(preparation) -> None:
     until(preparation.poll)
 
 
-def test_requests_share_what_is_computed(rows, encoder):
+def test_requests_share_rows(rows, encoder):
     encoder.open.clear()
     first, second = rows.prepare([ONE, OTHER, ONE]), rows.prepare([OTHER])
     assert not first.poll()
@@ -58,20 +58,20 @@ def test_requests_share_what_is_computed(rows, encoder):
     finished(first)
     finished(second)
     assert first.fault is second.fault is None
-    assert encoder.asked == [b"one", b"other"]
+    assert encoder.encoded == [b"one", b"other"]
     assert rows.prepare([OTHER, ONE]) is None
     assert rows.table(ONE).digest == ONE.digest
-    assert len(encoder.asked) == 2
+    assert len(encoder.encoded) == 2
 
 
-def test_the_least_recently_used_is_dropped_and_computed_again(rows, encoder):
+def test_the_least_recently_used_rows_are_evicted_and_computed_again(rows, encoder):
     finished(rows.prepare([ONE, OTHER]))
     rows.table(ONE)
     finished(rows.prepare([THIRD]))
     rows.table(ONE)
-    assert encoder.asked == [b"one", b"other", b"third"]
+    assert encoder.encoded == [b"one", b"other", b"third"]
     assert rows.table(OTHER).digest == OTHER.digest
-    assert encoder.asked == [b"one", b"other", b"third", b"other"]
+    assert encoder.encoded == [b"one", b"other", b"third", b"other"]
     assert rows.prepare([OTHER, ONE]) is None
     usage = rows.usage
     assert usage.lookups == {"hit": 2, "miss": 3, "recomputed": 1}
@@ -81,7 +81,7 @@ def test_the_least_recently_used_is_dropped_and_computed_again(rows, encoder):
 @pytest.mark.parametrize(
     ("error", "code"), [(PictureError("is broken"), "INVALID_ARGUMENT"), (RuntimeError("out of memory"), "STEP_FAILED")]
 )
-def test_a_failure_is_that_of_those_who_wait_for_it(rows, encoder, error, code):
+def test_a_failure_ends_only_the_requests_that_wait_for_it(rows, encoder, error, code):
     finished(rows.prepare([ONE]))
     encoder.error = error
     failed = rows.prepare([ONE, OTHER])
@@ -94,15 +94,15 @@ def test_a_failure_is_that_of_those_who_wait_for_it(rows, encoder, error, code):
     assert again.fault is None
 
 
-def test_what_nobody_waits_for_any_more_is_not_computed(rows, encoder):
+def test_images_without_waiting_requests_are_not_computed(rows, encoder):
     encoder.open.clear()
-    begun, waits, gone = rows.prepare([ONE]), rows.prepare([OTHER]), rows.prepare([OTHER, THIRD])
-    gone.withdraw()
+    started, waiting, withdrawn = rows.prepare([ONE]), rows.prepare([OTHER]), rows.prepare([OTHER, THIRD])
+    withdrawn.withdraw()
     encoder.open.set()
-    finished(begun)
-    finished(waits)
+    finished(started)
+    finished(waiting)
     finished(rows.prepare([THIRD]))
-    assert encoder.asked == [b"one", b"other", b"third"]
+    assert encoder.encoded == [b"one", b"other", b"third"]
     cancelled = ImageRows(encoder, 2, TABLE_BYTES, lambda: None)
     encoder.open.clear()
     first, second = cancelled.prepare([ONE]), cancelled.prepare([OTHER])
@@ -110,4 +110,4 @@ def test_what_nobody_waits_for_any_more_is_not_computed(rows, encoder):
     encoder.open.set()
     finished(first)
     cancelled.close()
-    assert encoder.asked.count(b"other") == 1
+    assert encoder.encoded.count(b"other") == 1

@@ -1,7 +1,9 @@
 """LoRA adapters over real gRPC and ZeroMQ: loading, uploading, naming them, and the loss of what holds them."""
 
 import asyncio
+import threading
 import time
+from hashlib import blake2b
 
 import pytest
 from grpc import StatusCode
@@ -176,6 +178,23 @@ async def test_a_request_brings_its_adapter(ring, serving):
     client.router.ring.adapters.files._limit = B.nbytes
     await load(client, "b", files=B)
     assert client.router.ring.adapters.files.get(A.version) is None
+
+
+async def test_adapter_files_in_a_request_are_not_hashed_on_the_event_loop(serving, monkeypatch):
+    """A hash of large files would delay all streams. The version must not depend on where it is computed."""
+    client = await serving()
+    threads = []
+
+    def hashing(*args, **options):
+        threads.append(threading.get_ident())
+        return blake2b(*args, **options)
+
+    monkeypatch.setattr("sluice.ring.adapters.blake2b", hashing)
+    events = await client.events(text_spec(lora_weights=weights(A)))
+    assert events[0].started.model_fingerprint == f"fingerprint.{AdapterFiles(A.config, A.weights).version}"
+    # The first hash is the router's; the fake engine, which runs on this event loop, hashes what it receives.
+    assert threads[0] != threading.get_ident()
+    assert threads[-1] == threading.get_ident()
 
 
 async def test_nothing_of_a_refused_upload_remains(ring, serving):

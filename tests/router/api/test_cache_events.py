@@ -101,7 +101,7 @@ async def test_what_was_dropped_is_said_once(client, ring):
 
 
 async def test_a_lost_answer_is_asked_for_again(client, ring, monkeypatch):
-    monkeypatch.setattr(cache_events, "ASK_AGAIN_SECONDS", 0.1)
+    monkeypatch.setattr(cache_events, "RETRY_SECONDS", 0.1)
     one = engine(ring, "a")
     one.answering_reads = False
     call = follow(client, "a")

@@ -392,9 +392,9 @@ async def test_paths(ring, start, tmp_path):
         (allowed / name / name).write_bytes(data)
     client = await start(prompt_adapter_folders=(str(allowed),))
     expected = {
-        outside: "does not lie in one of prompt_adapter_folders",
-        allowed / ".." / "outside": "does not lie in one of",
-        allowed / "link": "does not lie in one of",
+        outside: "is not within one of prompt_adapter_folders",
+        allowed / ".." / "outside": "is not within one of",
+        allowed / "link": "is not within one of",
         allowed / "linked": "adapter_config.json is not a file",
         **dict.fromkeys(map(allowed.joinpath, trap.files), "cannot be read: No such file"),
         allowed / "adapter_model.bin": "is a pickle",

@@ -155,12 +155,12 @@ async def test_one_tenant_does_not_fill_the_queue_for_all():
     await admission.acquire(2, 1, "a")
     waiting = [asyncio.ensure_future(admission.acquire(2, 1, "a")) for _ in range(6)]
     await settle()
-    with pytest.raises(RequestError, match=r"6 requests of the tenant 'a' wait; .* \(max_tenant_waiting\)"):
+    with pytest.raises(RequestError, match=r"6 requests of the tenant 'a' are waiting, .* \(max_tenant_waiting\)"):
         await admission.acquire(2, 1, "a")
     waiting += [asyncio.ensure_future(admission.acquire(2, 1, "b")) for _ in range(4)]
     await settle()
     assert admission.waiting == 10
-    with pytest.raises(RequestError, match=r"1 requests are live and 10 wait; .* \(max_waiting\)"):
+    with pytest.raises(RequestError, match=r"1 requests are live and 10 are waiting, .* \(max_waiting\)"):
         await admission.acquire(2, 1, "b")
     for task in waiting:
         task.cancel()

@@ -88,10 +88,10 @@ def blank(width: int, height: int) -> bytes:
     [
         (text_spec(IMAGE, images=images(blank(201, 1))), "spec.images[0].data", "at most 200 times as long"),
         (text_spec(IMAGE, images=images(blank(4097, 4096))), "spec.images[0].data", "pixels, at most"),
-        (text_spec(IMAGE * 2, images=images(WIDE, b"GIF89a")), "spec.images[1].data", "is no PNG, JPEG or WebP"),
+        (text_spec(IMAGE * 2, images=images(WIDE, b"GIF89a")), "spec.images[1].data", "is not a PNG, JPEG or WebP"),
         (text_spec(IMAGE, images=images(WIDE[:-30])), "spec.images[0].data", "is broken or truncated"),
         (text_spec(IMAGE, images=images(WIDE, TALL)), "spec.text", "has 1 image placeholders"),
-        (text_spec(f"an {IMAGE} is missing"), "spec.text", "but the request 0 images"),
+        (text_spec(f"an {IMAGE} is missing"), "spec.text", "but the request has 0 images"),
         (text_spec(IMAGE + "a " * 2040, images=images(WIDE)), "spec.text", "leaves no room in the context"),
     ],
     ids=str,

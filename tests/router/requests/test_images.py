@@ -171,7 +171,7 @@ async def test_only_engines_that_take_images_get_them(ring, start, llava):
     (found,) = (await client.models.ListModels(admin_pb2.ListModelsRequest())).models
     assert (found.image_tokens, list(found.capabilities)) == (0, ["chat"])
     details = await refused(client.events(text_spec("<image>", images=images(ONE))))
-    assert "no engine takes any" in details.bad.field_violations[0].description
+    assert "no engine supports images" in details.bad.field_violations[0].description
     await client.generate(text_spec("a text"))
     blind.image_rows = ROWS
     await client.until(lambda: client.router.ring.membership.engines.all[0].heartbeat.image_rows)
@@ -200,7 +200,7 @@ def blank(width: int, height: int) -> bytes:
 NOISE = picture(3, (1000, 1000), "PNG")
 REFUSED = [
     (text_spec("<image>", images=images(ONE[:-30])), "spec.images[0].data", "is broken or truncated"),
-    (text_spec("<image>", images=images(b"GIF89a" + ONE)), "spec.images[0].data", "is no PNG, JPEG or WebP image"),
+    (text_spec("<image>", images=images(b"GIF89a" + ONE)), "spec.images[0].data", "is not a PNG, JPEG or WebP image"),
     (text_spec("<image>" * 2, images=images(ONE, bomb())), "spec.images[1].data", "pixels, at most"),
     (text_spec("<image>", images=images(blank(4097, 4096))), "spec.images[0].data", "at most"),
     (text_spec("<image>", images=images(b"")), "spec.images[0].data", "is empty"),
@@ -208,7 +208,7 @@ REFUSED = [
     (text_spec("<image>" * 3, images=images(*[NOISE] * 3)), "spec.images[2].data", "at most 8388608"),
     (text_spec("<image>", images=images(ONE, OTHER)), "spec.text", "has 1 image placeholders (token 4096)"),
     (text_spec("no place", images=images(ONE)), "spec.text", "has 0 image placeholders"),
-    (text_spec("an <image> is missing"), "spec.text", "but the request 0 images"),
+    (text_spec("an <image> is missing"), "spec.text", "but the request has 0 images"),
     (pb.GenerationSpec(token_ids=pb.TokenIds(ids=[5]), images=images(ONE)), "spec.token_ids", "has 0 image"),
     (chat("see", ONE[:-30]), "spec.chat.messages[0].parts[1].image.data", "is broken or truncated"),
     (chat("see", b""), "spec.chat.messages[0].parts[1].image.data", "is empty"),
@@ -217,7 +217,7 @@ REFUSED = [
     (
         pb.GenerationSpec(chat=pb.ChatPrompt(messages=[{"role": "user", "parts": [{}]}])),
         "spec.chat.messages[0].parts[0]",
-        "is unset: give text or image",
+        "is unset: set text or image",
     ),
     (
         pb.GenerationSpec(chat=pb.ChatPrompt(messages=[{"role": "user", "content": "a", "parts": [{"text": "b"}]}])),
@@ -270,7 +270,7 @@ async def test_a_model_without_vision_takes_none(ring, start):
         details = await refused(client.events(spec))
         violation = details.bad.field_violations[0]
         assert violation.field == field
-        assert "takes none" in violation.description
+        assert "does not support images" in violation.description
     # Parts of text alone are for any model.
     await client.generate(chat("a", "b"))
 

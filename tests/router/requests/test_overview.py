@@ -1,6 +1,6 @@
 """What a router says of its peers and requests at a moment."""
 
-from router.requests.overview import MOST_LISTED
+from router.requests.overview import MAX_LISTED
 from tests.fakes.ring_scripts import hang
 from tests.router.conftest import text_spec
 
@@ -47,6 +47,6 @@ async def test_the_open_requests_come_first_and_the_newest_of_each(client, ring)
 
 
 async def test_only_so_many_are_listed(client):
-    for _ in range(MOST_LISTED + 3):
+    for _ in range(MAX_LISTED + 3):
         await client.generate(text_spec())
-    assert len(client.router.ring.overview.latest_requests()) == MOST_LISTED
+    assert len(client.router.ring.overview.latest_requests()) == MAX_LISTED

@@ -46,7 +46,7 @@ async def test_that_of_a_lost_engine_is_known_and_waited_for(ring, start):
     await client.until(lambda: len(client.router.ring.membership.engines.usable) == 1)
     details = await refused(client.events(asking("a")))
     assert (details.code, details.info.reason) == (StatusCode.UNAVAILABLE, "NO_ENGINE")
-    assert "with all of the logits processors 'a'" in details.error.details()
+    assert "that supports logits processors 'a'" in details.error.details()
     having.beating = True
     await client.until(lambda: len(client.router.ring.membership.engines.usable) == 2)
     assert (await client.events(asking("a")))[-1].HasField("done")
@@ -60,7 +60,7 @@ async def test_names_that_no_engine_has_together(ring, start):
     client = await start(peer_wait=0.1)
     details = await refused(client.events(asking("a", "b")))
     assert (details.code, details.info.reason) == (StatusCode.UNAVAILABLE, "NO_ENGINE")
-    assert "with all of the logits processors 'a', 'b'" in details.error.details()
+    assert "that supports logits processors 'a', 'b'" in details.error.details()
 
 
 async def test_max_tokens_is_what_an_engine_that_has_them_holds(ring, start):

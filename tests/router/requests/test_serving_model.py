@@ -162,11 +162,14 @@ def test_the_same_version_again_changes_nothing():
 def test_a_version_that_no_engine_has_is_refused_and_nothing_changes(live):
     found, logs = serving(version="v1")
     unlabelled = engines("a")
-    for given, known in ((versions("v2", "v1", "v2"), "'v1', 'v2'"), (unlabelled, "none has a version")):
+    for given, problem in (
+        (versions("v2", "v1", "v2"), "must be one of 'v1', 'v2'"),
+        (unlabelled, "but no engine that accepts work has a version"),
+    ):
         with pytest.raises(RequestError) as error:
             found.set_version("v3\n", given)
         assert error.value.code is ErrorCode.MODEL_NOT_FOUND
-        assert error.value.message == rf"version is 'v3\n', must be one of an engine that takes work: {known}"
+        assert error.value.message == rf"version is 'v3\n', {problem}"
     assert found.version == "v1"
     assert not logs
 

@@ -106,7 +106,11 @@ async def test_engines_that_take_no_rows_get_none(ring, start):
 
 
 @pytest.mark.parametrize(
-    ("size", "expected"), [(4, "rows of 2; the model's hidden size is 4"), (0, "no engine takes any with this model")]
+    ("size", "expected"),
+    [
+        (4, "rows of 2 values, but the model's hidden size is 4"),
+        (0, "no engine supports embeddings with this model"),
+    ],
 )
 async def test_rows_of_another_size_are_refused(ring, start, size, expected):
     ring.add_engine().hidden_size = size

@@ -1,4 +1,5 @@
 import asyncio
+import json
 import shutil
 import threading
 
@@ -79,6 +80,20 @@ async def test_words_are_spelled_at_the_start_of_a_text_and_within_it(tmp_path, 
     assert [pieces.index("▁import")] in spellings
     assert [after_bracket] in spellings
     text.close()
+
+
+@pytest.mark.parametrize("missing", [0, 1, 3])
+async def test_a_tokenizer_with_more_tokens_than_the_model_is_logged_at_the_start(ring, start, tmp_path, missing):
+    folder = shutil.copytree(path(), tmp_path / "model")
+    largest = max(Tokenizer.from_file(str(folder / "tokenizer.json")).get_vocab().values())
+    config = json.loads((folder / "config.json").read_text())
+    config["vocab_size"] = largest + 1 - missing
+    (folder / "config.json").write_text(json.dumps(config))
+    client = await start(wait=False, checkpoint=open_checkpoint(str(folder)))
+    logged = [line for line in client.logs if line["event"] == "tokenizer_exceeds_model"]
+    assert [(line["extra_tokens"], line["vocab_size"]) for line in logged] == (
+        [(missing, config["vocab_size"])] if missing else []
+    )
 
 
 async def test_the_last_prompt_tokens_are_kept(client, ring):

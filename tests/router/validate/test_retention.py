@@ -61,10 +61,10 @@ async def test_values_and_limits_are_named(client):
     details = await refused(client.events(ids(30, kv_cache=options)))
     assert {violation.field: violation.description for violation in details.bad.field_violations} == {
         "spec.kv_cache.prompt_retention[0].start": "is 30, inside spec.kv_cache.prompt_retention[1],"
-        " which goes from 2 to 31"
+        " which ranges from 2 to 31"
     }
     details = await refused(client.events(ids(30, kv_cache=KvCacheOptions(prompt_retention=[{"end": 31}]))))
-    assert details.bad.field_violations[0].description == "is 31, the prompt has 30 tokens"
+    assert details.bad.field_violations[0].description == "is 31, but the prompt has 30 tokens"
 
 
 @given(st.lists(st.integers(0, 40), min_size=2, max_size=12, unique=True), st.integers(1, 40), st.randoms())

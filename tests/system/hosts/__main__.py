@@ -1,7 +1,7 @@
-"""Streams over a ring of many machines to which things happen: python -m tests.system.hosts
+"""Disturbs a ring of many machines while streams run: python -m tests.system.hosts
 
-Each service is alone in a network namespace; needs root, ip and dnsmasq. Prints a table of the scenarios and writes it
-to docs/measurements/hosts.md; exit status 1 when a stream failed, differs, or paused for more than 10 s.
+Each service runs in a separate network namespace, which needs root, ip and dnsmasq. Prints the outcome of each scenario
+and writes a table to docs/measurements/hosts.md. Exit status 1: a stream failed, differed or paused for more than 10 s.
 """
 
 import argparse
@@ -26,41 +26,40 @@ RINGS: Mapping[str, tuple[Naming, bool, Mapping[str, Scenario]]] = {
 
 
 def main() -> None:
-    """Read the command line."""
     parser = argparse.ArgumentParser(prog="python -m tests.system.hosts", description=__doc__)
     parser.add_argument("--only", default="", help="run scenarios whose row contains this text, and write no page")
     parser.add_argument("--logs", type=Path, help="folder for the services' logs")
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     if reason := missing():
         parser.error(reason)
     console = Console()
     with tempfile.TemporaryDirectory() as folder:
-        logs = given.logs or Path(folder)
+        logs = arguments.logs or Path(folder)
         logs.mkdir(parents=True, exist_ok=True)
-        outcomes = list(run_all(given.only, logs, console))
-    if not given.only:
+        outcomes = list(run_all(arguments.only, logs, console))
+    if not arguments.only:
         write_page(outcomes, sys.argv[1:])
     raise SystemExit(0 if outcomes and all(outcome.good for outcome in outcomes) else 1)
 
 
 def run_all(only: str, folder: Path, console: Console) -> Iterator[Outcome]:
-    """Prints each outcome as it is known."""
+    """Run the scenarios whose row contains `only`, and print each outcome."""
     for title, (naming, ipv6, scenarios) in RINGS.items():
-        left = {f"{title}: {name}": scenario for name, scenario in scenarios.items() if only in f"{title}: {name}"}
-        while left:
-            # A scenario that broke its ring costs the next one a new ring, and no more.
-            for outcome in run_ring(naming, ipv6, dict(left), Path(tempfile.mkdtemp(dir=folder))):
-                del left[outcome.name]
+        remaining = {f"{title}: {name}": scenario for name, scenario in scenarios.items() if only in f"{title}: {name}"}
+        while remaining:
+            # After a scenario that broke its ring, the remaining ones run on a new ring.
+            for outcome in run_ring(naming, ipv6, dict(remaining), Path(tempfile.mkdtemp(dir=folder))):
+                del remaining[outcome.name]
                 console.print(outcome.text, highlight=False, soft_wrap=True, markup=False)
                 yield outcome
 
 
 def run_ring(naming: Naming, ipv6: bool, scenarios: Mapping[str, Scenario], folder: Path) -> Iterator[Outcome]:
-    """Up to the first scenario that does not leave the ring whole."""
+    """Run scenarios on one ring, up to the first one that breaks it."""
     with Network(folder, ipv6=ipv6) as network, Ring(network, folder, naming) as ring:
-        truths = run_undisturbed(ring)
+        expected = run_undisturbed(ring)
         for name, scenario in scenarios.items():
-            outcome = run_disturbed(ring, name, scenario, truths)
+            outcome = run_disturbed(ring, name, scenario, expected)
             yield outcome
             if outcome.broken:
                 return

@@ -1,4 +1,4 @@
-"""The ring's keys as Kubernetes mounts Secrets: each service has its own secret key and all public ones."""
+"""The ring's keys as Kubernetes mounts Secrets: each service has its secret key and all public keys."""
 
 import secrets
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ SECRET_MODE = 0o440
 
 
 class MountedSecret:
-    """A volume of a Secret: its files are links into a folder that is replaced as a whole."""
+    """A Secret volume: its files are links into a folder that is replaced atomically."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -31,39 +31,39 @@ class MountedSecret:
 
 
 class MountedKeys:
-    """The operator's folder of `sluice keygen`, and what each service sees of it."""
+    """The operator's folder of `sluice keygen`, and the volumes that services mount."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._own: list[tuple[Role, MountedSecret]] = []
+        self._secrets: list[tuple[Role, MountedSecret]] = []
         self._public: list[MountedSecret] = []
         for role in ROLES:
             generate(folder, role)
 
     def mount(self, role: Role) -> Path:
-        """A new folder for a service's setting `keys`."""
+        """Mount a new folder for the setting `keys` of a service."""
         mounted = self._folder / f"{role}-{secrets.token_hex(3)}"
-        own, public = MountedSecret(mounted / "secret"), MountedSecret(mounted / "public")
-        own.write(self._secret(role))
+        secret, public = MountedSecret(mounted / "secret"), MountedSecret(mounted / "public")
+        secret.write(self._secret(role))
         public.write(self._public_keys())
-        self._own.append((role, own))
+        self._secrets.append((role, secret))
         self._public.append(public)
         return mounted
 
     def announce(self, role: Role) -> None:
-        """Make a new pair, and tell all its public key."""
+        """Generate a new key pair, and publish its public key to all services."""
         generate(self._folder, role)
         for mounted in self._public:
             mounted.write(self._public_keys())
 
     def adopt(self, role: Role) -> None:
-        """Services of this role get the secret key of the latest pair."""
-        for holder, mounted in self._own:
+        """Give services of this role the secret key of the latest pair."""
+        for holder, mounted in self._secrets:
             if holder == role:
                 mounted.write(self._secret(role))
 
     def retire(self, role: Role) -> None:
-        """The former public key is no longer valid."""
+        """Invalidate the former public key."""
         retire(self._folder, role)
         for mounted in self._public:
             mounted.write(self._public_keys())

@@ -1,4 +1,4 @@
-"""docs/measurements/hosts.md: the outcomes as a table, with date, command and machine."""
+"""Writes docs/measurements/hosts.md: the outcomes as a table, with date, command and machine."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,13 +10,13 @@ PAGE = Path(__file__).parents[3] / "docs" / "measurements" / "hosts.md"
 HEAD = """\
 # Several hosts
 
-Two routers, two engines and two detokenizers, each alone in a network namespace with an address of its own, DNS by
-dnsmasq, and keys as mounted Secrets. Eight streams without pause (greedy, seeded, n = 2, stop strings, penalties,
-logprobs, two of 600 tokens) run while the ring is disturbed; each is compared with its undisturbed self: text, token
+Two routers, two engines and two detokenizers, each in a separate network namespace with its own address, DNS by
+dnsmasq, and keys as mounted Secrets. Eight streams (greedy, seeded, n = 2, stop strings, penalties, logprobs, two of
+600 tokens) run repeatedly while the ring is disturbed. Each is compared with the same stream undisturbed: text, token
 ids, logprobs, finish reason, usage. All machines share the cores of one, so pauses include the start of services.
 
-*Moves* are streams that took more than one attempt, and those that the client resumed at another router. *Longest
-pause* is the longest that any stream waited for its first or its next chunk.
+*Moves* are streams that took more than one attempt or that the client resumed at another router. *Longest pause* is the
+longest wait of any stream for its first or its next chunk.
 """
 
 

@@ -1,4 +1,4 @@
-"""A ring whose services are alone on their machines."""
+"""A ring whose services each run on a separate machine."""
 
 import json
 import os
@@ -21,7 +21,7 @@ from tests.system.hosts.mounted_keys import MountedKeys
 from tests.system.hosts.network import Machine, Network, host_name
 
 Naming = Literal["dns", "tcp"]
-"""How routers know peers: by `dns://` and one name for all of a kind, or by `tcp://` and a name for each."""
+"""How routers find peers: by `dns://` and one name for each kind, or by `tcp://` and one name for each peer."""
 
 RING_PORT, GRPC_PORT, TORCHRUN_PORT = 7000, 50051, 29500
 START_SECONDS = 120.0
@@ -38,7 +38,7 @@ COUNTS: Mapping[Role, int] = {"detok": 2, "engine": 2, "router": 2}
 
 @dataclass(frozen=True)
 class Service:
-    """One process on its machine. `seat` is its name in the ring, which its successor takes over."""
+    """A process on its machine. `seat`: its name in the ring, which a successor inherits."""
 
     seat: str
     role: Role
@@ -47,7 +47,7 @@ class Service:
     log: Path
 
     def events(self, name: str) -> list[dict[str, Any]]:
-        """Its log lines of this name."""
+        """Log lines of this event."""
         lines = self.log.read_text().splitlines(keepends=True)
         read = [json.loads(line) for line in lines if line.startswith("{") and line.endswith("\n")]
         return [line for line in read if line.get("event") == name]
@@ -58,18 +58,18 @@ class Service:
         self.process.wait()
 
     def drain(self) -> None:
-        """SIGTERM. Raises RuntimeError unless it ends by itself, with status 0."""
+        """Send SIGTERM. Raises RuntimeError unless the service ends by itself with status 0."""
         self.process.send_signal(signal.SIGTERM)
         try:
             status = self.process.wait(DRAIN_SECONDS)
         except subprocess.TimeoutExpired:
-            raise RuntimeError(f"{self.seat} runs {DRAIN_SECONDS:g} s after SIGTERM: see {self.log}") from None
+            raise RuntimeError(f"{self.seat} still runs {DRAIN_SECONDS:g} s after SIGTERM: see {self.log}") from None
         if status != 0:
             raise RuntimeError(f"{self.seat} ended with status {status} after SIGTERM: see {self.log}")
 
 
 class Ring:
-    """Starts services and says in the DNS where they are. Its methods are for one thread."""
+    """Starts services and registers their addresses in the DNS. Not thread-safe."""
 
     def __init__(self, network: Network, folder: Path, naming: Naming = "dns") -> None:
         self.network = network
@@ -87,7 +87,7 @@ class Ring:
                     self.launch(f"{role}-{i}")
             for service in list(self.services.values()):
                 self.wait_ready(service)
-            # A router says that it is ready as soon as it listens; its health is what clients would wait for.
+            # Routers log that they are ready once they listen, before they know any peers.
             for service in [*self.of("engine"), *self.of("detok")]:
                 self.wait_known(service)
         except BaseException:
@@ -101,27 +101,29 @@ class Ring:
 
     @property
     def addresses(self) -> list[str]:
-        """Of the routers."""
-        return [f"{each.machine.host}:{GRPC_PORT}" for each in self.of("router")]
+        """gRPC addresses of the routers."""
+        return [f"{router.machine.host}:{GRPC_PORT}" for router in self.of("router")]
 
     @property
     def moved(self) -> int:
-        """Requests that have ended after more than one attempt."""
-        routers = [each for each in self._started if each.role == "router"]
-        return sum(line.get("attempts", 0) > 1 for router in routers for line in router.events("request_ended"))
+        """Number of requests that have ended after more than one attempt."""
+        return sum(line.get("attempts", 0) > 1 for line in self._router_events("request_ended"))
 
     @property
     def lost(self) -> Counter[str]:
-        """How often routers lost each seat."""
-        routers = [each for each in self._started if each.role == "router"]
-        return Counter(line["peer"] for router in routers for line in router.events("peer_lost"))
+        """How often routers have lost each seat."""
+        return Counter(line["peer"] for line in self._router_events("peer_lost"))
+
+    def _router_events(self, name: str) -> list[dict[str, Any]]:
+        """Log lines of an event from all routers that were ever started."""
+        routers = [service for service in self._started if service.role == "router"]
+        return [line for router in routers for line in router.events(name)]
 
     def of(self, role: Role) -> list[Service]:
-        return [each for each in self.services.values() if each.role == role]
+        return [service for service in self.services.values() if service.role == role]
 
     def launch(self, seat: str, machine: Machine | None = None) -> Service:
-        """Start a service, by default on a machine of its own. Its name resolves from now on, as with
-        publishNotReadyAddresses."""
+        """Start a service, by default on a new machine. Its name resolves from now on, before it is ready."""
         role, machine = _role(seat), machine or self.network.machine()
         command = [sys.executable, "-m", MODULES[role], *self._flags(seat, role, machine)]
         service = self.services[seat] = self._run(seat, role, machine, command)
@@ -129,7 +131,7 @@ class Ring:
         return service
 
     def launch_pair(self, seat: str) -> tuple[Service, Service]:
-        """One engine that two machines compute: ranks 0 and 1, each under its torchrun."""
+        """Start one engine on two machines: ranks 0 and 1, each under torchrun."""
         machines = [self.network.machine() for _ in range(2)]
         flags = self._flags(seat, "engine", machines[0], tensor_parallel=2, device="cpu")
         group = ["--nnodes", "2", "--nproc-per-node", "1", "--master-addr", machines[0].ip]
@@ -141,13 +143,13 @@ class Ring:
         return ranks[0], ranks[1]
 
     def wait_ready(self, service: Service) -> None:
-        """Raises RuntimeError if it ends, or is late."""
+        """Raises RuntimeError if the service ends or is not ready in time."""
         wait_until(lambda: bool(service.events("ready")) or service.process.poll() is not None, START_SECONDS)
         if not service.events("ready"):
             raise RuntimeError(f"{service.seat} is not ready: see {service.log}")
 
     def wait_known(self, service: Service) -> None:
-        """Raises RuntimeError unless every router has heard of this engine or detokenizer soon after it was ready."""
+        """Raises RuntimeError unless every router knows this engine or detokenizer soon after it is ready."""
         (ready,) = service.events("ready")
 
         def knows(router: Service) -> bool:
@@ -158,25 +160,25 @@ class Ring:
             raise RuntimeError(f"{service.seat} is unknown to a router {KNOWN_SECONDS:g} s after it was ready")
 
     def start(self, seat: str, machine: Machine | None = None) -> Service:
-        """Launch, and wait until it is ready and the routers know it."""
+        """Launch a service, and wait until it is ready and all routers know it."""
         service = self.launch(seat, machine)
         self.wait_ready(service)
         if service.role != "router":
             self.wait_known(service)
         return service
 
-    def forget(self, seat: str) -> Service:
-        """Take a service out of the ring's names."""
+    def unregister(self, seat: str) -> Service:
+        """Remove a service from the DNS."""
         service = self.services.pop(seat)
         self.publish()
         return service
 
     def publish(self) -> None:
-        """Name every service, by kind and by seat; a kind or a seat without a service does not exist."""
-        names = {role: [each.machine.ip for each in self.of(role)] for role in ROLES}
-        names |= {seat: [] for seat in {each.seat for each in self._started}}
-        names |= {seat: [each.machine.ip] for seat, each in self.services.items()}
-        self.network.dns.say(names)
+        """Register every service in the DNS by its role and its seat. Names without services do not exist."""
+        names = {role: [service.machine.ip for service in self.of(role)] for role in ROLES}
+        names |= {seat: [] for seat in {service.seat for service in self._started}}
+        names |= {seat: [service.machine.ip] for seat, service in self.services.items()}
+        self.network.dns.set_records(names)
 
     def _run(self, seat: str, role: Role, machine: Machine, command: Sequence[str]) -> Service:
         log = self._folder / f"{seat}-{secrets.token_hex(3)}.log"

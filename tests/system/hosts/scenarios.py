@@ -1,4 +1,4 @@
-"""What happens to the ring while streams run. Each scenario leaves at least two ready services of each kind."""
+"""Disturbances of the ring. Each scenario leaves at least two ready services of each kind."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -11,26 +11,25 @@ Scenario = Callable[[Ring], None]
 
 CUT_SECONDS = 10.0
 AFTER_SECONDS = 6.0
-"""After a disturbance, for what follows from it."""
+"""Time after a disturbance in which its late consequences show."""
 RESOLVED_SECONDS = 6.0
-"""For all routers to notice what the DNS says."""
+"""Time in which all routers notice a change of the DNS."""
 
 
 def detokenizer_added(ring: Ring) -> None:
-    """It stays."""
     ring.start("detok-2")
     time.sleep(RESOLVED_SECONDS + AFTER_SECONDS)
 
 
 def detokenizer_drains(ring: Ring) -> None:
-    """It leaves for good."""
+    """It has no successor."""
     ring.services["detok-0"].drain()
-    ring.forget("detok-0")
+    ring.unregister("detok-0")
     time.sleep(AFTER_SECONDS)
 
 
 def vanishes(seat: str) -> Scenario:
-    """Its machine says nothing more, and another takes its seat at another address."""
+    """A machine vanishes without a word; a successor of its service starts at another address."""
 
     def scenario(ring: Ring) -> None:
         _lose(ring.services[seat])
@@ -50,7 +49,7 @@ def moves_by_drain(seat: str) -> Scenario:
 
 
 def routers_vanish(ring: Ring) -> None:
-    """One after the other, since a client uses one of them. Each comes back at the address that clients know."""
+    """One after the other. Each is restarted at the address that clients know."""
     for service in ring.of("router"):
         _lose(service)
         time.sleep(CUT_SECONDS)
@@ -60,7 +59,7 @@ def routers_vanish(ring: Ring) -> None:
 
 
 def are_cut_off(role: Role) -> Scenario:
-    """Each service of a kind, one after the other, with its process running on."""
+    """Each service of a kind is disconnected for a while, one after the other, while its process keeps running."""
 
     def scenario(ring: Ring) -> None:
         for service in ring.of(role):
@@ -73,8 +72,10 @@ def are_cut_off(role: Role) -> Scenario:
 
 
 def dns_is_silent(ring: Ring) -> None:
-    """While a detokenizer is killed and restarted where it was. Raises RuntimeError if it is not back before the DNS
-    is, or if a router loses another peer."""
+    """While the DNS does not answer, a detokenizer is killed and restarted at its address.
+
+    Raises RuntimeError if the routers do not find it before the DNS answers again, or if they lose another peer.
+    """
     lost = ring.lost
     with _silence(ring):
         time.sleep(RESOLVED_SECONDS)
@@ -85,27 +86,27 @@ def dns_is_silent(ring: Ring) -> None:
         ring.wait_known(service)
         time.sleep(RESOLVED_SECONDS)
     time.sleep(AFTER_SECONDS)
-    if others := (ring.lost - lost).keys() - {former.seat}:
-        raise RuntimeError(f"routers lost {', '.join(sorted(others))}, which was well")
+    if wrongly_lost := (ring.lost - lost).keys() - {former.seat}:
+        raise RuntimeError(f"routers lost {', '.join(sorted(wrongly_lost))}, although nothing had happened to them")
 
 
 def dns_says_nxdomain(ring: Ring) -> None:
-    ring.network.dns.say(dict.fromkeys((*ROLES, *ring.services), ()))
+    ring.network.dns.set_records(dict.fromkeys((*ROLES, *ring.services), ()))
     time.sleep(RESOLVED_SECONDS + AFTER_SECONDS)
     ring.publish()
     time.sleep(RESOLVED_SECONDS)
 
 
 def dns_names_half(ring: Ring) -> None:
-    """One of two engines, and one of two detokenizers."""
-    ring.network.dns.say({role: [ring.of(role)[0].machine.ip] for role in ROLES})
+    """The DNS returns only one of two engines, and one of two detokenizers."""
+    ring.network.dns.set_records({role: [ring.of(role)[0].machine.ip] for role in ROLES})
     time.sleep(RESOLVED_SECONDS + AFTER_SECONDS)
     ring.publish()
     time.sleep(RESOLVED_SECONDS)
 
 
 def everything_rolls(ring: Ring) -> None:
-    """Each service drains and its successor starts: engines and detokenizers at other addresses."""
+    """A rolling update: each service drains and its successor starts, engines and detokenizers at new addresses."""
     for role in ("detok", "engine", "router"):
         for service in ring.of(role):
             service.drain()
@@ -114,7 +115,7 @@ def everything_rolls(ring: Ring) -> None:
 
 
 def keys_rotate(ring: Ring) -> None:
-    """Of each role: a new public key beside the former one, then the secret, then the former one goes."""
+    """For each role: add a new public key, switch to the new secret key, then remove the former public key."""
     for role in ROLES:
         for change in (ring.keys.announce, ring.keys.adopt, ring.keys.retire):
             change(role)
@@ -123,18 +124,18 @@ def keys_rotate(ring: Ring) -> None:
 
 
 def two_machines_compute_one_engine(ring: Ring) -> None:
-    """It joins, and computes all streams while the other engines are replaced."""
+    """The engine joins, and computes all streams while the other engines are replaced."""
     ranks = ring.launch_pair("engine-2")
     ring.wait_ready(ranks[0])
     ring.wait_known(ranks[0])
     for seat in ("engine-0", "engine-1"):
         ring.services[seat].drain()
-        ring.forget(seat)
+        ring.unregister(seat)
     time.sleep(AFTER_SECONDS)
     for seat in ("engine-0", "engine-1"):
         ring.start(seat)
     time.sleep(RESOLVED_SECONDS)
-    ring.forget("engine-2")
+    ring.unregister("engine-2")
     for rank in ranks:
         rank.kill()
     time.sleep(AFTER_SECONDS)
@@ -147,11 +148,11 @@ def _lose(service: Service) -> None:
 
 @contextmanager
 def _silence(ring: Ring) -> Iterator[None]:
-    ring.network.dns.fall_silent()
+    ring.network.dns.stop_answering()
     try:
         yield
     finally:
-        ring.network.dns.answer()
+        ring.network.dns.resume_answering()
 
 
 NAMES: Mapping[Role, str] = {"detok": "each detokenizer", "engine": "each engine", "router": "each router"}

@@ -1,4 +1,4 @@
-"""Streams of every kind through a ring while something happens to it, each compared with its undisturbed self."""
+"""Streams of every kind through a ring that is disturbed, each compared with the same stream undisturbed."""
 
 import asyncio
 import time
@@ -22,21 +22,21 @@ SHOWN_FAULTS = 3
 
 @dataclass
 class Outcome:
-    """What became of the streams of one scenario."""
+    """The streams of one scenario."""
 
     name: str
     streams: int = 0
     failed: int = 0
     changed: int = 0
-    """Differ from their undisturbed selves, failed ones aside."""
+    """Streams that did not fail but differ from the undisturbed ones."""
     moves: int = 0
-    """Streams that took more than one attempt, and those that went on at another router."""
+    """Streams that took more than one attempt or that were resumed at another router."""
     pause: float = 0.0
-    """The longest that a stream waited for its first chunk or its next one, in seconds."""
+    """The longest wait of any stream for its first or its next chunk, in seconds."""
     seconds: float = 0.0
     faults: list[str] = field(default_factory=list)
     broken: str = ""
-    """Why the scenario did not come to its end."""
+    """Why the scenario was not completed; empty: it was."""
 
     @property
     def good(self) -> bool:
@@ -48,19 +48,19 @@ class Outcome:
         times = f"longest pause {self.pause:.1f} s, in {self.seconds:.0f} s"
         return "\n    ".join([f"{self.name}: {counts}, {times}", *filter(None, [self.broken, *self.faults])])
 
-    def add(self, found: StreamSeen, truth: StreamSeen) -> None:
-        difference = found.difference(truth)
+    def add(self, stream: StreamSeen, expected: StreamSeen) -> None:
+        difference = stream.difference(expected)
         self.streams += 1
-        self.failed += bool(found.faults)
-        self.changed += bool(difference) and not found.faults
-        self.moves += bool(found.resumed)
-        self.pause = max(self.pause, found.first_token, found.stall)
+        self.failed += bool(stream.faults)
+        self.changed += bool(difference) and not stream.faults
+        self.moves += bool(stream.resumed)
+        self.pause = max(self.pause, stream.first_token, stream.stall)
         if difference and len(self.faults) < SHOWN_FAULTS:
             self.faults.append(difference)
 
 
 def run_undisturbed(ring: Ring) -> list[StreamSeen]:
-    """What the streams are. Raises RuntimeError if one fails by itself."""
+    """The undisturbed streams. Raises RuntimeError if one of them fails."""
 
     async def run() -> list[StreamSeen]:
         async with connect(ring.addresses) as client:
@@ -69,8 +69,8 @@ def run_undisturbed(ring: Ring) -> list[StreamSeen]:
     return asyncio.run(run())
 
 
-def run_disturbed(ring: Ring, name: str, scenario: Callable[[Ring], None], truths: Sequence[StreamSeen]) -> Outcome:
-    """All streams, again and again until the scenario has ended, and those of that moment to their ends."""
+def run_disturbed(ring: Ring, name: str, scenario: Callable[[Ring], None], expected: Sequence[StreamSeen]) -> Outcome:
+    """Run all streams repeatedly until the scenario has ended, and those that are then running to their end."""
     outcome, began, moved = Outcome(name), time.monotonic(), ring.moved
 
     async def disturb() -> None:
@@ -82,7 +82,7 @@ def run_disturbed(ring: Ring, name: str, scenario: Callable[[Ring], None], truth
 
     async def run() -> None:
         async with connect(ring.addresses) as client:
-            await without_pause(client, REQUESTS, truths, asyncio.create_task(disturb()), outcome.add)
+            await without_pause(client, REQUESTS, expected, asyncio.create_task(disturb()), outcome.add)
 
     asyncio.run(run())
     outcome.moves += ring.moved - moved

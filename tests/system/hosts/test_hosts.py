@@ -1,4 +1,4 @@
-"""Some scenarios on one ring. `python -m tests.system.hosts` runs all of them."""
+"""Some scenarios on a ring of many machines. `python -m tests.system.hosts` runs all of them."""
 
 import pytest
 
@@ -26,28 +26,28 @@ def ring(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def truths(ring):
+def expected(ring):
     return run_undisturbed(ring)
 
 
 @pytest.fixture(autouse=True)
 def shorter(monkeypatch):
-    """Streams run at full speed all the while; the command gives what follows late more time."""
+    """The command waits longer, for late consequences of a disturbance."""
     monkeypatch.setattr(scenarios, "AFTER_SECONDS", 2.0)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", QUICK)
-def test_streams_go_on_unchanged(ring, truths, name):
-    outcome = run_disturbed(ring, name, BY_DNS[name], truths)
-    assert outcome.streams >= len(truths)
+def test_disturbances_change_no_stream(ring, expected, name):
+    outcome = run_disturbed(ring, name, BY_DNS[name], expected)
+    assert outcome.streams >= len(expected)
     assert (outcome.failed, outcome.changed, outcome.broken) == (0, 0, ""), outcome.text
-    # NXDOMAIN is the one of them that nobody may notice.
+    # NXDOMAIN must not even move a stream.
     assert bool(outcome.moves) == (name != "DNS says NXDOMAIN"), outcome.text
 
 
-def test_the_page_marks_what_is_too_long():
+def test_the_page_marks_pauses_that_are_too_long():
     text = page([Outcome("calm", 8, pause=0.4), Outcome("late", 8, moves=3, pause=12.34)], [])
     assert "| calm | 8 | 0 | 0 | 0 | 0.4 |" in text
     assert "| late | 8 | 0 | 0 | 3 | **12.3** |" in text
