@@ -125,10 +125,10 @@ def test_a_class_in_place_of_its_name(name) -> None:
         SchedulerConfig(**{name: UserScheduler})
 
 
-@pytest.mark.parametrize("given", [len, [len], ["one", len]])
-def test_a_logits_processor_in_place_of_its_name(given) -> None:
+@pytest.mark.parametrize("processors", [len, [len], ["one", len]])
+def test_a_logits_processor_in_place_of_its_name(processors) -> None:
     with pytest.raises(TypeError, match="logits_processor must be the name of a logits processor of the server"):
-        SamplingParams(logits_processor=given)
+        SamplingParams(logits_processor=processors)
     SamplingParams(logits_processor=["one", "two"])
 
 
