@@ -48,6 +48,7 @@ class KvCache(TypedDict, total=False):
     salt: str | None
     """Only requests with the same salt share cached prefixes."""
     prompt_retention: Sequence[TokenRangeRetention] | None
+    """Retention priorities of parts of the prompt."""
     decode_priority: int | None
     """Retention priority of generated blocks."""
     decode_duration: Seconds | None
@@ -64,10 +65,15 @@ class Options(TypedDict, total=False):
     """
 
     request_id: str | None
+    """Unique id of the request; default: the server creates one."""
     model: str | None
+    """Name of the served model, or id of a loaded LoRA adapter."""
     n: int | None
+    """Number of outputs to return."""
     best_of: int | None
+    """Number of outputs to generate, of which the n most likely are returned; for `generate` only."""
     lora_id: str | None
+    """Id of a loaded LoRA adapter."""
     lora_weights: LoraWeights | None
     """See `read_lora`."""
     prompt_adapter_id: str | None
@@ -78,54 +84,100 @@ class Options(TypedDict, total=False):
     images: Sequence[bytes] | None
     """Image files, one for each placeholder in a text or in token ids. The images of a chat are parts of messages."""
     priority: Literal["low", "normal", "high"] | None
+    """Scheduling priority."""
     time_limit: Seconds | None
+    """Time after which the outputs end, without an error, with finish reason TIME_LIMIT."""
     add_special_tokens: bool | None
+    """Whether to add tokens such as BOS to the prompt. Default: yes for text, no for chats."""
     truncate_prompt_tokens: int | None
+    """Keep only this many of the last prompt tokens."""
     guided: Mapping[str, Any] | None
+    """Constraint on the outputs, such as `{"json_schema": …}`; fields of sluice.v1.GuidedDecoding."""
     kv_cache: KvCache | None
+    """Sharing of cached prefixes, and retention of the request's blocks."""
     resume: Sequence[Mapping[str, Any]] | None
+    """The part of a broken stream that the caller has received; entries are fields of sluice.v1.ResumeFrom. `stream`
+    resumes on its own."""
     resume_context_rows: int | None
+    """With `resume`: number of rows received of each tensor of the prompt."""
     engine_deaths: int | None
+    """Number of engines that died while running the request at other routers."""
     client_id: int | None
+    """Number that is passed to logits processors."""
     speculation: Mapping[str, Any] | None
+    """Speculative decoding, such as `{"max_draft_tokens": 4}`; fields of sluice.v1.Speculation."""
 
     temperature: float | None
+    """From 0 (greedy) to 2."""
     top_k: int | None
+    """Sample from this many most likely tokens; 0: off."""
     top_p: float | None
+    """Sample from the most likely tokens whose probabilities sum to this; 1: off."""
     min_p: float | None
+    """Sample from tokens whose probability is at least this times the highest; 0: off."""
     repetition_penalty: float | None
+    """Makes tokens of the prompt and the output less likely; 1: off."""
     presence_penalty: float | None
+    """Subtracted from the logits of tokens that occur in the output; 0: off."""
     frequency_penalty: float | None
+    """Subtracted from the logit of a token once per occurrence in the output; 0: off."""
     seed: int | None
+    """Seed of the random numbers; default: random."""
     logit_bias: Mapping[int, float] | None
+    """Bias to add to the logits, by token id."""
     bad_token_ids: Sequence[int] | None
+    """Tokens that must not be generated."""
     bad_words: Sequence[str] | None
+    """Words that must not be generated."""
     allowed_token_ids: Sequence[int] | None
+    """The only tokens that may be generated."""
     no_repeat_ngram_size: int | None
+    """No sequence of this many tokens may occur twice; 0: off."""
     beam_search: Mapping[str, Any] | None
+    """Beam search in place of sampling, such as `{"width": 4}`; fields of sluice.v1.BeamSearch."""
     logits_processors: Sequence[str] | None
+    """Names of the server's logits processors to apply, in this order."""
 
     max_tokens: int | None
+    """Most tokens per output. Default: as many as fit into the model's context."""
     min_tokens: int | None
+    """Fewest tokens per output."""
     stop: str | Sequence[str] | None
+    """Texts that end an output."""
     stop_token_ids: Sequence[int] | None
+    """Tokens that end an output, in addition to the model's EOS tokens."""
     ignore_eos: bool | None
+    """Whether to continue after an EOS token."""
     include_stop_in_output: bool | None
+    """Whether outputs include the stop string, or the text of the stop token, that ended them."""
 
     token_ids: bool | None
+    """Whether to return token ids."""
     logprobs: int | None
+    """Number of most likely tokens to return with the log-probability of each sampled token, from 0 to 20."""
     prompt_logprobs: int | None
+    """The same for each token of the prompt."""
     echo: bool | None
+    """Whether each output begins with the text of the prompt."""
     stream_interval: int | None
+    """Minimum number of tokens per chunk."""
     skip_special_tokens: bool | None
+    """Whether to omit special tokens from the text. Default: yes."""
     timings: bool | None
+    """Whether to return the durations of the request's phases."""
     context_logits: bool | None
+    """Whether to return the logits of each prompt position, as the tensor "context_logits"."""
     generation_logits: bool | None
+    """Whether to return the logits of each token, as the tensor "generation_logits"."""
     tensors: Sequence[Mapping[str, Any]] | None
+    """Other tensors of the model to return, such as `{"name": "hidden_states"}`; fields of sluice.v1.TensorSpec."""
 
     tools_json: str | None
+    """Tools that the model may call, as a JSON array in OpenAI's format; for chats only."""
     template_kwargs: Mapping[str, Any] | None
+    """Variables of the chat template; for chats only."""
     continue_final_message: bool | None
+    """Whether the output continues the last message; for chats only."""
 
 
 class TokenizeOptions(TypedDict, total=False):

@@ -95,19 +95,19 @@ class GenerationExecutor(RequestQueue, EngineReports):
         Raises CheckpointError, ValueError or TypeError for an invalid argument, RingError if the ring does not start.
         """
         callbacks = Callbacks()
-        settings = {
-            "max_batch_size": max_batch_size,
-            "max_tokens_per_step": max_num_tokens,
-            "chunked_context": enable_chunked_context,
-            "draft_model": draft_model,
-            **(kv_cache_config or KvCacheConfig()).engine_args(),
-            **(scheduler_config or SchedulerConfig()).engine_args(),
-            **adapter_args(enable_lora, peft_cache_config),
-            **callbacks.settings(logits_processors, logits_processor_batched),
-            **(engine_args or {}),
-        }
         with ExitStack() as undo:
             undo.callback(callbacks.close)
+            settings = {
+                "max_batch_size": max_batch_size,
+                "max_tokens_per_step": max_num_tokens,
+                "chunked_context": enable_chunked_context,
+                "draft_model": draft_model,
+                **(kv_cache_config or KvCacheConfig()).engine_args(),
+                **(scheduler_config or SchedulerConfig()).engine_args(),
+                **adapter_args(enable_lora, peft_cache_config),
+                **callbacks.settings(logits_processors, logits_processor_batched),
+                **(engine_args or {}),
+            }
             if callbacks.serves and ring_options.get("on", LOCAL) != LOCAL:
                 raise ValueError(
                     "logits_processors: functions of this program need engines on this machine; give functions that "

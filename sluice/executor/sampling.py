@@ -77,6 +77,7 @@ class SamplingParams:
     max_tokens: int | None = 32
     """None: as many as fit into the model's context."""
     min_tokens: int | None = None
+    """Fewest tokens per output."""
     end_id: int | None = None
     """Token that ends the output in place of the model's EOS tokens; -1: none does."""
     ignore_eos: bool = False
@@ -86,6 +87,7 @@ class SamplingParams:
     stop_token_ids: Sequence[int] | None = None
     """Tokens that end the output."""
     include_stop_str_in_output: bool = False
+    """Whether outputs include the stop string, or the text of the stop token, that ended them."""
     bad: str | Sequence[str] | None = None
     """Words that must not be generated."""
     bad_token_ids: Sequence[int] | None = None
@@ -102,23 +104,33 @@ class SamplingParams:
     best_of: int | None = None
     """Number of outputs to generate, of which the n best are returned; with `use_beam_search`, the beam width."""
     use_beam_search: bool = False
+    """Beam search in place of sampling, with `best_of` (default: n) beams."""
     length_penalty: float | None = None
+    """With beam search: positive values favour longer outputs, negative values shorter ones."""
     early_stopping: bool | int | None = None
     """As in TensorRT-LLM: 1 (True) stops at `best_of` finished beams, 0 (False) once no better one is likely, any other
     number once no better one is possible."""
     beam_search_diversity_rate: float | None = None
+    """With beam search: positive values favour candidates of beams other than the best."""
 
     temperature: float | None = None
     """0: greedy."""
     top_k: int | None = None
+    """Sample from this many most likely tokens; 0: off."""
     top_p: float | None = None
+    """Sample from the most likely tokens whose probabilities sum to this; 1: off."""
     min_p: float | None = None
+    """Sample from tokens whose probability is at least this times the highest; 0: off."""
     seed: int | None = None
     """None: the server chooses a random seed (TensorRT-LLM: 0)."""
     repetition_penalty: float | None = None
+    """Makes tokens of the prompt and the output less likely; 1: off."""
     presence_penalty: float | None = None
+    """Subtracted from the logits of tokens that occur in the output; 0: off."""
     frequency_penalty: float | None = None
+    """Subtracted from the logit of a token once per occurrence in the output; 0: off."""
     no_repeat_ngram_size: int | None = None
+    """No sequence of this many tokens may occur twice; 0: off."""
 
     logprobs: int | None = None
     """Number of most likely tokens to return with the log-probability of each sampled token; 0: the sampled token's
@@ -126,14 +138,20 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     """The same for each token of the prompt."""
     return_context_logits: bool = False
+    """Whether to return `GenerationResult.context_logits`."""
     return_generation_logits: bool = False
+    """Whether to return `CompletionOutput.generation_logits`."""
     additional_model_outputs: Sequence[AdditionalModelOutput] | None = None
+    """Other tensors of the model to return, see `CompletionOutput.tensor`."""
     guided_decoding: GuidedDecodingParams | None = None
+    """Constraint on the outputs."""
 
     add_special_tokens: bool | None = None
     """None: yes for text, no for a chat, whose template adds them."""
     truncate_prompt_tokens: int | None = None
+    """Keep only this many of the last prompt tokens."""
     skip_special_tokens: bool = True
+    """Whether to omit special tokens from the text."""
     stream_interval: int | None = None
     """Minimum number of tokens per response."""
 

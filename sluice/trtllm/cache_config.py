@@ -27,23 +27,36 @@ class KvCacheConfig(Checked):
     """The KV cache of each engine. Raises OptionError for a value out of range."""
 
     enable_block_reuse: bool = True
+    """Whether requests share the blocks of common prompt prefixes."""
     max_tokens: int | None = None
+    """Capacity in tokens. If `free_gpu_memory_fraction` is given too, the smaller capacity applies."""
     max_attention_window: list[int] | None = None
+    """Attention window of each layer, in tokens; repeated over the layers."""
     sink_token_length: int | None = None
+    """Not supported."""
     free_gpu_memory_fraction: float | None = None
+    """Fraction of the free device memory, in (0, 1)."""
     host_cache_size: int | None = None
+    """Main memory for blocks evicted from the device, in bytes."""
     onboard_blocks: bool = True
+    """Only True is supported: blocks in host memory are always copied back before use."""
     cross_kv_cache_fraction: float | None = None
+    """Not supported."""
     secondary_offload_min_priority: int | None = None
+    """Not supported."""
     event_buffer_max_size: int = 0
+    """KV cache events that each engine buffers; 0: none are recorded."""
     _: KW_ONLY
     enable_partial_reuse: bool = True
     """No effect, like `copy_on_partial_reuse`: only whole blocks are reused."""
     copy_on_partial_reuse: bool = True
     use_uvm: bool = False
+    """Not supported."""
     attention_dp_events_gather_period_ms: int = 5
+    """No effect."""
     runtime_defaults: InitVar[RuntimeDefaults | None] = None
     max_gpu_total_bytes: int = 0
+    """Not supported."""
 
     LIMITS: ClassVar[Mapping[str, Limit]] = {
         "max_tokens": POSITIVE,

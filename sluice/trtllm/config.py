@@ -22,17 +22,29 @@ class PeftCacheConfig:
     """The memory of each engine for LoRA adapters."""
 
     num_host_module_layer: int = 0
+    """Capacity of the host cache, in ranks of one linear layer; 0: unset."""
     num_device_module_layer: int = 0
+    """Capacity of the device cache, in ranks of one linear layer; 0: unset."""
     optimal_adapter_size: int = 8
+    """Ranks per page of device memory."""
     max_adapter_size: int = 64
+    """Largest rank of an adapter."""
     num_put_workers: int = 1
+    """Threads that read adapter files."""
     num_ensure_workers: int = 1
+    """No effect."""
     num_copy_streams: int = 1
+    """No effect."""
     max_pages_per_block_host: int = 24
+    """Only the default is supported."""
     max_pages_per_block_device: int = 8
+    """Only the default is supported."""
     device_cache_percent: float | None = None
+    """Fraction of the free device memory for adapters, from 0 to 1."""
     host_cache_size: int | None = None
+    """Main memory for adapters, in bytes."""
     lora_prefetch_dir: str | None = None
+    """Folder whose subfolders, named by task id, are adapters in peft's or TensorRT-LLM's format."""
 
 
 @dataclass
@@ -63,9 +75,13 @@ class ExtendedRuntimePerfKnobConfig:
 @dataclass
 class DebugConfig:
     debug_input_tensors: bool = False
+    """Write all inputs of the model."""
     debug_output_tensors: bool = False
+    """Write the logits."""
     debug_tensor_names: Sequence[str] | None = None
+    """Write these arrays."""
     debug_tensors_max_iterations: int = 0
+    """Steps kept for `Executor.get_latest_debug_tensors`; 0: all steps stay in files."""
 
 
 @dataclass
@@ -86,36 +102,56 @@ class ExecutorConfig(Checked):
     """
 
     max_beam_width: int = 1
+    """Largest `SamplingConfig.beam_width` of a request."""
     scheduler_config: SchedulerConfig = field(default_factory=SchedulerConfig)
     kv_cache_config: KvCacheConfig = field(default_factory=KvCacheConfig)
     enable_chunked_context: bool = False
+    """False leaves the choice to the engine, since chunking does not change the tokens."""
     normalize_log_probs: bool = True
     iter_stats_max_iterations: int = 1000
+    """Steps kept for `Executor.get_latest_iteration_stats`; 0: none."""
     request_stats_max_iterations: int = 0
+    """Requests kept for `Executor.get_latest_request_stats`; 0: none."""
     batching_type: BatchingType = BatchingType.INFLIGHT
     max_batch_size: int | None = None
+    """Most sequences in a step; None: the engine's default."""
     max_num_tokens: int | None = None
+    """Most tokens in a step; None: the engine's default."""
     parallel_config: ParallelConfig | None = None
     peft_cache_config: PeftCacheConfig = field(default_factory=NoAdapters)
+    """Engines serve LoRA adapters only if this is set."""
     logits_post_processor_config: LogitsPostProcessorConfig | None = None
     decoding_config: DecodingConfig | None = None
+    """Medusa, Lookahead, ExplicitDraftTokens and Eagle are not supported."""
     use_gpu_direct_storage: bool = False
+    """Not supported."""
     gpu_weights_percent: float = 1.0
+    """Only 1.0 is supported."""
     max_queue_size: int | None = None
+    """Most requests that wait in the router; None: the router's default."""
     extended_runtime_perf_knob_config: ExtendedRuntimePerfKnobConfig = field(
         default_factory=ExtendedRuntimePerfKnobConfig
     )
     debug_config: DebugConfig | None = None
     recv_poll_period_ms: int = 0
+    """No effect."""
     max_seq_idle_microseconds: int = 180_000_000
+    """No effect."""
     spec_dec_config: SpeculativeDecodingConfig | None = None
     guided_decoding_config: GuidedDecodingConfig | None = None
+    """No effect: guided decoding is always enabled."""
     additional_model_outputs: list[AdditionalModelOutput] | None = None
+    """Tensors that requests may ask for: "hidden_states" and "layers.N"."""
     cache_transceiver_config: CacheTransceiverConfig | None = None
+    """Not supported."""
     gather_generation_logits: bool = False
+    """No effect: requests can always ask for their logits."""
     mm_embedding_offloading: bool = False
+    """Not supported."""
     enable_trt_overlap: bool = False
+    """Turns on the engine's setting `overlap`."""
     fail_fast_on_attention_window_too_large: bool = False
+    """Not supported."""
 
     @property
     def logits_post_processor_map(self) -> dict[str, Processor] | None:

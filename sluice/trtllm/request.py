@@ -32,6 +32,7 @@ class Request(Checked):
     max_new_tokens: InitVar[int | None] = None
     """Deprecated name of `max_tokens`."""
     streaming: bool = False
+    """Whether there is a response per token; otherwise there is one per output, at its end."""
     sampling_config: SamplingConfig = field(default_factory=SamplingConfig)
     output_config: OutputConfig = field(default_factory=OutputConfig)
     end_id: int | None = None
@@ -39,17 +40,24 @@ class Request(Checked):
     pad_id: int | None = None
     """No effect, since nothing is padded."""
     position_ids: Sequence[int] | None = None
+    """Only 0, 1, 2, … is supported."""
     bad_words: Sequence[Sequence[int]] | None = None
+    """Token ids of words that must not be generated."""
     stop_words: Sequence[Sequence[int]] | None = None
+    """Token ids of words that end the output."""
     embedding_bias: Any = None
     """Tensor [vocabulary] to add to the logits."""
     external_draft_tokens_config: ExternalDraftTokensConfig | None = None
     prompt_tuning_config: PromptTuningConfig | None = None
     multimodal_input: MultimodalInput | None = None
+    """Not supported."""
     multimodal_embedding: Any = None
+    """Not supported."""
     mrope_config: MropeConfig | None = None
+    """Not supported."""
     lora_config: LoraConfig | None = None
     lookahead_config: LookaheadDecodingConfig | None = None
+    """Not supported."""
     kv_cache_retention_config: KvCacheRetentionConfig | None = None
     logits_post_processor_name: str | None = None
     """Name of a function in `ExecutorConfig.logits_post_processor_config`, or `Request.BATCHED_POST_PROCESSOR_NAME`."""
@@ -57,22 +65,34 @@ class Request(Checked):
     """Function `(request_id, logits, token_ids, stream, client_id)` of this request, which runs in this program and
     changes the logits [1, 1, vocabulary] in place. Cannot be combined with `logits_post_processor_name`."""
     encoder_input_token_ids: Sequence[int] | None = None
+    """Not supported."""
     client_id: int | None = None
+    """Returned in every response and passed to logits post-processors. Need not be unique."""
     return_all_generated_tokens: bool = False
+    """Whether each response of a stream repeats the tokens before it."""
     priority: float = DEFAULT_PRIORITY
     """From 0 to 1. Values below the default are low priority, values above it high priority."""
     type: InitVar[RequestType] = BOTH_PHASES
+    """Only the default is supported."""
     context_phase_params: ContextPhaseParams | None = None
+    """Not supported."""
     encoder_input_features: Any = None
+    """Not supported."""
     encoder_output_length: int | None = None
+    """Not supported."""
     cross_attention_mask: Any = None
+    """Not supported."""
     num_return_sequences: int = 1
     """Deprecated name of `sampling_config.num_return_sequences`, which takes precedence."""
     eagle_config: EagleConfig | None = None
+    """Not supported."""
     skip_cross_attn_blocks: Any = None
+    """Not supported."""
     guided_decoding_params: GuidedDecodingParams | None = None
     language_adapter_uid: int | None = None
+    """Not supported."""
     allotted_time_ms: timedelta | None = None
+    """Time after which the outputs end with TIMED_OUT and the tokens so far."""
     cache_salt_id: int | None = None
     """Only requests with the same salt share cached blocks."""
     request_type: RequestType = field(init=False)

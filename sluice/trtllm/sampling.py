@@ -27,25 +27,39 @@ class SamplingConfig(Checked):
     """
 
     beam_width: int = 1
+    """Number of beams; 1: no beam search."""
     _: KW_ONLY
     top_k: int | None = None
+    """Sample from this many most likely tokens; 0: off."""
     top_p: float | None = None
+    """Sample from the most likely tokens whose probabilities sum to this; 1: off."""
     top_p_min: float | None = None
+    """Not supported."""
     top_p_reset_ids: int | None = None
+    """Not supported."""
     top_p_decay: float | None = None
+    """Only 1.0 is supported."""
     seed: int | None = None
     temperature: float | None = None
     min_tokens: int | None = None
     beam_search_diversity_rate: float | None = None
+    """Positive values favour candidates of beams other than the best."""
     repetition_penalty: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     length_penalty: float | None = None
+    """With beam search: positive values favour longer outputs, negative values shorter ones."""
     early_stopping: int | None = None
+    """With beam search: 1 stops at `beam_width` finished beams, 0 once no better one is likely, any other number once
+    no better one is possible."""
     no_repeat_ngram_size: int | None = None
+    """No sequence of this many tokens may occur twice; 0: off."""
     num_return_sequences: int | None = None
+    """Number of outputs; default: 1, or `beam_width` with beam search."""
     min_p: float | None = None
+    """Sample from tokens whose probability is at least this times the highest; 0: off."""
     beam_width_array: Sequence[int] | None = None
+    """Not supported."""
 
     LIMITS: ClassVar[Mapping[str, Limit]] = {
         "beam_width": from_to(1, MAX_BEAM_WIDTH),
@@ -85,10 +99,16 @@ class OutputConfig:
     """What is returned in addition to tokens."""
 
     return_log_probs: bool = False
+    """Whether results have `log_probs` and `cum_log_probs`."""
     return_context_logits: bool = False
+    """Whether results have `context_logits`."""
     return_generation_logits: bool = False
+    """Whether results have `generation_logits`."""
     exclude_input_from_output: bool = False
     """Whether to omit the prompt, with which outputs begin otherwise. Streams never include the prompt."""
     return_encoder_output: bool = False
+    """Not supported."""
     return_perf_metrics: bool = False
+    """Whether results have `request_perf_metrics`."""
     additional_model_outputs: list[AdditionalModelOutput] | None = None
+    """Tensors for `Result.additional_outputs`."""

@@ -4,6 +4,7 @@ import pytest
 
 from tests.fakes.server import serve
 from tests.fakes.server_script import Script
+from tests.fakes.storyteller import Plan, tell_all
 
 
 @pytest.fixture
@@ -15,4 +16,16 @@ def script() -> Script:
 @pytest.fixture
 def address(script: Script) -> Iterator[str]:
     with serve(script) as found:
+        yield found
+
+
+@pytest.fixture
+def plan() -> Plan:
+    """When and how the routers break off, which a test may change before a call."""
+    return Plan()
+
+
+@pytest.fixture
+def addresses(plan) -> Iterator[list[str]]:
+    with tell_all(2, plan) as found:
         yield found

@@ -191,10 +191,10 @@ def test_the_allotted_time_includes_the_load(local, script, adapter) -> None:
     assert requested_ids(script) == []
 
 
-@pytest.mark.parametrize("given", [("a", "1"), (3,), ("a", 1, 5)])
-def test_fields_of_the_wrong_type(given) -> None:
+@pytest.mark.parametrize("arguments", [("a", "1"), (3,), ("a", 1, 5)])
+def test_fields_of_the_wrong_type(arguments) -> None:
     with pytest.raises(TypeError):
-        LoRARequest(*given)
+        LoRARequest(*arguments)
 
 
 def test_names_of_the_fields() -> None:
@@ -204,10 +204,10 @@ def test_names_of_the_fields() -> None:
 
 
 def test_settings_of_the_engines(monkeypatch) -> None:
-    given: dict = {}
+    ring_options: dict = {}
 
     def ring(model, **options):
-        given.update(options)
+        ring_options.update(options)
         raise ValueError("not today")
 
     monkeypatch.setattr("sluice.executor.executor.LocalRing", ring)
@@ -215,10 +215,10 @@ def test_settings_of_the_engines(monkeypatch) -> None:
     def engine_args(**options) -> dict:
         with pytest.raises(ValueError, match="not today"):
             GenerationExecutor.create(**options)
-        return {name: value for name, value in given["engine_args"].items() if name.startswith("lora")}
+        return {name: value for name, value in ring_options["engine_args"].items() if name.startswith("lora")}
 
     assert engine_args() == {}
     assert engine_args(enable_lora=True) == {"lora": True}
     config = PeftCacheConfig(max_adapter_size=16, host_cache_size=1 << 20, lora_prefetch_dir="/adapters")
-    wanted = {"lora_max_adapter_size": 16, "lora_host_cache_size": 1 << 20, "lora_prefetch_dir": "/adapters"}
-    assert engine_args(peft_cache_config=config) == {"lora": True, **wanted}
+    expected = {"lora_max_adapter_size": 16, "lora_host_cache_size": 1 << 20, "lora_prefetch_dir": "/adapters"}
+    assert engine_args(peft_cache_config=config) == {"lora": True, **expected}

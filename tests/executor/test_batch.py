@@ -122,8 +122,8 @@ def test_sampling_params_per_prompt(executor, script) -> None:
 def test_options_per_prompt_in_any_sequence(executor, script) -> None:
     params = tuple(SamplingParams(max_tokens=i) for i in (1, 2))
     adapters = [LoRARequest("one"), None]
-    kept = (None, KvCacheRetentionConfig(decode_retention_priority=90))
-    executor.generate(["a", "b"], params, lora_request=adapters, kv_cache_retention_config=kept, use_tqdm=False)
+    retention = (None, KvCacheRetentionConfig(decode_retention_priority=90))
+    executor.generate(["a", "b"], params, lora_request=adapters, kv_cache_retention_config=retention, use_tqdm=False)
     sent = {
         request.spec.text: (
             request.spec.stopping.max_tokens,
@@ -169,10 +169,10 @@ def test_requests_are_retried_while_the_server_is_overloaded(executor, script) -
     with pytest.raises(RequestError) as caught:
         executor.generate_async("x").result(60)
     assert isinstance(caught.value.error, Overloaded)
-    asked = len(script.seen)
+    num_sent = len(script.seen)
 
     def recover() -> None:
-        wait_until(lambda: len(script.seen) >= asked + 6)
+        wait_until(lambda: len(script.seen) >= num_sent + 6)
         script.failure = None
 
     thread = threading.Thread(target=recover)

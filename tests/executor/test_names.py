@@ -1,5 +1,6 @@
 """Names from TensorRT-LLM's documentation, and arguments that name functions, classes and policies."""
 
+import threading
 from dataclasses import fields, replace
 from datetime import timedelta
 
@@ -124,11 +125,17 @@ def test_a_class_in_place_of_its_name(name) -> None:
         SchedulerConfig(**{name: UserScheduler})
 
 
-@pytest.mark.parametrize("given", [len, [len], ["one", len]])
-def test_a_logits_processor_in_place_of_its_name(given) -> None:
+@pytest.mark.parametrize("processors", [len, [len], ["one", len]])
+def test_a_logits_processor_in_place_of_its_name(processors) -> None:
     with pytest.raises(TypeError, match="logits_processor must be the name of a logits processor of the server"):
-        SamplingParams(logits_processor=given)
+        SamplingParams(logits_processor=processors)
     SamplingParams(logits_processor=["one", "two"])
+
+
+def test_an_invalid_logits_processor_stops_those_before_it() -> None:
+    with pytest.raises(TypeError, match="the logits processor 'second' must be a function"):
+        GenerationExecutor.create(logits_processors={"first": lambda *_: None, "second": 7})
+    assert wait_until(lambda: "processor first" not in {thread.name for thread in threading.enumerate()})
 
 
 def test_a_function_in_place_of_its_name_in_settings_of_services() -> None:

@@ -149,8 +149,8 @@ def test_without_logprobs_there_is_no_sum() -> None:
     ),
     st.booleans(),
 )
-def test_any_sequence_of_reads_yields_the_same_output(events, whole) -> None:
-    result, inbox, _ = make(n=3, return_all_generated_tokens=whole)
+def test_any_sequence_of_reads_yields_the_same_output(events, returns_all) -> None:
+    result, inbox, _ = make(n=3, return_all_generated_tokens=returns_all)
     texts, ids = [""] * 3, [[], [], []]
     expected_texts, expected_ids = [""] * 3, [[], [], []]
 
@@ -158,8 +158,8 @@ def test_any_sequence_of_reads_yields_the_same_output(events, whole) -> None:
         for response in result.read():
             found = response.result
             index = found.sequence_index
-            texts[index] = found.text if whole else texts[index] + found.text
-            ids[index] = found.output_token_ids[0] if whole else ids[index] + found.output_token_ids[0]
+            texts[index] = found.text if returns_all else texts[index] + found.text
+            ids[index] = found.output_token_ids[0] if returns_all else ids[index] + found.output_token_ids[0]
 
     for index, text, tokens, reads in events:
         expected_texts[index] += text

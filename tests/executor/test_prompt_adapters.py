@@ -79,10 +79,10 @@ def test_a_full_server_unloads_an_idle_adapter(local, script, folder) -> None:
     assert list(script.prompt_adapters) == ["b"]
 
 
-@pytest.mark.parametrize("given", [("a", "1"), (3,), ("a", 1, 5)])
-def test_fields_of_the_wrong_type(given) -> None:
+@pytest.mark.parametrize("arguments", [("a", "1"), (3,), ("a", 1, 5)])
+def test_fields_of_the_wrong_type(arguments) -> None:
     with pytest.raises(TypeError):
-        PromptAdapterRequest(*given)
+        PromptAdapterRequest(*arguments)
 
 
 def test_names_of_the_fields() -> None:

@@ -199,15 +199,15 @@ def test_an_error_is_a_response(executor, script) -> None:
     assert "spec.text" in response.error_msg
 
 
-@pytest.mark.parametrize("whole", [False, True])
-def test_all_or_new_tokens_per_response(executor, whole) -> None:
-    request = GenerationRequest("x", streaming=True, return_all_generated_tokens=whole)
+@pytest.mark.parametrize("returns_all", [False, True])
+def test_all_or_new_tokens_per_response(executor, returns_all) -> None:
+    request = GenerationRequest("x", streaming=True, return_all_generated_tokens=returns_all)
     result = executor.submit(request)
     seen: list[int] = []
     while not result.done:
         for response in executor.await_responses(result.request_id, LIMIT):
             (ids,) = response.result.output_token_ids
-            seen = ids if whole else seen + ids
+            seen = ids if returns_all else seen + ids
     assert seen == [0, 1, 2]
 
 

@@ -118,8 +118,8 @@ def test_requests(address, script) -> None:
         iteration=14,
     )
     ours = pb.RequestStats(request_id=wire_id, stage=99)
-    older = pb.RequestStats(request_id=wire_id, stage=pb.REQUEST_STAGE_QUEUED)
-    script.steps = [pb.StreamStepsResponse(requests=[older, stats, ours])]
+    outdated = pb.RequestStats(request_id=wire_id, stage=pb.REQUEST_STAGE_QUEUED)
+    script.steps = [pb.StreamStepsResponse(requests=[outdated, stats, ours])]
     with GenerationExecutor.connect(address) as executor:
         executor._submissions._prefix = wire_id.rpartition("-")[0]
         first, second = executor.get_latest_request_stats(timeout=60)
@@ -164,9 +164,9 @@ def test_every_stage_has_a_name() -> None:
 def test_a_server_without_statistics(address, script, code, kind) -> None:
     script.no_stats = Failure(code, "not here: StreamSteps")
     with GenerationExecutor.connect(address) as executor:
-        for ask in (executor.get_latest_iteration_stats, executor.get_latest_request_stats):
+        for read in (executor.get_latest_iteration_stats, executor.get_latest_request_stats):
             with pytest.raises(kind, match="StreamSteps"):
-                ask(timeout=60)
+                read(timeout=60)
 
 
 def test_a_broken_stream_is_reopened(address, script) -> None:

@@ -50,11 +50,11 @@ def test_an_abort_after_the_response_has_no_effect(address, monkeypatch):
         result = executor.generate_async("x", return_perf_metrics=True)
         assert wait_until(lambda: any(call.answered for call in list(session._calls.values())))
         (call,) = session._calls.values()
-        others = len(session._background)
+        num_tasks = len(session._background)
         result.abort()
         # The event loop starts the abort before it runs this call, and has ended it once its task is gone.
         session.run(lambda _: asyncio.sleep(0))
-        assert wait_until(lambda: len(session._background) == others)
+        assert wait_until(lambda: len(session._background) == num_tasks)
         session._loop.call_soon_threadsafe(call.stats.put, ENDED)
         assert result.result(60).outputs[0].finish_reason == "stop"
 

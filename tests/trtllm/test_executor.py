@@ -79,11 +79,11 @@ def test_beams_are_one_result(executor, streaming) -> None:
 
 
 def test_the_number_of_ready_responses(executor) -> None:
-    whole = executor.enqueue_request(trtllm.Request(PROMPT, 4, num_return_sequences=2))
+    complete = executor.enqueue_request(trtllm.Request(PROMPT, 4, num_return_sequences=2))
     stream = executor.enqueue_request(trtllm.Request(PROMPT, 5, streaming=True))
     ended = executor.enqueue_request(trtllm.Request(PROMPT, 5, streaming=True, end_id=16))
     assert wait_until(lambda: executor.get_num_responses_ready() == 2 + 5 + 4)
-    expected = {whole: 2, stream: 5, ended: 4}
+    expected = {complete: 2, stream: 5, ended: 4}
     assert {each: executor.get_num_responses_ready(each) for each in expected} == expected
     assert [len(each) for each in executor.await_responses(list(expected), LIMIT)] == [2, 5, 4]
     assert executor.get_num_responses_ready() == 0
@@ -156,12 +156,12 @@ def test_tensors_in_the_shapes_of_tensorrt_llm(executor) -> None:
     config = trtllm.OutputConfig(
         return_context_logits=True, return_generation_logits=True, additional_model_outputs=outputs
     )
-    (whole,) = results(executor, output_config=config)
-    vocab = whole.context_logits.shape[1]
-    assert (whole.context_logits.shape, whole.generation_logits.shape) == ((4, vocab), (1, 5, vocab))
-    assert whole.generation_logits[0].argmax(-1).tolist() == GREEDY
-    torch.testing.assert_close(whole.generation_logits[0, 0], whole.context_logits[-1])
-    shapes = {each.name: tuple(each.output.shape) for each in whole.additional_outputs}
+    (complete,) = results(executor, output_config=config)
+    vocab = complete.context_logits.shape[1]
+    assert (complete.context_logits.shape, complete.generation_logits.shape) == ((4, vocab), (1, 5, vocab))
+    assert complete.generation_logits[0].argmax(-1).tolist() == GREEDY
+    torch.testing.assert_close(complete.generation_logits[0, 0], complete.context_logits[-1])
+    shapes = {each.name: tuple(each.output.shape) for each in complete.additional_outputs}
     hidden = shapes["hidden_states"][2]
     assert shapes == {
         f"{prefix}{name}": (*rows, hidden)
@@ -171,7 +171,9 @@ def test_tensors_in_the_shapes_of_tensorrt_llm(executor) -> None:
     found = results(executor, output_config=config, streaming=True)
     assert [each.generation_logits.shape for each in found] == [(1, 1, vocab)] * 5
     assert [each.output_token_ids for each in found] == [[[token]] for token in GREEDY]
-    torch.testing.assert_close(torch.cat([each.generation_logits[:, 0] for each in found]), whole.generation_logits[0])
+    torch.testing.assert_close(
+        torch.cat([each.generation_logits[:, 0] for each in found]), complete.generation_logits[0]
+    )
 
 
 def test_a_request_with_an_unsupported_option_is_not_enqueued(executor) -> None:

@@ -31,11 +31,16 @@ def calls() -> Calls:
 
 @pytest.fixture(scope="module")
 def executor(calls) -> Iterator[trtllm.Executor]:
-    def older(request_id, logits, ids, stream):
+    def without_client_id(request_id, logits, ids, stream):
         assert isinstance(request_id, int)
         logits[..., 44] = 1000.0
 
-    config = {"only": calls.only, "older": older, "adds": lambda _, logits, *__: logits + 5, "raises": lambda *_: 1 / 0}
+    config = {
+        "only": calls.only,
+        "without_client_id": without_client_id,
+        "adds": lambda _, logits, *__: logits + 5,
+        "raises": lambda *_: 1 / 0,
+    }
 
     def batched(request_ids, logits_batch, ids_batch, stream, client_ids):
         calls.seen.append((request_ids, ids_batch, stream, client_ids))
@@ -69,7 +74,7 @@ def test_several_sequences_of_a_request(executor, calls) -> None:
 
 
 def test_without_the_client_id(executor) -> None:
-    assert tokens(executor, "older") == [44] * 5
+    assert tokens(executor, "without_client_id") == [44] * 5
 
 
 def test_batched(executor, calls) -> None:
@@ -146,11 +151,11 @@ def test_the_function_of_a_request_is_dropped_with_the_request(executor) -> None
 
 
 def test_the_function_of_a_request_needs_no_configuration() -> None:
-    def older(request_id, logits, ids, stream):
+    def without_client_id(request_id, logits, ids, stream):
         logits[..., 57] = 1000.0
 
     with start() as executor:
-        assert tokens(executor, None, logits_post_processor=older) == [57] * 5
+        assert tokens(executor, None, logits_post_processor=without_client_id) == [57] * 5
 
 
 def test_invalid_functions_of_requests(executor) -> None:

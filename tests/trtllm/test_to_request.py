@@ -206,7 +206,7 @@ def test_drafts_with_logits(translator, caplog) -> None:
 
 
 @pytest.mark.parametrize(
-    "given",
+    "arguments",
     [
         ([],),
         ([1], torch.ones(4)),
@@ -216,9 +216,9 @@ def test_drafts_with_logits(translator, caplog) -> None:
     ],
     ids=str,
 )
-def test_drafts_that_tensorrt_llm_refuses(given) -> None:
+def test_drafts_that_tensorrt_llm_refuses(arguments) -> None:
     with pytest.raises(RuntimeError):
-        DRAFTS(*given)
+        DRAFTS(*arguments)
 
 
 def test_an_unknown_attribute(translator) -> None:

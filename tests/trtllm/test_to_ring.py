@@ -84,21 +84,21 @@ def test_processors_on_rank_0_alone() -> None:
 def test_functions_that_engines_cannot_import_are_not_replicated() -> None:
     called = []
 
-    def whole(*arguments):
+    def complete(*arguments):
         called.append(arguments)
 
-    def older(request_id, logits, ids, stream):
+    def without_client_id(request_id, logits, ids, stream):
         called.append((request_id, logits, ids, stream))
 
     config = trtllm.ExecutorConfig()
-    config.logits_post_processor_map = {"a": only_42, "whole": whole, "older": older}
+    config.logits_post_processor_map = {"a": only_42, "complete": complete, "without_client_id": without_client_id}
     config.logits_post_processor_batched = lambda ids, *_: called.append(ids)
     found = ring_arguments(config)
     assert found["engine_args"] == {"logits_processor_replicate": False}
     by_name = found["logits_processors"]
     assert by_name["a"] == "tests.fakes.trtllm_processors:only_42"
-    by_name["whole"]("ab-7", "logits", [[1]], None, 5)
-    by_name["older"]("ab-7/1", "logits", [[1]], None, 5)
+    by_name["complete"]("ab-7", "logits", [[1]], None, 5)
+    by_name["without_client_id"]("ab-7/1", "logits", [[1]], None, 5)
     found["logits_processor_batched"](["ab-8", "ab-9"], [], [], None, [])
     assert called == [(7, "logits", [[1]], 0, 5), (7, "logits", [[1]], 0), [8, 9]]
 

@@ -1,0 +1,154 @@
+"""`SamplingParams`, with TensorRT-LLM's names, set the right fields of a request."""
+
+import json
+from dataclasses import fields
+
+import pytest
+
+from sluice.client.requests import build_spec
+from sluice.executor import (
+    AdditionalModelOutput,
+    GuidedDecodingParams,
+    SamplingParams,
+)
+from sluice.v1 import generation_pb2 as pb
+
+SAMPLING = {
+    "max_tokens": 7,
+    "min_tokens": 2,
+    "end_id": 5,
+    "ignore_eos": True,
+    "stop": "x",
+    "stop_token_ids": [3],
+    "include_stop_str_in_output": True,
+    "bad": ["y"],
+    "bad_token_ids": [4],
+    "allowed_token_ids": [6, 7],
+    "embedding_bias": {1: 0.5},
+    "logits_processor": "mine",
+    "n": 2,
+    "best_of": 3,
+    "use_beam_search": True,
+    "temperature": 0.5,
+    "top_k": 4,
+    "top_p": 0.5,
+    "min_p": 0.25,
+    "seed": 9,
+    "repetition_penalty": 1.5,
+    "presence_penalty": 0.5,
+    "frequency_penalty": 0.25,
+    "no_repeat_ngram_size": 2,
+    "logprobs": 3,
+    "prompt_logprobs": 2,
+    "return_context_logits": True,
+    "return_generation_logits": True,
+    "additional_model_outputs": [AdditionalModelOutput(name="hidden", gather_context=True)],
+    "guided_decoding": GuidedDecodingParams(regex="a+"),
+    "add_special_tokens": False,
+    "truncate_prompt_tokens": 8,
+    "skip_special_tokens": False,
+    "stream_interval": 4,
+}
+"""A value other than the default for each field of SamplingParams that does not require another field."""
+
+
+def spec(params: SamplingParams) -> pb.GenerationSpec:
+    return build_spec("x", params.options())
+
+
+@pytest.mark.parametrize("name", [each.name for each in fields(SamplingParams)])
+def test_no_sampling_parameter_is_dropped(name) -> None:
+    if name in ("length_penalty", "early_stopping", "beam_search_diversity_rate"):
+        plain = SamplingParams(use_beam_search=True, n=2)
+        changed = SamplingParams(use_beam_search=True, n=2, **{name: 1})
+    else:
+        plain, changed = SamplingParams(), SamplingParams(**{name: SAMPLING[name]})
+    assert spec(changed) != spec(plain)
+
+
+def test_sampling_parameters_set_their_fields() -> None:
+    found = spec(
+        SamplingParams(
+            max_tokens=9,
+            stop=["a", "b"],
+            stop_token_ids=[7],
+            bad="no",
+            embedding_bias={3: -1.5},
+            include_stop_str_in_output=True,
+            temperature=0.0,
+            top_k=1,
+            seed=0,
+            logprobs=0,
+            skip_special_tokens=False,
+            guided_decoding=GuidedDecodingParams(json={"type": "object"}),
+        )
+    )
+    assert found.stopping.max_tokens == 9
+    assert list(found.stopping.stop) == ["a", "b"]
+    assert list(found.stopping.stop_token_ids) == [7]
+    assert found.stopping.include_stop_in_output
+    assert list(found.sampling.bad_words) == ["no"]
+    assert dict(found.sampling.logit_bias) == {3: -1.5}
+    for name in ("temperature", "top_k", "seed"):
+        assert found.sampling.HasField(name), name
+    assert not found.sampling.HasField("top_p")
+    assert found.output.HasField("logprobs")
+    assert found.output.skip_special_tokens is False
+    assert json.loads(found.guided.json_schema) == {"type": "object"}
+
+
+def test_guided_choice() -> None:
+    found = spec(SamplingParams(guided_decoding=GuidedDecodingParams(choice=["yes", "no"])))
+    assert list(found.guided.choice.choices) == ["yes", "no"]
+
+
+def test_default_max_tokens() -> None:
+    assert spec(SamplingParams()).stopping.max_tokens == 32
+    assert not spec(SamplingParams(max_tokens=None)).stopping.HasField("max_tokens")
+
+
+@pytest.mark.parametrize(
+    ("given", "ignore_eos", "stops"),
+    [
+        ({}, False, []),
+        ({"end_id": 5}, True, [5]),
+        ({"end_id": 0, "stop_token_ids": [9]}, True, [9, 0]),
+        ({"end_id": -1}, True, []),
+        ({"end_id": 5, "ignore_eos": True, "stop_token_ids": [9]}, True, [9]),
+    ],
+)
+def test_end_id_replaces_eos(given, ignore_eos, stops) -> None:
+    found = spec(SamplingParams(**given)).stopping
+    assert (found.ignore_eos, list(found.stop_token_ids)) == (ignore_eos, stops)
+
+
+def test_beams_and_best_of() -> None:
+    beams = spec(SamplingParams(use_beam_search=True, n=2, best_of=4, length_penalty=0.5, early_stopping=1))
+    assert (beams.n, beams.HasField("best_of")) == (2, False)
+    assert (beams.sampling.beam_search.width, beams.sampling.beam_search.length_penalty) == (4, 0.5)
+    assert beams.sampling.beam_search.early_stopping is True
+    assert beams.sampling.beam_search.exhaustive is False
+    exhaustive = spec(SamplingParams(use_beam_search=True, n=2, early_stopping=2, beam_search_diversity_rate=0.5))
+    assert exhaustive.sampling.beam_search.width == 2
+    assert exhaustive.sampling.beam_search.exhaustive is True
+    assert exhaustive.sampling.beam_search.early_stopping is False
+    assert exhaustive.sampling.beam_search.diversity_rate == 0.5
+    best = spec(SamplingParams(n=2, best_of=4))
+    assert (best.n, best.best_of, best.sampling.HasField("beam_search")) == (2, 4, False)
+
+
+@pytest.mark.parametrize("given", [{"n": 3, "best_of": 2}, {"length_penalty": 1.0}, {"early_stopping": True}])
+def test_contradictory_options(given) -> None:
+    with pytest.raises(ValueError, match=next(reversed(given))):
+        SamplingParams(**given)
+
+
+@pytest.mark.parametrize("guides", [{}, {"regex": "a", "grammar": "b"}])
+def test_exactly_one_guide(guides) -> None:
+    with pytest.raises(ValueError, match="exactly one of json"):
+        GuidedDecodingParams(**guides)
+
+
+def test_unknown_parameter() -> None:
+    with pytest.raises(TypeError, match="top_p_decay"):
+        SamplingParams(top_p_decay=0.5)
