@@ -30,13 +30,13 @@ def test_the_least_cell_says_how_sure_it_is():
 
 def test_the_rule_for_more_rounds_is_told():
     question = speculation.section(RESULTS["speculation"]()).question
-    assert "Cells below 1.05× after 3 rounds get 4 more in each of 3 further starts" in question
+    assert "Cells below 1.05× after 3 rounds are measured in 4 more rounds in each of 3 more starts" in question
 
 
 def test_results_without_rounds_show_the_ratio_alone():
     result = RESULTS["speculation"]()
     section = speculation.section(replace(result, points=[replace(each, ratios=[]) for each in result.points]))
-    assert "further starts" not in section.question
+    assert "more starts" not in section.question
     assert "(" not in "".join(cell for row in section.tables[0].rows for cell in row[1:])
 
 

@@ -18,9 +18,9 @@ def holds_if(condition):
         ("fused kernels", lambda options: options.get("fused_kernels") is False),
         ("an attention kernel", lambda options: options.get("attention") == "reference"),
         ("more than one layer", lambda options: len(options) == 4),
-        ("something else: it does not hold without any of them", lambda options: False),
+        ("something else: the check fails without any of them", lambda options: False),
         (
-            "one of CUDA graphs, overlap; it holds without any one of them",
+            "one of CUDA graphs, overlap; the check passes without any one of them",
             lambda options: not options.get("cuda_graphs", True) or not options.get("overlap", True),
         ),
     ],
