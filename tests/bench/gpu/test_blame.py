@@ -1,4 +1,4 @@
-"""Which layer is at fault where a check of the whole engine does not hold."""
+"""The search for the layer at fault if a check of the whole engine fails."""
 
 import pytest
 
@@ -25,7 +25,7 @@ def holds_if(condition):
         ),
     ],
 )
-def test_the_layer_without_which_it_holds(layer, condition):
+def test_the_layer_without_which_the_check_passes_is_found(layer, condition):
     found, lines = blame(holds_if(condition))
     assert found == layer
     assert len(lines) == len(WITHOUT)
