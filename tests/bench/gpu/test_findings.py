@@ -75,7 +75,7 @@ def test_tables_contain_all_findings(found):
         "The device",
         "Kernels",
         "Checks",
-        "At fault",
+        "Layers at fault",
         "Memory of the default path, GiB",
         "Generation, through the engine's loop",
         "Context, through the engine's loop",
