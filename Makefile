@@ -3,14 +3,14 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 # Without setuptools' warning that an editable installation follows the working directory, which pip 26 shows.
 PIP    := PYTHONWARNINGS='ignore:Editable installation' $(BIN)/pip install --quiet --progress-bar on -c constraints.txt
-# The checkout on the path too: else a script beside a checkout called `sluice` would import that folder.
+# Puts the checkout on Python's path too: otherwise a script next to a checkout called `sluice` imports that folder.
 ON_PATH = echo '$(CURDIR)' > "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/sluice_checkout.pth"
 PROTOS := $(wildcard protos/sluice/v1/*.proto)
-# Tests wait for a quarter of their time, so one more than there are cores run at once.
+# Tests spend a quarter of their time waiting, so run one more worker than there are cores.
 WORKERS := $(shell cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores < 4 ? cores + 1 : 4)))
-# One thread per process: the workers share the cores. A file's tests stay in one worker, and slow files start first.
-# Bytecode is kept even where the environment says otherwise, as in containers: else each worker spends 10 CPU seconds of
-# each run on rewriting the asserts of all test modules.
+# One thread per process, since the workers share the cores. The tests of a file run in one worker, and slow files start
+# first. Bytecode is written even if the environment disables it, as in containers: otherwise each worker spends 10 CPU
+# seconds per run on rewriting the asserts of all test modules.
 PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder -rfER
 
 .PHONY: run survive check test test-long lint protos released-protos settings manifests images bench site dist clean
@@ -18,7 +18,7 @@ PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --d
 run: $(VENV)/run.done
 	$(BIN)/sluice serve --demo 'def fibonacci(n):'
 
-# A stream goes on while its engine, its detokenizer and its router are killed.
+# A stream continues while its engine, its detokenizer and its router are killed.
 survive: $(VENV)/run.done
 	$(BIN)/python -m examples.survive
 
@@ -29,7 +29,7 @@ check: lint
 test: lint
 	$(PYTEST) --numprocesses $(WORKERS) -m "not long" --durations 25 --durations-min 5
 
-# What `make test` leaves out: more kills, restarts and hosts, and every benchmark in small.
+# The tests that `make test` skips: more kills, restarts and hosts, and a small run of every benchmark.
 test-long: $(VENV)/dev.done
 	$(PYTEST) --numprocesses $(WORKERS) -m long --durations 25 --durations-min 5
 
@@ -41,7 +41,7 @@ lint: $(VENV)/dev.done
 	$(BIN)/buf lint protos
 	$(BIN)/buf breaking protos --against protos/released.binpb
 
-# Regenerates sluice/v1; tests/protos/test_generated.py fails when it is stale.
+# Regenerates sluice/v1; tests/protos/test_generated.py fails if it is out of date.
 protos: $(VENV)/dev.done
 	$(BIN)/python -m grpc_tools.protoc -Iprotos \
 	    --python_out=. --grpc_python_out=. --mypy_out=. --mypy_grpc_out=. \
@@ -52,23 +52,23 @@ protos: $(VENV)/dev.done
 released-protos: $(VENV)/dev.done
 	$(BIN)/buf build protos --exclude-source-info -o protos/released.binpb
 
-# Rewrites docs/settings.md; tests/settings/test_page.py fails when that was forgotten.
+# Rewrites docs/settings.md; tests/settings/test_page.py fails if it is out of date.
 settings: $(VENV)/dev.done
 	$(BIN)/python -m sluice.settings > docs/settings.md
 
-# Rewrites k8s/manifests and the settings in the chart's schema; tests/k8s fails when that was forgotten.
+# Rewrites k8s/manifests and the settings in the chart's schema; tests/k8s fails if it is out of date.
 manifests: $(VENV)/dev.done
 	$(BIN)/python -m k8s.render
 
-# Rewrites docs/images from a ring that works; needs Debian's chromium-headless-shell.
+# Rewrites docs/images from a working ring; needs Debian's chromium-headless-shell.
 images: $(VENV)/dev.done
 	$(BIN)/python -m docs.images.make
 
-# Everything, or some parts: make bench PARTS="cache policies"
+# All topics, or some of them: make bench PARTS="cache policies"
 bench: $(VENV)/dev.done
 	$(BIN)/python -m bench $(PARTS)
 
-# The documentation as a site, in site/; tests/docs builds it too. To read it while writing: .venv/bin/mkdocs serve
+# The documentation as a site, in site/; tests/docs builds it too. To preview it while writing: .venv/bin/mkdocs serve
 site: $(VENV)/dev.done
 	$(BIN)/mkdocs build --strict
 
@@ -81,7 +81,7 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --upgrade pip
 
-# torch first, at its pin: a package that depends on plain torch would pull in another build.
+# Install the pinned torch first, because other packages would install a different build.
 $(VENV)/torch.done: constraints.txt | $(BIN)/python
 	$(PIP) torch
 	touch $@

@@ -23,8 +23,8 @@ process, without the ring, unless they say otherwise.
 """
 ON_GPUS = """All figures are from CPUs. [gpu.md](gpu.md) has the results of `python -m bench.gpu` on a GPU.
 """
-NO_GPU = """All figures are from CPUs. `python -m bench.gpu` measures [on a GPU](../gpu.md#check-and-measure); no such
-results are committed yet.
+NO_GPU = """All figures are from CPUs. `python -m bench.gpu` measures [on a GPU](../gpu.md#check-and-measure);
+no such results are committed yet.
 """
 
 

@@ -1,8 +1,8 @@
-"""Writes what is generated in k8s: the settings in the chart's schema, and manifests/ for those who use no Helm.
+"""Writes the generated files in k8s: the settings in the chart's schema, and manifests/ for use without Helm.
 
     make manifests
 
-tests/k8s fails when that was forgotten. With a file of values, it prints the objects of that release instead:
+tests/k8s fails if these files are out of date. With a file of values, prints the objects of that release instead:
 
     python -m k8s.render my-values.yaml --name sluice --namespace llm
 """
@@ -31,13 +31,13 @@ MANIFESTS = FOLDER / "manifests"
 NAME, NAMESPACE = "sluice", "llm"
 TYPES = {bool: "boolean", int: "integer", float: "number", str: "string", dict: "object", tuple: "array"}
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-"""libyaml's where it is: ten times as fast."""
+"""libyaml's loader, if available, is ten times as fast."""
 POD_DEPENDENT = {"id", "listen", "config"}
-"""Settings that differ from pod to pod, so the chart gives them by environment."""
+"""Settings that differ between pods, which the chart sets by environment variables."""
 
 
 def schema_with_settings() -> str:
-    """The schema, with the settings that each service has in `$defs`."""
+    """The schema, with the settings of each service in `$defs`."""
     schema = json.loads(SCHEMA.read_text())
     schema["$defs"] = {
         f"{cls.role}Settings": {
@@ -55,7 +55,7 @@ def schema_with_settings() -> str:
 
 
 def _types(setting: Setting) -> list[str]:
-    """Of a value in YAML. Ranges and formats are checked by the service itself when it starts."""
+    """JSON types of a setting's value in YAML. The service itself checks ranges and formats when it starts."""
     origin = get_origin(setting.annotation) or setting.annotation
     if origin is Literal:
         origin = type(get_args(setting.annotation)[0])
@@ -66,7 +66,7 @@ def _types(setting: Setting) -> list[str]:
 
 
 class Dumper(yaml.SafeDumper):
-    """Text of several lines, such as a settings file, stays as it was written."""
+    """Writes text of several lines, such as a settings file, as literal blocks."""
 
     def represent_str(self, text: str) -> yaml.ScalarNode:
         return self.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
@@ -76,7 +76,7 @@ Dumper.add_representer(str, Dumper.represent_str)
 
 
 def render(values: Mapping[str, Any], name: str = NAME, namespace: str = NAMESPACE) -> str:
-    """All objects of a release, hooks apart, as one YAML stream."""
+    """All objects of a release except hooks, as one YAML stream."""
     with Chart.load(CHART) as chart:
         rendered = chart.render(dict(values), name=name, namespace=namespace)
     texts = [text for file, text in sorted(rendered.items()) if file.endswith(".yaml")]
@@ -86,7 +86,7 @@ def render(values: Mapping[str, Any], name: str = NAME, namespace: str = NAMESPA
 
 
 def manifests() -> dict[str, str]:
-    """By file name: the default values, and each example of values/."""
+    """Rendered manifests by file name: for the default values, and for each example in values/."""
     found = {"default.yaml": render({})}
     for file in sorted(EXAMPLES.glob("*.yaml")):
         found[file.name] = render(yaml.safe_load(file.read_text()))

@@ -1,1 +1,2 @@
-"""A ring whose services die, restart or freeze while streams run: is each stream what it would have been?"""
+"""Kills, restarts or freezes the services of a ring while streams run, and compares each stream with an undisturbed
+run."""

@@ -1,5 +1,5 @@
-"""Streams with LoRA and prompt adapters, through a ring of their own: on a CPU its engines compute by torch, those of
-the others by OpenVINO. They have a draft model, the others look drafts up."""
+"""Streams with LoRA and prompt adapters, through a separate ring: on a CPU, engines with LoRA use torch, while those of
+the other streams use OpenVINO. These engines have a draft model, the others use prompt lookup."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -19,7 +19,7 @@ from sluice.tiny_model import path
 
 BY_PATH, UPLOADED, PROMPT = "by-path", "uploaded", "prompt"
 DEVIATION = 0.15
-"""Of the factors' values: so that an adapter changes most tokens."""
+"""Standard deviation of the factors' values, large enough that an adapter changes most tokens."""
 MIXED = (
     "LoRA adapters by path and uploaded with the request, alone and with guided decoding, beam search, prompt tables "
     "and prompt adapters, prompt adapters alone and with guided decoding, and streams without adapter beside them, all "
@@ -34,7 +34,7 @@ def write_adapters(folder: Path) -> None:
 
 
 def _write_prompt_adapter(folder: Path) -> None:
-    """As peft saves prompt tuning."""
+    """Writes a folder in the format of peft's prompt tuning."""
     folder.mkdir(parents=True, exist_ok=True)
     save_file({"prompt_embeddings": PROMPT_ROWS}, folder / "adapter_model.safetensors")
     rows, hidden_size = PROMPT_ROWS.shape
@@ -44,20 +44,21 @@ def _write_prompt_adapter(folder: Path) -> None:
 
 @contextmanager
 def ring(plan: StreamsPlan, folder: Path, **options: Any) -> Iterator[Ring]:
-    """With the adapters that are loaded by path. `folder`: see `write_adapters`. `options`: of the ring."""
+    """A ring with the adapters of `write_adapters(folder)` that are loaded by path. `options` are options of the
+    ring."""
     lora, prompt = str(folder / BY_PATH), str(folder / PROMPT)
-    # Also in the settings: if all routers and engines die at the same time, no process has those that a call loaded.
+    # Configured in the settings too: adapters loaded by a call are lost if all routers and engines die together.
     router = {
         "lora_in_requests": True,
         "lora_adapters": {BY_PATH: lora},
         "prompt_adapters": {PROMPT: prompt},
         "prompt_adapter_folders": [str(folder)],
     }
-    # The model is its own draft model: its guesses are right where no adapter changes the token.
+    # The model is its own draft model: its draft tokens are accepted where no adapter changes the token.
     engine = {"lora": True, "lora_folders": [str(folder)], "draft_model": str(path())}
     with plan.ring(engine, router, **options) as found:
         with Client(found.addresses) as client:
-            # The routers do so by themselves, but a while after their start.
+            # The routers load them too, but some time after their start.
             client.load_lora(BY_PATH, path=lora)
             client.load_prompt_adapter(PROMPT, path=prompt)
         yield found
@@ -69,7 +70,7 @@ def requests(plan: StreamsPlan, folder: Path) -> list[StreamRequest]:
 
 def _kinds(folder: Path) -> Mapping[str, Mapping[str, Any]]:
     by_path = {"lora_id": BY_PATH}
-    # With the request: a registered upload is gone once its routers and engines have all died.
+    # Sent with the request: an uploaded adapter is lost once all its routers and engines have died.
     uploaded = {"lora_weights": read_lora(folder / UPLOADED)}
     guide = {"regex": r"(\[[a-z]{3}, [0-9]{2}\] ){12,30}end"}
     prompt = {"prompt_adapter_id": PROMPT}

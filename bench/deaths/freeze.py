@@ -1,4 +1,4 @@
-"""An engine that is stopped for a while, what it does when it continues, and what still lives in a ring at the end."""
+"""An engine that is stopped for a while, its work after it continues, and the requests left in a ring at the end."""
 
 import asyncio
 import os
@@ -19,7 +19,7 @@ BEFORE_SECONDS = 2.0
 
 
 def write_line(text: str) -> None:
-    """To the log, in one write: other threads write there too."""
+    """Writes to the log in one system call, because other threads write there too."""
     os.write(STDOUT, f"{text}\n".encode())
 
 
@@ -30,15 +30,16 @@ class Frozen(msgspec.Struct, frozen=True):
     seconds: float
     held: int
     late: int
-    """Held requests that it drew further tokens of afterwards: rows that no router expects any more."""
+    """Held requests for which the engine sampled more tokens afterwards, which no router expects any more."""
     new: int
-    """Requests that it received afterwards."""
+    """Requests that the engine received afterwards."""
 
 
 async def freeze(
     ring: Ring, log: list[LogLine], service: str, seconds: float, after: float, on_continue: Callable[[], None]
 ) -> Frozen:
-    """The ring appends to `log`. `on_continue` is called when it continues. Raises RuntimeError if it was restarted."""
+    """Stops an engine for `seconds`. `log` has the lines of the ring; `on_continue` is called when the engine
+    continues. Raises RuntimeError if the engine was restarted meanwhile."""
     pid = ring.pids[service]
     log.clear()
     await asyncio.sleep(BEFORE_SECONDS)
@@ -72,22 +73,22 @@ TIMEOUT_SECONDS = 60.0
 
 
 class Leftovers(msgspec.Struct, frozen=True):
-    """By the latest heartbeats; falsy if every peer reports none."""
+    """What is left in a ring, by the latest heartbeats. Falsy if nothing is left and every peer sends heartbeats."""
 
     silent: list[str]
     """Engines and detokenizers without a heartbeat."""
     requests: int = 0
     blocks: int = 0
-    """Held by requests."""
+    """KV cache blocks that requests hold."""
     streams: int = 0
-    """In detokenizers."""
+    """Live sequences in detokenizers."""
 
     def __bool__(self) -> bool:
         return bool(self.silent or self.requests or self.blocks or self.streams)
 
 
 async def leftovers(client: AsyncClient, ring: Ring, but: Collection[str] = ()) -> Leftovers:
-    """As soon as there are none, or after a minute. Services in `but` are ignored."""
+    """Waits until nothing is left, at most a minute. Services in `but` are ignored."""
     end = asyncio.get_running_loop().time() + TIMEOUT_SECONDS
     while (found := await _look(client, ring, but)) and asyncio.get_running_loop().time() < end:
         await asyncio.sleep(POLL_SECONDS)
@@ -95,13 +96,13 @@ async def leftovers(client: AsyncClient, ring: Ring, but: Collection[str] = ()) 
 
 
 async def _look(client: AsyncClient, ring: Ring, but: Collection[str]) -> Leftovers:
-    asked = {name for name, child in ring.children.items() if child.role != "router"} - set(but)
+    expected = {name for name, child in ring.children.items() if child.role != "router"} - set(but)
     stats = await client.stats()
-    engines = [engine for engine in stats.engines if engine.engine_id in asked]
-    detokenizers = [detokenizer for detokenizer in stats.detokenizers if detokenizer.detokenizer_id in asked]
+    engines = [engine for engine in stats.engines if engine.engine_id in expected]
+    detokenizers = [detokenizer for detokenizer in stats.detokenizers if detokenizer.detokenizer_id in expected]
     present = {engine.engine_id for engine in engines} | {each.detokenizer_id for each in detokenizers}
     return Leftovers(
-        sorted(asked - present),
+        sorted(expected - present),
         sum(engine.active_requests for engine in engines),
         sum(engine.used_kv_blocks for engine in engines),
         sum(detokenizer.streams for detokenizer in detokenizers),

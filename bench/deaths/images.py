@@ -1,4 +1,4 @@
-"""Streams with images, through a ring of their own: the bundled model as the decoder of a LLaVA."""
+"""Streams with images, through a separate ring: a LLaVA with the bundled model as its decoder."""
 
 import json
 from collections.abc import Mapping
@@ -42,7 +42,7 @@ FILES = ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "c
 
 
 def write_model(folder: Path) -> Path:
-    """Its tokens are those of the bundled model where there are no images."""
+    """A checkpoint that generates the same tokens as the bundled model for prompts without images."""
     import torch
     from transformers import AutoModelForCausalLM, LlavaConfig, LlavaForConditionalGeneration
 
@@ -52,7 +52,7 @@ def write_model(folder: Path) -> Path:
     model: Any = LlavaForConditionalGeneration(config.from_dict(raw))
     decoder: Any = AutoModelForCausalLM.from_pretrained(path(), dtype=torch.float32)
     model.model.language_model.load_state_dict(decoder.model.state_dict())
-    # Rows about as large as the embeddings of tokens.
+    # Scale the rows to about the size of token embeddings.
     torch.nn.init.normal_(model.model.multi_modal_projector.linear_2.weight, std=0.1)
     model.save_pretrained(folder)
     (folder / "preprocessor_config.json").write_text(json.dumps(PROCESSOR), encoding="utf-8")
@@ -92,10 +92,10 @@ KINDS = kinds(picture(1), picture(2))
 
 
 def requests(
-    plan: StreamsPlan, placeholder: str = PLACEHOLDER, asked: Mapping[str, Mapping[str, Any]] = KINDS
+    plan: StreamsPlan, placeholder: str = PLACEHOLDER, kinds: Mapping[str, Mapping[str, Any]] = KINDS
 ) -> list[StreamRequest]:
-    """`placeholder`: of an image, in the text of a prompt."""
-    found = in_turns(asked, plan.streams, plan.max_tokens)
+    """`placeholder` stands for an image in the text of a prompt."""
+    found = in_turns(kinds, plan.streams, plan.max_tokens)
     return [
         each if each.kind == BESIDE else replace(each, prompt=placeholder * len(each.options["images"]) + each.prompt)
         for each in found

@@ -1,4 +1,4 @@
-"""Streams without pause over a ring whose services are killed at random: in quick succession, and as a soak."""
+"""Continuous streams through a ring whose services are killed at random: in quick succession, and as a soak test."""
 
 import asyncio
 import os
@@ -33,11 +33,11 @@ class KillPlan(streams.StreamsPlan, frozen=True):
     seconds_between: float = 2.0
     seed: int = 0
     adapters: "KillPlan | None" = None
-    """Afterwards the same with adapters, in a ring of its own; see `bench.deaths.adapters`."""
+    """A second run, with adapters, in a separate ring; see `bench.deaths.adapters`."""
     images: "KillPlan | None" = None
-    """Then with images; see `bench.deaths.images`."""
+    """A run with images; see `bench.deaths.images`."""
     qwen_vl: "KillPlan | None" = None
-    """Then with images of any size; see `bench.deaths.qwen_vl`."""
+    """A run with images of several sizes; see `bench.deaths.qwen_vl`."""
 
 
 class Death(msgspec.Struct, frozen=True):
@@ -54,13 +54,13 @@ class KillResult(streams.StreamTotals, frozen=True, kw_only=True):
     plan: KillPlan
     deaths: list[Death]
     quiet_seconds: float
-    """On the memory trails' clock: when streams began to be disturbed."""
+    """When the first stream was disturbed, on the clock of the memory trails."""
     seconds: float
     quiet_first: list[float]
     quiet_stall: list[float]
     memory: list[Trail]
     rounded: int = 0
-    """Of the wrong ones, how many differ by rounding alone."""
+    """Number of wrong streams that differ only by rounding."""
     adapters: "KillResult | None" = None
     images: "KillResult | None" = None
     qwen_vl: "KillResult | None" = None
@@ -80,7 +80,7 @@ def soak_plan(minutes: float, every: float, **others: Any) -> KillPlan:
 
 
 async def kill(ring: Ring, plan: KillPlan, on_kill: Callable[[], None]) -> list[Death]:
-    """SIGKILL to random services, each role as often as the others, whatever the state of the ring."""
+    """Sends SIGKILL to random services, each role equally often, regardless of the state of the ring."""
     deaths: list[Death] = []
     began, source = time.monotonic(), random.Random(plan.seed)
     for _ in range(plan.kills):
@@ -89,7 +89,7 @@ async def kill(ring: Ring, plan: KillPlan, on_kill: Callable[[], None]) -> list[
         while not (alive := [c for c in ring.children.values() if c.role == role and c.alive]):
             await asyncio.sleep(POLL_SECONDS)
         child = source.choice(alive)
-        # It may have died by itself between the look and the kill; then it does not count.
+        # The service may have died just before the kill; then the kill does not count.
         with suppress(ProcessLookupError):
             os.kill(child.pid, signal.SIGKILL)
             deaths.append(Death(child.name, round(time.monotonic() - began, 2)))
@@ -104,8 +104,8 @@ def measure(plan: KillPlan, folder: Path, step: Step) -> KillResult:
         beside = replace(plan.adapters, threads=plan.threads)
         adapters.write_adapters(folder)
         with adapters.ring(beside, folder) as ring:
-            asked = adapters.requests(beside, folder)
-            found = replace(found, adapters=asyncio.run(_measure(ring, beside, asked, step)))
+            requests = adapters.requests(beside, folder)
+            found = replace(found, adapters=asyncio.run(_measure(ring, beside, requests, step)))
     if plan.images is not None:
         beside, model = replace(plan.images, threads=plan.threads), images.write_model(folder / "llava")
         found = replace(found, images=_on_model(beside, model, images.requests(beside), step))
@@ -118,19 +118,19 @@ def measure_qwen_vl(plan: KillPlan, folder: Path, step: Step) -> KillResult:
     return _on_model(plan, qwen_vl.write_model(folder / "qwen_vl"), qwen_vl.requests(plan), step)
 
 
-def _on_model(plan: KillPlan, model: Path, asked: Sequence[StreamRequest], step: Step) -> KillResult:
+def _on_model(plan: KillPlan, model: Path, requests: Sequence[StreamRequest], step: Step) -> KillResult:
     with plan.ring({}, model=model) as ring:
-        return asyncio.run(_measure(ring, plan, asked, step))
+        return asyncio.run(_measure(ring, plan, requests, step))
 
 
-async def _measure(ring: Ring, plan: KillPlan, asked: Sequence[StreamRequest], step: Step) -> KillResult:
+async def _measure(ring: Ring, plan: KillPlan, requests: Sequence[StreamRequest], step: Step) -> KillResult:
     watch, counter = MemoryWatch(ring), streams.StreamCounter()
     async with streams.connect(ring.addresses) as client:
         watching = asyncio.create_task(watch.run())
-        quiet = await streams.undisturbed(client, asked, lambda: step("undisturbed"))
+        quiet = await streams.undisturbed(client, requests, lambda: step("undisturbed"))
         began = time.monotonic()
         killing = asyncio.create_task(kill(ring, plan, lambda: step("streams run, services die")))
-        await streams.without_pause(client, asked, quiet, killing, counter.add)
+        await streams.without_pause(client, requests, quiet, killing, counter.add)
         watching.cancel()
         watch.sample()
         return KillResult(
@@ -147,7 +147,7 @@ async def _measure(ring: Ring, plan: KillPlan, asked: Sequence[StreamRequest], s
 
 
 WARM_SECONDS: Mapping[str, float] = {"router": 30.0, "engine": 180.0, "detok": 30.0}
-"""Warm-up of a process by role, in which its memory may grow: a KV block takes memory once it is first written."""
+"""Warm-up of a process by role, during which its memory may grow: a KV block takes memory when it is first written."""
 NAMES = {"router": "Routers", "engine": "Engines", "detok": "Detokenizers"}
 
 
@@ -155,8 +155,8 @@ def section(result: KillResult) -> Section:
     plan = result.plan
     return Section(
         "Streams while services die",
-        f"{plan.text}, of which a random one gets SIGKILL every {plan.seconds_between:g} s. "
-        "Each is compared with its undisturbed run: text, token ids, logprobs, finish reason, usage.",
+        f"{plan.text}; every {plan.seconds_between:g} s a random service gets SIGKILL. Each stream is compared with "
+        "its undisturbed run: text, token ids, logprobs, finish reason, usage.",
         [
             _answer(result),
             *([] if result.adapters is None else [_beside("engines with `lora`", result.adapters)]),
@@ -168,16 +168,16 @@ def section(result: KillResult) -> Section:
 
 
 def _beside(where: str, result: KillResult) -> str:
-    return f"Then, on {where}, {result.plan.text}: {_answer(result)}"
+    return f"With {where}, {result.plan.text}: {_answer(result)}"
 
 
 def soak_section(result: KillResult) -> Section:
     return Section(
         "Soak",
         f"The same load for {result.seconds / 60:.3g} minutes, with a death every {result.plan.seconds_between:g} s. "
-        f"*Growth* is the slope of a process's memory over its life after its first {WARM_SECONDS['router']:g} s "
-        f"(an engine's {WARM_SECONDS['engine']:g} s, for the KV cache takes memory once it is first written), over all "
-        "processes of this service.",
+        f"*Growth* is the slope of a process's memory after its first {WARM_SECONDS['router']:g} s (for engines "
+        f"{WARM_SECONDS['engine']:g} s, since the KV cache takes memory when it is first written), over all processes "
+        "of the service.",
         [_answer(result), *([_growth(result)] if _slopes(result) else [])],
         [_pauses(result), _memory(result)],
     )
@@ -188,19 +188,19 @@ def soak_summary(result: KillResult) -> str:
     return (
         f"{result.seconds / 60:.1f} min, {len(result.deaths)} deaths: {result.streams} streams, "
         f"{result.failed} failed, {result.wrong - result.rounded} wrong; MiB per minute after warm-up: "
-        f"{slopes or 'too short to say'}"
+        f"{slopes or 'the run was too short'}"
     )
 
 
 def _answer(result: KillResult) -> str:
     killed = ", ".join(f"{count} of {role}" for role, count in result.killed.items())
     rounded = (
-        f" {result.rounded} drew another token of nearly the same likelihood, as they do where they continue from the "
-        "middle and nothing dies ([rounding](../api.md#seeds))."
+        f" {result.rounded} sampled another token of nearly the same likelihood, as also happens when a stream resumes "
+        "without any death ([rounding](../api.md#seeds))."
     )
     return (
         f"{len(result.deaths)} kills ({killed}) in {result.seconds:.0f} s: {result.streams} streams, **{result.failed} "
-        f"failed, {result.wrong - result.rounded} wrong**; {result.resumed} went on at another router."
+        f"failed, {result.wrong - result.rounded} wrong**; {result.resumed} continued at another router."
         f"{rounded if result.rounded else ''}"
     )
 
@@ -228,7 +228,7 @@ def _memory(result: KillResult) -> Table:
 
 
 def _slopes(result: KillResult) -> dict[str, float]:
-    """MiB per minute by service, without services that never outlived their warm-up."""
+    """MiB per minute by service, without services that never ran longer than their warm-up."""
     found = {}
     for service in sorted({trail.service for trail in result.memory}):
         warm = WARM_SECONDS[service.partition("-")[0]]
@@ -241,7 +241,7 @@ def _slopes(result: KillResult) -> dict[str, float]:
 
 def draw(result: KillResult) -> Figure:
     figure, ((first, stall),) = canvas(
-        (1, 2), (12, 4.8), "Services die, streams go on", "Each stream's longest wait, as a distribution."
+        (1, 2), (12, 4.8), "Streams while services die", "Distributions of each stream's longest wait."
     )
     for axes, name, quiet, killed in (
         (first, "First token", result.quiet_first, result.first),
@@ -253,7 +253,7 @@ def draw(result: KillResult) -> Figure:
 
 def draw_soak(result: KillResult) -> Figure:
     roles = [role for role in ROLES if any(trail.role == role for trail in result.memory)]
-    figure, grid = canvas((len(roles), 1), (12, 2.2 * len(roles) + 1), "Memory stays constant", "A line: a death.")
+    figure, grid = canvas((len(roles), 1), (12, 2.2 * len(roles) + 1), "Memory over time", "Vertical lines: deaths.")
     for (axes,), role in zip(grid, roles, strict=True):
         trails(axes, [trail for trail in result.memory if trail.role == role])
         for death in result.deaths:
@@ -265,9 +265,9 @@ def draw_soak(result: KillResult) -> Figure:
 
 WITH_ADAPTERS = KillPlan(30, 120, kills=20, seed=8, mixed=adapters.MIXED)
 WITH_IMAGES = KillPlan(15, 120, kills=10, seconds_between=6.0, seed=9, mixed=images.MIXED)
-"""Less often: an engine that has transformers' tower takes longer to start."""
+"""Kills are less frequent, because an engine with transformers' vision tower takes longer to start."""
 WITH_QWEN_VL = replace(WITH_IMAGES, max_tokens=400, seed=10, mixed=qwen_vl.MIXED)
-"""More tokens: it is small, and most streams should be there when a service dies."""
+"""More tokens, because the model is small and most streams should still run when a service dies."""
 QUICK = KillPlan(
     8,
     60,

@@ -1,4 +1,4 @@
-"""How long a stream pauses when its engine or its detokenizer is killed, frozen, cut off or drained, by cause."""
+"""Pauses of streams whose engine or detokenizer is killed, frozen, cut off or drained, by cause."""
 
 import asyncio
 import os
@@ -28,11 +28,11 @@ CAUSES = ("killed", "frozen", CUT_OFF, "drained")
 COLOURS = (ORANGE, BLUE, TEAL, GREY)
 BEFORE, NOW = "before", "now"
 FORMER = "SLUICE_BENCH_FORMER"
-"""Environment variable: a folder with the code of a former version, to be measured in turns with this one."""
+"""Environment variable with the folder of an older version's code, which is then measured in turns with this one."""
 ROUND_SECONDS = 30.0
 POLL_SECONDS = 0.02
 BEGUN = 30
-"""Chunks, by which no stream is suspected of killing its engine."""
+"""Chunks after which a stream is no longer suspected of killing its engine."""
 
 
 class PausesPlan(Plan, frozen=True):
@@ -41,7 +41,7 @@ class PausesPlan(Plan, frozen=True):
     max_tokens: int = 1500
     causes: tuple[str, ...] = CAUSES
     note: str = ""
-    """On the circumstances, for the page."""
+    """A remark on the circumstances, for the page."""
 
 
 class Pauses(msgspec.Struct, frozen=True):
@@ -49,9 +49,9 @@ class Pauses(msgspec.Struct, frozen=True):
     cause: str
     victim: str
     seconds: list[float]
-    """Of each stream that lost its attempt: its longest wait since shortly before the event."""
+    """Longest wait of each stream that lost its attempt, since shortly before the event."""
     noticed: list[float]
-    """Of the same streams: from the event until the router gave up the attempt."""
+    """Time of the same streams from the event until the router gave up the attempt."""
 
 
 class PausesResult(msgspec.Struct, frozen=True):
@@ -61,7 +61,7 @@ class PausesResult(msgspec.Struct, frozen=True):
 
 
 class _Stream:
-    """One that runs, and when each of its chunks came."""
+    """A running stream, and the times of its chunks."""
 
     def __init__(self, client: AsyncClient, max_tokens: int) -> None:
         self.id = f"pause-{uuid4().hex[:12]}"
@@ -83,13 +83,13 @@ class _Stream:
             self.failed = True
 
     def pause(self, since: float) -> float:
-        """The longest wait that began shortly before `since` or later; one that lasts counts up to now."""
+        """The longest wait that began shortly before `since` or later. An unfinished wait counts up to now."""
         times = [at for at in self.times if at >= since - 0.2] + [time.monotonic()]
         return max((b - a for a, b in pairwise(times)), default=0.0)
 
 
 def measure(plan: PausesPlan, folder: Path, step: Step) -> PausesResult:
-    """Without root, nothing can be cut off: that cause is left out."""
+    """Without root, network links cannot be cut off, and that cause is left out."""
     if os.geteuid():
         plan = replace(plan, causes=tuple(cause for cause in plan.causes if cause != CUT_OFF))
     return asyncio.run(_measure(plan, folder, step))
@@ -123,12 +123,12 @@ async def _measure(plan: PausesPlan, folder: Path, step: Step) -> PausesResult:
 
 
 def _in_turns(found: dict[tuple[str, str, str], Pauses]) -> list[tuple[tuple[str, str, str], Pauses]]:
-    """The versions next to each other."""
+    """Sorted so that the versions alternate."""
     return sorted(found.items(), key=lambda item: item[0][1:])
 
 
 async def _round(ring: Processes, plan: PausesPlan, cause: str, victim: str) -> tuple[list[float], list[float], int]:
-    """(pauses, times until they were noticed, streams that failed)"""
+    """Returns pauses, times until they were noticed, and the number of failed streams."""
     await ring.whole()
     async with AsyncClient(ring.address) as client:
         streams = [_Stream(client, plan.max_tokens) for _ in range(plan.streams)]
@@ -151,7 +151,7 @@ async def _round(ring: Processes, plan: PausesPlan, cause: str, victim: str) -> 
 
 
 def _goes_on(stream: _Stream) -> bool:
-    """Its chunks come again, or it has ended."""
+    """Whether the stream has recent chunks, or has ended."""
     return stream.task.done() or bool(stream.times and time.monotonic() - stream.times[-1] < 0.25)
 
 
@@ -197,12 +197,13 @@ def section(result: PausesResult) -> Section:
     return Section(
         "Pauses by cause",
         f"{result.plan.streams} streams through a router, two engines and two detokenizers over TCP, with the default "
-        "`peer_timeout` of 5 s. One engine or one detokenizer gets SIGKILL (killed), SIGSTOP (frozen), a network link "
-        f"that is down (cut off), or SIGTERM (drained), {result.plan.rounds} times each. *Pause*: the longest wait for "
-        "text of each stream that lost its attempt. *Noticed*: from the event until the router gave up the "
-        "attempt; the rest of a pause is placement and the recomputation of what is not cached. *Before*: the version "
-        "in which every death took a second of silence to be noticed, measured in turns with this one. "
-        f"Cut off needs root. {result.plan.note}".rstrip(),
+        "`peer_timeout` of 5 s. An engine or a detokenizer gets SIGKILL (killed), SIGSTOP (frozen), SIGTERM "
+        f"(drained), or its network link is taken down (cut off, which needs root), {result.plan.rounds} times each. "
+        "*Pause*: the longest wait for text of each stream that lost its attempt. *Noticed*: time from the event "
+        "until the router gave up the attempt; the rest of a pause is placement and the recomputation of tokens that "
+        "are not cached. *Before*: an older version, which noticed a death only after a second without heartbeats, "
+        "measured in turns with this one. "
+        f"{result.plan.note}".rstrip(),
         [answer],
         [table("ms | pauses | noticed p50 | p99 | pause p50 | p99", rows)],
     )

@@ -1,4 +1,4 @@
-"""A ring over TCP whose first engine and first detokenizer are on networks of their own, which can be cut off."""
+"""A ring over TCP whose first engine and first detokenizer are on separate networks, which can be cut off."""
 
 import asyncio
 import json
@@ -18,14 +18,14 @@ OTHERS = ("engine-1", "detok-1")
 KIND = {"engine": "engine_worker", "detok": "detok_service"}
 THREADS = 1
 START_SECONDS = 300.0
-"""For all to start: a machine may be busy."""
+"""Time for all services to start; long, since the machine may be busy."""
 
 
 class Processes:
     """One router, two engines and two detokenizers.
 
-    `source`: folder of the services' code. `number`: tells rings apart. `apart`: whether the victims are in network
-    namespaces, without which `cut` is impossible; needs root.
+    `source` is the folder of the services' code, `number` distinguishes rings. `apart` puts the victims into network
+    namespaces, which `cut` needs; it requires root.
     """
 
     def __init__(self, folder: Path, source: Path, number: int, apart: bool) -> None:
@@ -71,7 +71,7 @@ class Processes:
             _ip(f"link del slp{self._number}")
 
     def begin(self, name: str) -> None:
-        """Start an engine or a detokenizer, again if it has ended."""
+        """Starts an engine or a detokenizer."""
         kind = name.partition("-")[0]
         self._run(name, KIND[kind], *(("--threads", str(THREADS)) if kind == "engine" else ()))
 
@@ -86,7 +86,7 @@ class Processes:
         await asyncio.to_thread(self._children[name].wait)
 
     async def whole(self) -> None:
-        """Until the router has heartbeats of all four."""
+        """Waits until the router has heartbeats of all four peers."""
         async with asyncio.timeout(START_SECONDS), AsyncClient(self.address, retry_timeout=START_SECONDS) as client:
             while True:
                 stats = await client.stats()
@@ -95,7 +95,7 @@ class Processes:
                 await asyncio.sleep(0.1)
 
     def given_up(self, since: float) -> dict[str, float]:
-        """By the id of each request: when the router first gave up an attempt of it since then. Unix time."""
+        """Maps request ids to the Unix time at which the router first gave up an attempt after `since`."""
         found = [json.loads(line) for line in self.log.read_text().splitlines() if '"attempt_given_up"' in line]
         times = [(line["request_id"], datetime.fromisoformat(line["timestamp"]).timestamp()) for line in found]
         return {request: at for request, at in reversed(times) if at >= since}

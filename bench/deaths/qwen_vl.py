@@ -1,5 +1,5 @@
-"""Streams with images through a Qwen2.5-VL of random weights: the size of an image decides its rows, and a token has
-three positions."""
+"""Streams with images through a Qwen2.5-VL with random weights, in which the number of rows depends on the size of an
+image, and tokens have three positions."""
 
 import json
 from collections.abc import Mapping
@@ -65,7 +65,7 @@ MIXED = f"images of several sizes, {images.WAYS}"
 
 
 def write_model(folder: Path) -> Path:
-    """One whose tokens depend on what its images show."""
+    """A checkpoint whose tokens depend on the content of the images."""
     import torch
     from safetensors.torch import load_file, save_file
     from transformers import AutoConfig, AutoModelForImageTextToText
@@ -80,7 +80,7 @@ def write_model(folder: Path) -> Path:
     weights = folder / "model.safetensors"
     tensors = load_file(weights)
     for name, tensor in tensors.items():
-        # Rows about as large as the embeddings of tokens.
+        # Scale the rows to about the size of token embeddings.
         if "merger.mlp" in name and tensor.dim() == 2:
             torch.nn.init.normal_(tensor, std=0.2)
     save_file(tensors, weights, {"format": "pt"})

@@ -1,4 +1,4 @@
-"""What streams are asked for: a kind of request for each way to generate."""
+"""The requests of the streams: one kind for each feature."""
 
 import json
 from collections.abc import Mapping
@@ -30,12 +30,12 @@ SCHEMA = json.dumps(
 )
 RANDOM = np.random.default_rng(1)
 DRAFT_LOGITS = RANDOM.normal(0.0, 2.0, (24, 4096)).astype(np.float16)
-"""Of the tokens that a caller drew from them, as `draft_logits` wants them; the model accepts a few."""
+"""Logits for `draft_logits`, from which the draft tokens were sampled. The model accepts a few of these tokens."""
 DRAFT = (DRAFT_LOGITS + RANDOM.gumbel(size=DRAFT_LOGITS.shape)).argmax(axis=1).tolist()
 TABLE = RANDOM.normal(0.0, 0.5, (12, 256)).astype(np.float32)
 """Rows of embeddings before the prompt."""
 PROMPT_ROWS = RANDOM.normal(0.0, 0.5, (20, 256)).astype(np.float32)
-"""Those of a prompt adapter."""
+"""Rows of a prompt adapter."""
 KINDS: Mapping[str, Mapping[str, Any]] = {
     "greedy": {"temperature": 0.0},
     "seeded": {"temperature": 1.0, "top_p": 0.95},
@@ -70,7 +70,7 @@ KINDS: Mapping[str, Mapping[str, Any]] = {
     },
 }
 REPEATED: Mapping[str, int] = {"prompt logprobs": 40, "tensors": 40}
-"""How often the prompt is repeated, so that a death may come in its midst; of other kinds once."""
+"""Repetitions of the prompt, by kind, so that a death may happen while the prompt is computed. Default: one."""
 
 
 class StreamRequest(msgspec.Struct, frozen=True):
@@ -80,7 +80,7 @@ class StreamRequest(msgspec.Struct, frozen=True):
 
 
 def in_turns(kinds: Mapping[str, Mapping[str, Any]], streams: int, max_tokens: int) -> list[StreamRequest]:
-    """Kinds and prompts in turns, each with its own seed, so that no two are the same."""
+    """Requests of all kinds and prompts in turns, each with a different seed, so that no two requests are equal."""
     found = []
     for i, (kind, options) in zip(range(streams), cycle(kinds.items()), strict=False):
         common = {"max_tokens": max_tokens, "ignore_eos": True, "seed": 1000 + i, "token_ids": True}

@@ -1,4 +1,4 @@
-"""Every service restarted, one after the other, then an engine stopped for a while: what streams notice of it."""
+"""Restarts every service, one after the other, then stops an engine for a while, and checks the streams."""
 
 import asyncio
 from pathlib import Path
@@ -28,9 +28,9 @@ class RestartPlan(streams.StreamsPlan, frozen=True):
 class Restart(msgspec.Struct, frozen=True):
     service: str
     drain: float
-    """From the call until its process had ended."""
+    """Seconds from the call until the process had ended."""
     back: float
-    """From then until the next one served, and all routers knew."""
+    """Seconds from then until the new process served and all routers had discovered it."""
     ending: str
 
 
@@ -50,7 +50,7 @@ class RestartResult(msgspec.Struct, frozen=True):
 
 
 def measure(plan: RestartPlan, _: Path, step: Step) -> RestartResult:
-    """In one ring. Raises ValueError if the launcher would restart the frozen engine."""
+    """Runs all phases in one ring. Raises ValueError if the launcher would restart the frozen engine."""
     lines: list[LogLine] = []
     with plan.ring({"stats_callback": CALLBACK}, drain_timeout=plan.drain_timeout, observe=lines.append) as ring:
         if plan.stopped_seconds >= ring.plan.freeze_timeout:
@@ -62,24 +62,24 @@ def measure(plan: RestartPlan, _: Path, step: Step) -> RestartResult:
 
 
 async def _measure(ring: Ring, lines: list[LogLine], plan: RestartPlan, step: Step) -> RestartResult:
-    asked, phases = plan.requests, _Phases()
+    requests, phases = plan.requests, _Phases()
 
     def on_continue() -> None:
         phases.begin(GOES_ON)
         step(STOPPED)
 
     async with streams.connect(ring.addresses) as client:
-        quiet = await streams.undisturbed(client, asked, lambda: step(QUIET))
+        quiet = await streams.undisturbed(client, requests, lambda: step(QUIET))
         for found in quiet:
             phases.add(found, found)
         phases.begin(RESTARTS)
         restarting = asyncio.create_task(restart_all(ring, step))
-        await streams.without_pause(client, asked, quiet, restarting, phases.add)
+        await streams.without_pause(client, requests, quiet, restarting, phases.add)
         phases.begin(STOPPED)
         name = next(name for name, child in ring.children.items() if child.role == "engine")
         seconds = (plan.stopped_seconds, plan.after_seconds)
         freezing = asyncio.create_task(freeze(ring, lines, name, *seconds, on_continue))
-        await streams.without_pause(client, asked, quiet, freezing, phases.add)
+        await streams.without_pause(client, requests, quiet, freezing, phases.add)
         ended = phases.end()
         step(GOES_ON)
         left = await leftovers(client, ring)
@@ -131,10 +131,11 @@ def section(result: RestartResult) -> Section:
     drains = (f"{r.service} | {number(r.drain)} | {number(r.back)} | {r.ending}" for r in result.restarts)
     return Section(
         "Streams while services are restarted, and while an engine is stopped",
-        f"{plan.text}; routers consider a peer dead after {result.peer_seconds:g} s of silence. "
-        f"Every service is restarted, one after the other, with a drain timeout of {plan.drain_timeout:g} s; then "
+        f"{plan.text}; routers consider a peer dead after {result.peer_seconds:g} s without heartbeats. Every service "
+        f"is restarted, one after the other, with a drain timeout of {plan.drain_timeout:g} s; then "
         f"{result.frozen.service} gets SIGSTOP, and SIGCONT {plan.stopped_seconds:g} s later. Each stream is compared "
-        "with its undisturbed run, and counted in the phase in which it ended. *Serves again*: when all routers know.",
+        "with its undisturbed run, and counted in the phase in which it ended. *Serves again*: when all routers have "
+        "discovered the new process.",
         [_restart_answer(result), _freeze_answer(result)],
         [_phases_table(result), table("restarted | drain, s | serves again after, s | the process", drains)],
     )
@@ -144,7 +145,7 @@ def _restart_answer(result: RestartResult) -> str:
     longest = max(result.restarts, key=lambda restart: restart.drain)
     phase = result.phases[1]
     return (
-        f"{len(result.restarts)} services restarted in {phase.seconds:.0f} s: {_streams(phase)}. The longest drain "
+        f"{len(result.restarts)} services are restarted in {phase.seconds:.0f} s: {_streams(phase)}. The longest drain "
         f"took **{longest.drain:.2f} s** ({longest.service}; limit: {MOST_SECONDS:g} s)."
     )
 
@@ -154,10 +155,10 @@ def _freeze_answer(result: RestartResult) -> str:
     _, _, stopped, afterwards = result.phases
     silent = f"; no heartbeat of {', '.join(left.silent)}" if left.silent else ""
     return (
-        f"{frozen.service} is stopped for {frozen.seconds:g} s: {_streams(stopped)}. It held "
-        f"{frozen.held} requests; when it continued it drew late tokens of {frozen.late} of them, and received "
-        f"{frozen.new} new ones: {_streams(afterwards)}. At the end {left.requests} requests, {left.blocks} "
-        f"blocks and {left.streams} streams are left in the ring{silent}."
+        f"{frozen.service} is stopped for {frozen.seconds:g} s: {_streams(stopped)}. It had {frozen.held} requests; "
+        f"after it continued, it sampled late tokens for {frozen.late} of them, and received {frozen.new} new "
+        f"requests: {_streams(afterwards)}. At the end {left.requests} requests, {left.blocks} blocks and "
+        f"{left.streams} streams are left in the ring{silent}."
     )
 
 
@@ -175,7 +176,7 @@ def _phases_table(result: RestartResult) -> Table:
 
 
 def draw(result: RestartResult) -> Figure:
-    title = "Services are restarted, an engine is stopped, streams go on"
+    title = "Streams while services are restarted, and while an engine is stopped"
     about = f"{sum(phase.streams for phase in result.phases[1:]):,} streams. Each stream's longest wait."
     figure, ((restarts, pauses),) = canvas((1, 2), (12, 4.8), title, about)
     names, drains, backs = zip(*((each.service, each.drain, each.back) for each in result.restarts), strict=True)

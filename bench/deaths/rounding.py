@@ -16,7 +16,7 @@ from sluice import AsyncClient
 
 
 async def count_rounded(client: AsyncClient, wrong: Sequence[tuple[StreamSeen, StreamSeen]]) -> int:
-    """How many of these streams, each with its undisturbed counterpart, differ by rounding alone."""
+    """Number of streams that differ from their undisturbed counterparts only by rounding."""
     found = 0
     for seen, truth in wrong:
         if not seen.faults and len(seen.outputs) == len(truth.outputs):
@@ -26,19 +26,19 @@ async def count_rounded(client: AsyncClient, wrong: Sequence[tuple[StreamSeen, S
 
 
 async def _is_rounded(client: AsyncClient, seen: StreamSeen, truth: StreamSeen, index: int) -> bool:
-    """Whether this output equals the undisturbed one, or continues like it does from some position."""
+    """Whether this output equals the undisturbed one, or a resume from some position continues like this output."""
     here, there = seen.outputs[index], truth.outputs[index]
     if not here.difference(there):
         return True
-    if here.token_ids == there.token_ids or "beam_search" in seen.asked.options:
+    if here.token_ids == there.token_ids or "beam_search" in seen.request.options:
         return False
     same = len(list(takewhile(lambda at: here.token_ids[at : at + 1] == there.token_ids[at : at + 1], count())))
 
     async def after(position: int) -> bool:
         resume = [{"index": index, "token_ids": there.token_ids[:position]}]
-        options = {**seen.asked.options, "resume": resume}
-        # Its faults do not count: it begins in the middle.
-        continued = await read_stream(client, replace(seen.asked, options=options))
+        options = {**seen.request.options, "resume": resume}
+        # Ignore its faults, because it starts in the middle of an output.
+        continued = await read_stream(client, replace(seen.request, options=options))
         if len(continued.outputs) <= index:
             return False
         found = there.token_ids[:position] + continued.outputs[index].token_ids

@@ -1,4 +1,4 @@
-"""Streams of every kind without pause, each compared with what it was undisturbed."""
+"""Continuous streams of every kind, each compared with its undisturbed run."""
 
 import asyncio
 import time
@@ -25,10 +25,10 @@ MIXED = (
     "logits processor, speculation, drafts with logits, prompt tables, guided decoding, beam search and tensors mixed"
 )
 NEARLY = 1e-3
-"""Logprobs may differ by this: batches of other sequences sum in another order."""
+"""Tolerance of log-probabilities, since the order of sums depends on the batch."""
 RESUME_SECONDS = 120.0
 PEER_SECONDS = 2.0
-"""Silence after which routers consider a peer dead."""
+"""Seconds without heartbeats after which routers consider a peer dead."""
 ENGINE: Mapping[str, Any] = {
     "kv_cache_tokens": 32_768,
     "max_batch_size": 64,
@@ -39,7 +39,7 @@ SHOWN_FAULTS = 8
 
 
 class StreamsPlan(Plan, frozen=True):
-    """Streams through a ring; `threads`: of all engines together."""
+    """Streams through a ring. `threads` are the threads of all engines together."""
 
     streams: int = 64
     max_tokens: int = 200
@@ -51,14 +51,14 @@ class StreamsPlan(Plan, frozen=True):
     @property
     def text(self) -> str:
         services = f"{self.routers} routers, {self.engines} engines and {self.detokenizers} detokenizers"
-        return f"{self.streams} streams without pause: {self.mixed}, through {services}"
+        return f"{self.streams} continuous streams ({self.mixed}) through {services}"
 
     @property
     def requests(self) -> list[StreamRequest]:
         return in_turns(KINDS, self.streams, self.max_tokens)
 
     def ring(self, engine: Mapping[str, Any], router: Mapping[str, Any] | None = None, **options: Any) -> Ring:
-        """`engine`, `router`: further settings of these."""
+        """`engine` and `router` are additional settings of these services."""
         return Ring(
             engines=self.engines,
             detokenizers=self.detokenizers,
@@ -91,7 +91,7 @@ class OutputSeen(msgspec.Struct, frozen=True):
 
 
 class StreamSeen(msgspec.Struct, frozen=True):
-    asked: StreamRequest
+    request: StreamRequest
     outputs: tuple[OutputSeen, ...]
     faults: tuple[str, ...]
     """Violations of the protocol: repeated or skipped offsets, two ends, an error."""
@@ -103,16 +103,16 @@ class StreamSeen(msgspec.Struct, frozen=True):
     resumed: int
     repeated: bool
     prompt: tuple[tuple[int, float], ...] = ()
-    """Token and log-probability, if asked for."""
+    """Token and log-probability, if requested."""
     rows: Mapping[tensors.Key, NDArray[np.float32]] = msgspec.field(default_factory=dict)
     """Of tensors."""
 
     @property
     def kind(self) -> str:
-        return self.asked.kind
+        return self.request.kind
 
     def difference(self, truth: "StreamSeen") -> str:
-        """From the undisturbed stream, timing aside, in words; empty if equal."""
+        """Describes the difference from the undisturbed stream, except for times. Empty if they are equal."""
         if self.faults:
             return f"{self.kind}: {self.faults[0]}"
         if len(self.outputs) != len(truth.outputs):
@@ -136,7 +136,7 @@ def _far_apart(found: Sequence[tuple[int, float]], truth: Sequence[tuple[int, fl
 
 
 def _output(index: int, chunks: Sequence[Any], faults: list[str]) -> tuple[OutputSeen, bool]:
-    """One output from all its chunks, and whether some token arrived twice; adds to the faults."""
+    """One output from all its chunks, and whether a token arrived twice. Appends to `faults`."""
     counted, repeated = 0, False
     ends = [chunk for chunk in chunks if chunk.finish_reason is not None]
     given = [chunk for chunk in chunks if chunk.finish_reason is None]
@@ -160,13 +160,13 @@ def _output(index: int, chunks: Sequence[Any], faults: list[str]) -> tuple[Outpu
     return seen, repeated
 
 
-async def read_stream(client: AsyncClient, asked: StreamRequest) -> StreamSeen:
+async def read_stream(client: AsyncClient, request: StreamRequest) -> StreamSeen:
     chunks: defaultdict[int, list[Any]] = defaultdict(list)
     parts: list[Tensor] = []
     faults: list[str] = []
     began = last = time.monotonic()
     first = stall = 0.0
-    stream = client.stream(asked.prompt, **asked.options)
+    stream = client.stream(request.prompt, **request.options)
     try:
         async for chunk in stream:
             now = time.monotonic()
@@ -181,7 +181,7 @@ async def read_stream(client: AsyncClient, asked: StreamRequest) -> StreamSeen:
     outputs = [_output(index, own, faults) for index, own in sorted(chunks.items())]
     usage = stream.usage
     return StreamSeen(
-        asked,
+        request,
         tuple(seen for seen, _ in outputs),
         tuple(faults),
         (usage.prompt_tokens, usage.completion_tokens) if usage else (0, 0),
@@ -195,10 +195,10 @@ async def read_stream(client: AsyncClient, asked: StreamRequest) -> StreamSeen:
 
 
 async def undisturbed(
-    client: AsyncClient, asked: Sequence[StreamRequest], done: Callable[[], None]
+    client: AsyncClient, requests: Sequence[StreamRequest], done: Callable[[], None]
 ) -> list[StreamSeen]:
-    """All at once, to their ends, without drafts; `done` is called after each. Raises RuntimeError if one fails by
-    itself."""
+    """Runs all streams together to their ends, without drafts; `done` is called after each. Raises RuntimeError if one
+    fails."""
 
     async def one(each: StreamRequest) -> StreamSeen:
         plain = {name: value for name, value in each.options.items() if name != "speculation"}
@@ -208,17 +208,17 @@ async def undisturbed(
             raise RuntimeError(f"an undisturbed stream failed: {found.faults[0]}")
         return found
 
-    return list(await asyncio.gather(*map(one, asked)))
+    return list(await asyncio.gather(*map(one, requests)))
 
 
 async def without_pause(
     client: AsyncClient,
-    asked: Sequence[StreamRequest],
+    requests: Sequence[StreamRequest],
     quiet: Sequence[StreamSeen],
     until: "asyncio.Task[Any]",
     add: Callable[[StreamSeen, StreamSeen], None],
 ) -> None:
-    """Each again and again, until the task is done and the streams of that moment have ended.
+    """Repeats each stream until the task is done and the streams running at that time have ended.
 
     `add` gets each ended stream and its undisturbed counterpart.
     """
@@ -227,20 +227,20 @@ async def without_pause(
         while not until.done():
             add(await read_stream(client, each), truth)
 
-    await asyncio.gather(*(repeat(each, truth) for each, truth in zip(asked, quiet, strict=True)))
+    await asyncio.gather(*(repeat(each, truth) for each, truth in zip(requests, quiet, strict=True)))
 
 
 class StreamTotals(msgspec.Struct, frozen=True, kw_only=True):
-    """Of ended streams; times in seconds, thinned."""
+    """Statistics of ended streams. Times are in seconds, thinned."""
 
     streams: int
     failed: int = 0
     wrong: int = 0
-    """Differ from the undisturbed run, errors included."""
+    """Number of streams that differ from the undisturbed run, including errors."""
     resumed: int = 0
     repeated: int = 0
     first: list[float]
-    """Time to the first token of each."""
+    """Time to first token of each stream."""
     stall: list[float]
     faults: list[str] = []
 
@@ -254,7 +254,7 @@ class StreamCounter:
         self._stall: list[float] = []
         self._faults: list[str] = []
         self.wrong: list[tuple[StreamSeen, StreamSeen]] = []
-        """The first that differ, with their undisturbed counterparts."""
+        """The first streams that differ, with their undisturbed counterparts."""
 
     def add(self, found: StreamSeen, truth: StreamSeen) -> None:
         difference = found.difference(truth)
@@ -271,5 +271,5 @@ class StreamCounter:
 
 
 def wait_cells(first: Sequence[float], stall: Sequence[float]) -> str:
-    """p50 and p99 of first tokens, then of longest pauses, in milliseconds."""
+    """Cells with p50 and p99 of the time to first token, then of the longest pause, in milliseconds."""
     return " | ".join(number(1000 * percentile(times, p)) for times in (first, stall) for p in (50, 99))

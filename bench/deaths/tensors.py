@@ -1,4 +1,4 @@
-"""The tensors that a stream brought, compared with those of another."""
+"""Compares the tensors of two streams."""
 
 from collections.abc import Iterable, Mapping
 
@@ -8,15 +8,15 @@ from numpy.typing import NDArray
 from sluice.client import Tensor
 
 Key = tuple[int, str, bool]
-"""The output, the tensor's name, whether its rows are the prompt's."""
+"""Index of the output, name of the tensor, whether the rows belong to the prompt."""
 COLUMNS = 64
-"""Of each row: logits of a vocabulary would fill the memory."""
+"""Columns of each row that are kept, because logits of a whole vocabulary would fill the memory."""
 NEARLY = 2e-2
-"""Logits may differ by this: batches of other sequences sum in another order."""
+"""Tolerance of logits, since the order of sums depends on the batch."""
 
 
 def join(tensors: Iterable[Tensor], faults: list[str]) -> dict[Key, NDArray[np.float32]]:
-    """The first columns of all rows; adds to the faults if rows are missing or came twice."""
+    """The first columns of all rows. Appends to `faults` if rows are missing or arrived twice."""
     found: dict[Key, list[NDArray[np.float32]]] = {}
     for each in tensors:
         parts = found.setdefault((each.index, each.name, each.context), [])
@@ -27,7 +27,7 @@ def join(tensors: Iterable[Tensor], faults: list[str]) -> dict[Key, NDArray[np.f
 
 
 def difference(found: Mapping[Key, NDArray[np.float32]], truth: Mapping[Key, NDArray[np.float32]]) -> str:
-    """In words; empty if equal."""
+    """Describes the difference. Empty if they are equal."""
     if found.keys() != truth.keys():
         return f"tensors {sorted(found)} for {sorted(truth)}"
     for key, right in truth.items():

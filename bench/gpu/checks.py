@@ -39,7 +39,7 @@ FALLBACKS = {"attention": "reference", "fused": "no:", "cuda_graphs": "none:"}
 
 class Choice(NamedTuple):
     lead: float
-    """Of the likeliest token, in logprob."""
+    """Log-probability by which the most likely token leads."""
     agreed: bool
 
 
@@ -62,7 +62,7 @@ def judge(choices: Sequence[Choice], most: float, tolerance: float, about: str =
 
 
 def difference(ours: Mapping[int, float], theirs: Mapping[int, float]) -> float:
-    """The largest, of the tokens that both name; infinite if they have few in common."""
+    """The largest difference over the tokens in both; infinite if they have few tokens in common."""
     both = ours.keys() & theirs.keys()
     if len(both) < COMMON * min(len(ours), len(theirs)):
         return inf
@@ -88,7 +88,7 @@ def together(ours: Sequence[Drawn], theirs: Sequence[Drawn]) -> Iterator[tuple[D
 
 
 class Walk:
-    """Sequences led through a runner step by step, without a scheduler, their blocks scattered over the pool."""
+    """Runs sequences through a runner step by step, without a scheduler, with blocks scattered over the pool."""
 
     def __init__(self, runner: Runner, prompts: Sequence[Sequence[int]], room: int, seed: int = 0) -> None:
         """`room`: tokens after each prompt. Raises ValueError if the pool is too small."""
@@ -134,8 +134,8 @@ class Walk:
 
 
 def same_steps(ours: Served, theirs: Served, sizes: Sequence[int], longest: int, slack: float = 1.0) -> Outcome:
-    """Generation steps of these sizes, up and down again, with changing members of one pool, so that anything that a
-    padding row wrote would be found. `slack` multiplies the tolerance."""
+    """Compares generation steps of increasing and decreasing sizes, with changing sequences of one pool, so that writes
+    of padding rows would be detected. `slack` multiplies the tolerance."""
     source, vocab_size = random.Random(1), ours.shape.vocab_size
     lengths = [source.randint(1, longest) for _ in range(max(sizes))]
     prompts = [random_prompts(1, length, vocab_size, i)[0] for i, length in enumerate(lengths)]
@@ -148,8 +148,8 @@ def same_steps(ours: Served, theirs: Served, sizes: Sequence[int], longest: int,
 
 
 def same_loops(ours: Served, theirs: Served, requests: int, longest: int, slack: float = 1.0) -> tuple[Outcome, int]:
-    """Two engines, each by its own loop, and how many continuations part. They may at a near-tie; what follows has no
-    counterpart. `slack` multiplies the tolerance."""
+    """Compares two engines, each with its own loop. Also returns the number of continuations that diverge, which they
+    may at a near-tie; tokens after that are not compared. `slack` multiplies the tolerance."""
     source = random.Random(2)
     prompts = random_prompts(requests, longest, ours.shape.vocab_size, seed=3)
     submits = [(prompt[: source.randint(1, longest)], source.randint(1, longest)) for prompt in prompts]
@@ -166,7 +166,7 @@ def same_loops(ours: Served, theirs: Served, requests: int, longest: int, slack:
 
 def check_overlap(ahead: Served, plain: Served, requests: int, longest: int) -> Outcome:
     found, parted = same_loops(ahead, plain, requests, longest)
-    return found._replace(detail=f"{requests} requests, {parted} part at a near-tie; {found.detail}")
+    return found._replace(detail=f"{requests} requests, {parted} diverge at a near-tie; {found.detail}")
 
 
 def check_graphs(graphs: Served, eager: Served, sizes: tuple[int, ...], longest: int) -> Outcome:

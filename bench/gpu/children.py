@@ -1,4 +1,4 @@
-"""Child processes, which get work as JSON and report results as lines of JSON.
+"""Child processes that receive work as JSON and report results as lines of JSON.
 
 Each has a session of its own, so that it can be killed together with its descendants.
 """
@@ -16,7 +16,7 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 LAST_CHARS = 1500
 MARK = "result: "
-"""Prefix of a report: libraries print too."""
+"""Prefix of a report, since libraries print to standard output too."""
 
 Reports = list[dict[str, Any]]
 
@@ -28,26 +28,26 @@ def read_work() -> dict[str, Any]:
 
 
 def report(**result: Any) -> None:
-    """In a child process. Whatever happens to it later, its parent gets this result."""
+    """Called in a child process: reports a result to the parent, even if the child crashes later."""
     print(MARK + json.dumps(result), flush=True)
 
 
 class Children:
-    """One thread runs them, one after the other; any thread may kill the current one."""
+    """Runs children one after the other in one thread; any thread may kill the current child."""
 
     def __init__(self, folder: Path) -> None:
-        """`folder`: scratch space."""
+        """`folder` is for temporary files."""
         self.folder = folder
         self._running: subprocess.Popen[str] | None = None
 
-    def ask(self, arguments: Sequence[str], seconds: float) -> tuple[Reports, str]:
-        """What `python -m` with these arguments reported, and how it ended, as `run` returns it."""
+    def run_module(self, arguments: Sequence[str], seconds: float) -> tuple[Reports, str]:
+        """Runs `python -m` with these arguments. Returns its reports, and how it ended, as `run`."""
         output, why = self.run([sys.executable, "-m", *arguments], seconds)
         lines = [line.removeprefix(MARK) for line in output.splitlines() if line.startswith(MARK)]
         return [json.loads(line) for line in lines], why
 
     def run(self, command: list[str], seconds: float) -> tuple[str, str]:
-        """Standard output, and how it ended with the tail of its standard error; "" on success."""
+        """Returns standard output, and how the process ended with the tail of its standard error ("" on success)."""
         log = self.folder / "child.log"
         with log.open("wb") as errors:
             process = subprocess.Popen(
@@ -60,9 +60,9 @@ class Children:
             except subprocess.TimeoutExpired:
                 self.kill()
                 output, _ = process.communicate()
-                ended = f"not through after {seconds:.0f} s"
+                ended = f"timed out after {seconds:.0f} s"
             finally:
-                # What it has started may outlive it.
+                # Its descendants may still run.
                 self.kill()
                 self._running = None
         said = log.read_text(errors="replace")[-LAST_CHARS:]

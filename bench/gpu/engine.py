@@ -35,7 +35,7 @@ LoadRunner = Callable[[Checkpoint, RunnerConfig, Progress], Runner]
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A runner, and what its steps read."""
+    """A runner, and the bytes that its steps read."""
 
     shape: Shape
     checkpoint: Checkpoint
@@ -43,7 +43,7 @@ class Served:
     runner: Runner
     dtype: torch.dtype
     weight_bytes: int
-    """Read by each step; of several ranks, by this one."""
+    """Bytes of weights that each step of this rank reads."""
 
     @property
     def token_bytes(self) -> int:
@@ -97,7 +97,7 @@ class StderrLog:
 
 
 class Core:
-    """Submits requests, steps as often as asked, and keeps what was drawn."""
+    """Submits requests, runs steps, and keeps the sampled tokens."""
 
     def __init__(self, served: Served, sampling: SamplingParams = GREEDY) -> None:
         config, checkpoint, self._inbox = served.config, served.checkpoint, Inbox()
@@ -111,7 +111,7 @@ class Core:
         self._live: set[int] = set()
         self._ticks = self._drawn = self._context = 0
         self.drawn: list[list[Drawn]] = []
-        """By request."""
+        """Draws by request."""
 
     def submit(self, prompt: list[int], max_tokens: int) -> None:
         number = len(self.drawn)
@@ -121,13 +121,13 @@ class Core:
         self._live.add(number)
 
     def settle(self) -> None:
-        """Until all live requests generate, and some steps longer."""
+        """Runs until all live requests generate, and a few steps longer."""
         while any(not self.drawn[number] for number in self._live):
             self._step()
         self.advance(4)
 
     def advance(self, steps: int) -> StepWindow:
-        """Counts only steps that drew something."""
+        """Runs this many steps, counting only those that sampled a token."""
         end, drawn, context = self._ticks + steps, self._drawn, self._context
         began = time.perf_counter()
         while self._ticks < end:
@@ -136,7 +136,7 @@ class Core:
         return StepWindow(steps, seconds, self._drawn - drawn, self._context - context)
 
     def finish(self) -> None:
-        """Until every request has ended."""
+        """Runs until every request has ended."""
         while self._live:
             self._step()
         while self._engine.step():

@@ -10,18 +10,18 @@ RUNS = "runs"
 
 
 def write_whole(file: Path, text: str) -> None:
-    """Replace the file atomically: readers, and a signal, see the former text or all of this one."""
+    """Replaces the file atomically, so that it always contains the complete old or new text."""
     part = file.with_name(f"{file.name}.part")
     part.write_text(text, encoding="utf-8")
     os.replace(part, file)
 
 
 class Skip(Exception):  # noqa: N818 - not an error
-    """Something cannot be checked or measured here; the message says why."""
+    """A check or measurement that is impossible on this machine; the message has the reason."""
 
 
 class Outcome(NamedTuple):
-    """Of a check."""
+    """The result of a check."""
 
     passed: bool
     detail: str
@@ -44,9 +44,9 @@ class Check:
 @dataclass(frozen=True, slots=True)
 class Rates:
     copy_bytes_per_second: float
-    """Bytes read and written when one large buffer is copied."""
+    """Bytes read and written per second when a large buffer is copied."""
     flops_per_second: float
-    """One large matrix product in the models' dtype."""
+    """Rate of a large matrix product in the models' dtype."""
 
     def __str__(self) -> str:
         return f"{self.copy_bytes_per_second / 1e9:,.0f} GB/s, {self.flops_per_second / 1e12:,.3g} TFLOP/s"
@@ -58,11 +58,11 @@ class Decode:
     mode: str
     batch: int
     context: int
-    """Tokens of a sequence, averaged over the measured steps."""
+    """Mean context length of a sequence in the measured steps."""
     step_seconds: float
     tokens_per_second: float
     bytes_per_second: float
-    """Weights and KV cache that a step must read, by its time."""
+    """Bytes of weights and KV cache that a step must read, divided by its time."""
 
     def __str__(self) -> str:
         return f"{self.tokens_per_second:,.0f} tokens/s, {self.bytes_per_second / 1e9:,.0f} GB/s"
@@ -88,7 +88,7 @@ class Gaps:
     overlap: bool
     step_seconds: float
     idle_seconds: float
-    """Per step, in gaps long enough to count, while profiled, which slows the host."""
+    """Idle time per step in gaps of a minimum length, measured under the profiler, which slows the host."""
     longest_seconds: float
 
     def __str__(self) -> str:
@@ -97,16 +97,16 @@ class Gaps:
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """A prompt that is read beside sequences that generate."""
+    """A prompt that is processed together with generating sequences."""
 
     shape: str
     mode: str
     batch: int
     prompt_tokens: int
     step_seconds: float
-    """Without the prompt."""
+    """Time of a step without the prompt."""
     join_seconds: float
-    """Of the step with it."""
+    """Time of the step with the prompt."""
 
     def __str__(self) -> str:
         return f"{self.join_seconds * 1e3:.2f} ms, other steps {self.step_seconds * 1e3:.2f}"
@@ -130,12 +130,12 @@ class Tried:
     kernel: str
     place: str
     ended: str
-    """"runs", or why not."""
+    """"runs", or the reason why the kernel does not run."""
     absent: bool = False
-    """Not installed, or not meant for this place: no failure."""
+    """The kernel is not installed or does not support these heads, which is not a failure."""
     crashed: bool = False
     first: float = 0.0
-    """Seconds of the first round, compilation included."""
+    """Seconds of the first round, including compilation."""
     fastest: float = 0.0
 
 
@@ -143,14 +143,14 @@ class Tried:
 class DeviceMemory:
     phase: str
     allocated: int
-    """By tensors of this process."""
+    """Bytes of tensors of this process."""
     reserved: int
     free: int
 
 
 @dataclass(slots=True)
 class Findings:
-    """Grows while tasks run."""
+    """All results so far; tasks add to it."""
 
     origin: dict[str, str]
     rates: Rates | None = None
@@ -165,7 +165,7 @@ class Findings:
     failed: dict[str, str] = field(default_factory=dict)
     facts: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
-    """Warnings to read before the figures."""
+    """Warnings, shown before the figures."""
     tried: list[Tried] = field(default_factory=list)
     memory: list[DeviceMemory] = field(default_factory=list)
     blamed: dict[str, str] = field(default_factory=dict)

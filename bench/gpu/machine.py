@@ -1,4 +1,4 @@
-"""The machine: where figures were measured, what it has, and what is missing."""
+"""The machine: its properties, installed packages, and missing ones."""
 
 import platform
 import shutil

@@ -1,4 +1,4 @@
-"""What is measured: generation, prompts, idle time and throughput, beside what the device can do in the same run."""
+"""The measurements: generation, prompts, idle time and throughput, and the device's own rates in the same run."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -112,7 +112,7 @@ def default_path(
 
 
 def memory(phase: str, device: torch.device) -> DeviceMemory:
-    """Now. On a CPU only the free memory is known."""
+    """The current memory of the device. On a CPU only the free memory is known."""
     allocated = reserved = 0
     if device.type == "cuda":
         synchronize(device)
@@ -176,7 +176,7 @@ class Idle(NamedTuple):
 
 
 def idle(device: torch.device, work: Callable[[], object]) -> Idle:
-    """By torch's profiler. Raises Skip if it records nothing."""
+    """Idle time by torch's profiler. Raises Skip if the profiler records nothing."""
     cuda = device.type == "cuda"
     watched = ProfilerActivity.CUDA if cuda else ProfilerActivity.CPU
     # On a CPU the model runs in a thread of the runner's.

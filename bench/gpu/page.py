@@ -35,56 +35,56 @@ class Goal(NamedTuple):
 
 
 def goals(found: Findings) -> list[Goal]:
-    """Goals whose both sides were measured."""
+    """The goals for which both measurements exist."""
     made = []
     alone = {(one.shape, one.mode): one for one in found.decode if one.batch == 1}
     large = alone.get((LARGE.name, AS_SERVED))
     if large is not None and found.rates is not None:
         share = large.bytes_per_second / found.rates.copy_bytes_per_second
-        made.append(Goal(f"{LARGE.name}, batch 1: of the copy's bandwidth", COPY_SHARE, share))
-    beside = [one for one in found.throughput if (one.shape, one.batch) == (LARGE.name, 64)]
-    rates = {one.system: one.tokens_per_second for one in beside}
+        made.append(Goal(f"{LARGE.name}, batch 1: share of the copy's bandwidth", COPY_SHARE, share))
+    side_by_side = [one for one in found.throughput if (one.shape, one.batch) == (LARGE.name, 64)]
+    rates = {one.system: one.tokens_per_second for one in side_by_side}
     ours = rates.pop(SLUICE, None)
     if ours is not None and rates:
         best = max(rates, key=lambda system: rates[system])
-        made.append(Goal(f"{LARGE.name}, batch 64: of the best peer, {best}", 1, ours / rates[best], ".2f"))
+        made.append(Goal(f"{LARGE.name}, batch 64: speed / best peer, {best}", 1, ours / rates[best], ".2f"))
     graphs, eager = alone.get((SMALL.name, AS_SERVED)), alone.get((SMALL.name, EAGER))
     if graphs is not None and eager is not None:
         factor = eager.step_seconds / graphs.step_seconds
-        made.append(Goal(f"{SMALL.name}, batch 1: of eager steps", GRAPHS_FACTOR, factor, ".2f"))
+        made.append(Goal(f"{SMALL.name}, batch 1: speed / eager steps", GRAPHS_FACTOR, factor, ".2f"))
     steps = [one for one in found.gaps if (one.shape, one.mode) == (SMALL.name, AS_SERVED)]
     idle = {(one.batch, one.overlap): one.idle_seconds for one in steps}
     for batch in sorted({batch for batch, _ in idle}):
         plain, ahead = idle.get((batch, False)), idle.get((batch, True))
         if plain and ahead is not None:
-            name = f"{SMALL.name}, batch {batch}: of the idle time, hidden by overlap"
+            name = f"{SMALL.name}, batch {batch}: share of the idle time hidden by overlap"
             made.append(Goal(name, HIDDEN_SHARE, 1 - ahead / plain))
     return made
 
 
 def tables_of(found: Findings) -> list[Table]:
-    generation = "generation | batch | context | ms per step | tokens/s | GB/s | of the copy's"
-    context = "context | prompts | tokens/s | TFLOP/s | of the matrix product's"
-    joins = "a prompt joins | beside | its tokens | ms of the step with it | ms of others"
+    generation = "generation | batch | context | ms per step | tokens/s | GB/s | share of the copy"
+    context = "context | prompts | tokens/s | TFLOP/s | share of the matrix product"
+    joins = "a prompt joins | generating sequences | prompt tokens | step with the prompt, ms | other steps, ms"
     gaps = "steps | batch | µs per step | µs idle per step, profiled | longest, µs"
-    kernels = "kernel, in its own process | heads | | first, s | fastest, ms"
+    kernels = "kernel, in a separate process | heads | result | first round, s | fastest round, ms"
     checks = [(one.name, "holds" if one.passed else "**DOES NOT HOLD**", one.detail) for one in found.checks]
     wanted = [(goal.name, goal.wanted, goal.found, "met" if goal.met else "missed") for goal in goals(found)]
     made = [
-        _table("The machine", "what | found", found.facts.items()),
-        _table("Goals", "goal | wanted | found |", wanted),
-        _table("The device", "what | found", _device(found)),
+        _table("The machine", "property | value", found.facts.items()),
+        _table("Goals", "goal | target | result | status", wanted),
+        _table("The device", "property | value", _device(found)),
         _table("Kernels", kernels, map(_tried, found.tried)),
-        _table("Checks", "check | | how", checks),
-        _table("At fault", "check | layer, and what was tried", found.blamed.items()),
+        _table("Checks", "check | result | details", checks),
+        _table("Layers at fault", "check | layer, and the trials", found.blamed.items()),
         _table("Memory of the default path, GiB", "after | tensors | torch's | free", _memory(found)),
         _table("Generation, through the engine's loop", generation, _decode(found)),
         _table("Context, through the engine's loop", context, _context(found)),
         _table("Prompts that join, through the engine's loop", joins, _joins(found)),
         _table("Gaps between steps", gaps, _gaps(found)),
-        _table("Side by side", "side by side | requests | tokens | output tokens/s | of the best", _throughput(found)),
-        _table("Skipped", "what | why", ((name, _brief(why)) for name, why in found.skipped.items())),
-        _table("Failed", "what | how", ((name, _last(trace)) for name, trace in found.failed.items())),
+        _table("Side by side", "system | requests | tokens | output tokens/s | ratio to the best", _throughput(found)),
+        _table("Skipped", "task | reason", ((name, _brief(why)) for name, why in found.skipped.items())),
+        _table("Failed", "task | error", ((name, _last(trace)) for name, trace in found.failed.items())),
     ]
     return [table for table in made if table.rows]
 
@@ -102,7 +102,7 @@ def markdown(found: Findings) -> str:
 
 
 def _table(title: str, columns: str, rows: Rows) -> Table:
-    """Rows as cells: texts of others, such as errors, may contain bars."""
+    """`rows` are lists of cells, because texts such as error messages may contain bars."""
     return Table([column.strip() for column in columns.split("|")], list(rows), title)
 
 

@@ -177,7 +177,7 @@ def measure_peer(
     longest = max(work.prompt_tokens + work.output_tokens for work in works)
     options = PeerOptions(str(shape.write(children.folder)), device.type, max(work.batch for work in works), longest)
     asked = {"package": kind.package, "options": options, "vocab_size": shape.vocab_size, "works": works}
-    reports, why = children.ask([__name__, json.dumps(asked)], seconds)
+    reports, why = children.run_module([__name__, json.dumps(asked)], seconds)
     times = {one["batch"]: one["seconds"] for one in reports}
     return [work.result(kind.name, shape.name, times[work.batch]) for work in works if work.batch in times], why
 

@@ -1,4 +1,4 @@
-"""All tasks in order: does it run, is it right, is it fast."""
+"""All tasks in order: first whether the engine runs, then whether it is correct, then how fast it is."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -31,7 +31,7 @@ WITHOUT: Mapping[str, dict[str, Any]] = {
 
 
 def blame(recheck: Callable[[dict[str, Any]], Outcome]) -> tuple[str, list[str]]:
-    """The layer at fault, if found, and the outcome of each trial."""
+    """Finds the layer at fault. Returns the verdict and the outcome of each trial."""
     trials, holds = [], []
     for layer, options in WITHOUT.items():
         try:
@@ -49,20 +49,21 @@ def _verdict(holds: list[str]) -> str:
     if len(alone) == 1:
         return alone[0]
     if alone:
-        return f"one of {', '.join(alone)}; it holds without any one of them"
-    return "more than one layer" if holds else "something else: it does not hold without any of them"
+        return f"one of {', '.join(alone)}; the check passes without any one of them"
+    return "more than one layer" if holds else "something else: the check fails without any of them"
 
 
 TRIAL_LIMIT = 60.0
 REQUESTS = 64
 KINDS: Mapping[str, SamplingParams] = {"greedy": GREEDY, "top-p": SAMPLING[PEAKED]}
-"""Of requests through the default path."""
-NO_COMPILER = "**Triton cannot compile here: the speeds of this run mean nothing.**"
+"""Kinds of requests through the default path."""
+NO_COMPILER = "**Triton has no compiler on this machine: the speeds of this run mean nothing.**"
 
 
 class Plan(Stages):
     def __init__(self, session: GpuSession, scale: Scale, *, new: bool) -> None:
-        """`new`: on an unknown machine first try what may not run at all, and search for the layer at fault."""
+        """`new` is for an unknown machine: first tries the kernels, and searches for the layer at fault of a failed
+        check."""
         super().__init__(session, scale)
         self._new = new
 
@@ -73,7 +74,7 @@ class Plan(Stages):
         self._do("copy and matrix product", RATES, self._rates)
         with self._runners:
             self._goals(small)
-        # The small runners are gone by now: the large one and its cache need the memory.
+        # The small runners have been freed, because the large runner and its cache need the memory.
         if large is not None:
             large = self._fitting(large)
         if large is not None:
@@ -90,7 +91,7 @@ class Plan(Stages):
         self._do("the machine", 0, self._facts)
         for title in subjects():
             self._do(title, TRIAL, partial(self._try, title), needed=True)
-        # Before any kernel runs in this process, which a bad one would end.
+        # Must precede all kernels in this process, which a crashing kernel would end.
         self._avoid()
         self._do("default path", DEFAULT, partial(self._default, shape), needed=True)
         self._known.add(shape.name)
@@ -110,12 +111,12 @@ class Plan(Stages):
         return f"runs on {len(found)} kinds of heads, {slowest:.1f} s at first" if ended == {RUNS} else "; ".join(ended)
 
     def _avoid(self) -> None:
-        """Disable crashed kernels."""
+        """Disables the kernels that crashed."""
         self._forced = avoiding(self._findings.tried)
         self._avoided = frozenset(one.kernel for one in self._findings.tried if one.crashed)
         if self._forced:
-            said = ", ".join(f"{name} = {value}" for name, value in self._forced.items())
-            self._findings.notes.append(f"**A kernel crashed its process; everything else ran with {said}.**")
+            forced = ", ".join(f"{name} = {value}" for name, value in self._forced.items())
+            self._findings.notes.append(f"**A kernel crashed its process; everything else ran with {forced}.**")
             self._session.say(self._findings.notes[-1])
 
     def _default(self, shape: Shape) -> str:
@@ -184,7 +185,7 @@ class Plan(Stages):
                 self._side_by_side(fast)
 
     def _blaming(self, title: str, seconds: float, task: Callable[[], Outcome], recheck: Recheck) -> None:
-        """A check of the small shape; if it fails on a new machine, `recheck` finds the layer at fault."""
+        """Runs a check of the small shape. If it fails on a new machine, finds the layer at fault by `recheck`."""
         name = f"{title}, {self._scale.small.name}"
         self._check(name, seconds, task)
         if not self._new or all(check.passed for check in self._findings.checks if check.name == name):
@@ -195,7 +196,7 @@ class Plan(Stages):
             self._findings.blamed[name] = "; ".join([found, *trials])
             return f"at fault: {found}"
 
-        self._do(f"{name}: what is at fault", AGAIN, search)
+        self._do(f"{name}: search for the layer at fault", AGAIN, search)
 
     def _again(self, recheck: Recheck, options: dict[str, Any]) -> Outcome:
         few = max(len(self._scale.parity_lengths), *self._scale.graph_sizes)

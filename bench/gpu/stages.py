@@ -22,7 +22,7 @@ from bench.gpu.suite import run_tests
 READING = 40
 """Most steps in which some sequences generate while others' prompts are read."""
 ENOUGH = 30.0
-"""Seconds below which no further peer is measured."""
+"""Remaining seconds below which no other peer is measured."""
 SPARE_MEMORY = 4 << 30
 
 T = TypeVar("T")
@@ -42,7 +42,7 @@ class Stages:
         self._forced: dict[str, Any] = {}
         """Options of every runner, overriding all others."""
         self._avoided: frozenset[str] = frozenset()
-        """Titles of kernels that must not run in this process."""
+        """Titles of kernels that crashed and must not run in this process."""
 
     def _tests(self) -> str:
         free_unused()  # The memory is needed by other processes.

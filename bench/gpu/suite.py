@@ -1,4 +1,4 @@
-"""Tests of this machine's kernels and GPUs, by pytest in a process of its own, to which this module is a plugin."""
+"""Tests of this machine's kernels and GPUs, by pytest in a separate process, with this module as a plugin."""
 
 from collections.abc import Iterable, Sequence
 from importlib.util import find_spec
@@ -38,7 +38,7 @@ def run_tests(
         skipped[RANKS] = f"no {', '.join(missing)}: ranks communicate by the real ones"
     chosen = [file for file in files if file not in skipped]
     left_out = [f"--deselect={KERNELS}::test_kernel_agrees_with_the_reference[{title}]" for title in avoided]
-    reports, why = children.ask([*PYTEST, *chosen, *left_out], seconds)
+    reports, why = children.run_module([*PYTEST, *chosen, *left_out], seconds)
     skipped |= {one["name"]: one["detail"] for one in reports if one["outcome"] == "skipped"}
     ended = [one for one in reports if one["outcome"] != "skipped"]
     checks = [Check(one["name"], one["outcome"] == "passed", one["detail"]) for one in ended]

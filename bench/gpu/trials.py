@@ -1,4 +1,4 @@
-"""Each kernel tried in its own process: one that breaks the CUDA context, or crashes, affects no other.
+"""Tries each kernel in a separate process, so that a kernel that crashes or breaks the CUDA context affects no other.
 
 python -m bench.gpu.trials WORK: tries one in this process and reports each place, when it begins and how it ended.
 """
@@ -107,7 +107,7 @@ def run(trial: Trial, place: TrialPlace, rounds: int) -> dict[str, str | float |
 
 
 ROUNDS = 20
-"""Per place: an illegal access may not show at first."""
+"""Rounds per kind of heads, since an illegal access may not fail immediately."""
 
 
 def places(scale: Scale, dtype: torch.dtype, device: torch.device) -> list[TrialPlace]:
@@ -126,7 +126,7 @@ def try_in_child(title: str, given: Sequence[TrialPlace], children: Children, se
         "dtype": str(given[0].dtype).removeprefix("torch."),
         "places": [(astuple(one.heads), one.hidden_size, one.windowed) for one in given],
     }
-    return judge(title, *children.ask([__name__, json.dumps(work)], seconds))
+    return judge(title, *children.run_module([__name__, json.dumps(work)], seconds))
 
 
 def judge(title: str, reports: Reports, why: str) -> list[Tried]:

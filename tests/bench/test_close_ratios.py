@@ -7,7 +7,7 @@ from bench.harness.load import Load, PlannedRequest, Run, Trace
 
 
 class Systems:
-    """Starts of a system that serves loads with tokens to expect `speed` times as fast as others."""
+    """A fake system that serves loads with expected tokens `speed` times as fast as other loads; counts its starts."""
 
     def __init__(self, speed: float = 1.0) -> None:
         self.speed = speed
@@ -32,7 +32,7 @@ def comparison() -> Comparison:
 
 
 def compared(systems: Systems, first: float) -> Comparison:
-    """After one round in which the other load had this ratio."""
+    """A comparison after one round with this ratio."""
     found = comparison()
     systems.speed = first
     with systems.start() as system:
@@ -53,7 +53,7 @@ def test_ratios_are_those_of_each_round(systems):
     assert found.ratios == pytest.approx([1.25, 0.5, 0.5])
 
 
-def test_only_close_ones_are_measured_again_in_every_further_start(systems):
+def test_only_close_comparisons_are_repeated_in_every_extra_start(systems):
     far, even, slow = (compared(systems, first) for first in (1.06, 1.04, 0.7))
     systems.started, systems.asked, systems.speed, progress = 0, [], 2.0, []
     measure_close_again([far, even, slow], systems.start, 3, 4, progress.append)
@@ -65,7 +65,7 @@ def test_only_close_ones_are_measured_again_in_every_further_start(systems):
     assert "base, start 3 of 3, round 4 of 4" in progress
 
 
-def test_both_sides_take_turns_and_each_begins_half_of_the_rounds(systems):
+def test_the_sides_alternate_and_each_starts_half_of_the_rounds(systems):
     even = compared(systems, 1.0)
     systems.asked = []
     measure_close_again([even], systems.start, 1, 4, lambda _: None)
@@ -73,13 +73,13 @@ def test_both_sides_take_turns_and_each_begins_half_of_the_rounds(systems):
     assert sides == ["base", "other", "other", "base"] * 2
 
 
-def test_nothing_is_started_where_nothing_is_close(systems):
+def test_nothing_is_started_if_no_comparison_is_close(systems):
     far = compared(systems, 1.5)
     measure_close_again([far], systems.start, 3, 4, lambda _: None)
     assert systems.started == 1
 
 
-def test_what_is_close_follows_from_the_first_rounds_alone(systems):
+def test_only_the_first_rounds_decide_which_comparisons_are_close(systems):
     slow = compared(systems, 0.9)
     systems.speed = 3.0
     measure_close_again([slow], systems.start, 2, 2, lambda _: None)

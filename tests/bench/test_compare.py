@@ -7,7 +7,7 @@ from bench.harness.load import Run, Trace
 
 
 class Stand:
-    """An engine that gives a token in so many seconds."""
+    """A fake engine that takes a fixed time per token."""
 
     def __init__(self, seconds: float) -> None:
         self.name, self.salts = "stand-in", []

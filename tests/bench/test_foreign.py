@@ -1,4 +1,4 @@
-"""llama.cpp's server beside ours; a stand-in takes its place."""
+"""The comparison with llama.cpp's server, with a stand-in for that server."""
 
 import json
 import sys
@@ -25,7 +25,7 @@ def executable(folder: Path) -> Path:
     return file
 
 
-def test_a_server_that_ends_says_why(tmp_path) -> None:
+def test_a_server_that_exits_is_reported_with_its_log(tmp_path) -> None:
     command = [sys.executable, "-c", "raise SystemExit('no such model')"]
     with (
         pytest.raises(RuntimeError, match="no such model"),

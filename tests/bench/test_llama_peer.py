@@ -13,7 +13,7 @@ WIDTH = 3
 
 
 class Counting:
-    """Computes nothing: the next token is one more than the last. Checks that each row follows its sequence."""
+    """A fake context whose next token is the last one plus 1. Checks that each row continues its sequence."""
 
     def __init__(self) -> None:
         self.sequences: list[list[int]] = [[] for _ in range(WIDTH)]
@@ -47,7 +47,7 @@ def test_each_request_gets_its_own_continuation():
     assert all(sum(trace.counts) == len(trace.arrivals) == len(trace.tokens) for trace in traces)
 
 
-def test_a_step_has_the_next_tokens_first_and_no_more_than_its_room():
+def test_a_step_has_the_next_tokens_first_and_is_not_larger_than_its_limit():
     long = list(range(10_000, 10_000 + 2 * STEP_TOKENS))
     context = Counting()
     traces = serve(context, slots(), [PlannedRequest([1], 4), PlannedRequest(long, 2)])
@@ -55,7 +55,7 @@ def test_a_step_has_the_next_tokens_first_and_no_more_than_its_room():
     assert [trace.tokens for trace in traces] == [[2, 3, 4, 5], [long[-1] + 1, long[-1] + 2]]
 
 
-def test_what_a_slot_holds_is_not_computed_again():
+def test_cached_tokens_of_a_slot_are_not_computed_again():
     context, kept = Counting(), slots()
     serve(context, kept, [PlannedRequest([1, 2, 3, 4], 2), PlannedRequest([7, 8, 9], 2)])
     context.steps.clear()
@@ -65,7 +65,7 @@ def test_what_a_slot_holds_is_not_computed_again():
     assert (trace.cached_tokens, trace.tokens) == (3, [5])
 
 
-def test_the_slot_that_begins_most_like_the_prompt_is_taken():
+def test_the_slot_with_the_longest_common_prefix_is_used():
     free = [Slot(0, [1]), Slot(1, [1, 2, 3]), Slot(2, [2, 3])]
     assert best_slot(free, [1, 2, 9]).number == 1
 

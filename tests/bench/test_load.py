@@ -11,7 +11,7 @@ def load_of(count: int, width: int) -> Load:
 
 
 @given(st.integers(0, 40), st.integers(1, 9), st.randoms())
-def test_feed_hands_out_each_request_once_in_order_and_never_more_than_width(count, width, random):
+def test_feed_returns_each_request_once_in_order_and_never_more_than_width(count, width, random):
     feed, given_, live = Feed(load_of(count, width)), [], 0
     while True:
         due = list(feed.due())
@@ -31,7 +31,7 @@ def row(i: int, offset: int, last: bool = False) -> tuple[int, TokenRow]:
     return i, TokenRow(i, 0, 0, offset, [7], [], end)
 
 
-def test_late_requests_come_at_their_time_after_the_first_tokens_of_those_from_the_start():
+def test_timed_requests_arrive_at_their_time_after_the_first_tokens_of_the_initial_requests():
     arrivals = Arrivals(Load([PlannedRequest([1], 2), PlannedRequest([2], 2), PlannedRequest([3], 1, 0.5)], width=2))
     assert list(arrivals.due(0.0)) == [(0, 0.0), (1, 0.0)]
     arrivals.on_rows(1.0, [row(0, 0)])
@@ -47,7 +47,7 @@ def test_late_requests_come_at_their_time_after_the_first_tokens_of_those_from_t
     assert arrivals.over
 
 
-def test_without_late_requests_the_load_is_over_when_the_last_one_has_ended():
+def test_without_timed_requests_the_load_is_over_when_the_last_request_has_ended():
     arrivals = Arrivals(Load([PlannedRequest([1], 1), PlannedRequest([2], 1)], width=1))
     for i in range(2):
         assert list(arrivals.due(float(i))) == [(i, float(i))]

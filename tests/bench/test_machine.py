@@ -12,7 +12,7 @@ def spinning(seconds: float) -> subprocess.Popen[str]:
     return subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
-def test_children_that_live_and_that_have_ended_are_ours():
+def test_live_and_ended_children_count_as_ours():
     before = MachineTimes.read()
     with spinning(0.3) as lives, spinning(0.3) as ends:
         assert lives.stdout.readline() == ends.stdout.readline() == "spent\n"
@@ -24,13 +24,13 @@ def test_children_that_live_and_that_have_ended_are_ours():
     assert meanwhile.ours * meanwhile.cores * meanwhile.seconds >= 0.55
 
 
-def test_shares_are_of_all_cores_and_what_others_used_is_foreign(monkeypatch):
+def test_shares_are_fractions_of_all_cores_and_other_processes_are_foreign(monkeypatch):
     monkeypatch.setattr(os, "cpu_count", lambda: 4)
     before = MachineTimes(at=10.0, busy=100.0, steal=5.0, ours=50.0)
     meanwhile = before.until(MachineTimes(at=20.0, busy=130.0, steal=7.0, ours=60.0))
     assert (meanwhile.steal, meanwhile.ours, meanwhile.foreign) == (0.05, 0.25, 0.5)
 
 
-def test_what_the_ticks_of_ours_exceed_is_not_negative():
+def test_foreign_time_is_not_negative_if_our_ticks_exceed_the_total():
     before = MachineTimes(0.0, 1.0, 0.0, 1.0)
     assert before.until(MachineTimes(1.0, 1.5, 0.0, 1.6)).foreign == 0.0

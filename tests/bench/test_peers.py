@@ -26,7 +26,7 @@ def test_a_peers_child_imports_no_more_than_msgspec_before_it_starts():
 
 
 @pytest.mark.process
-def test_a_child_runs_in_the_interpreter_that_is_named(tmp_path):
+def test_a_child_runs_in_the_given_interpreter(tmp_path):
     python = tmp_path / "python"
     python.write_text('#!/bin/sh\necho "named, $3 $4" >&2\nexit 3\n')
     python.chmod(0o755)
@@ -35,7 +35,7 @@ def test_a_child_runs_in_the_interpreter_that_is_named(tmp_path):
         child.run(Load([], 1))
 
 
-def test_peers_are_found_in_the_folder_that_the_variable_names(tmp_path, monkeypatch):
+def test_the_environment_variable_names_the_folder_of_the_peers(tmp_path, monkeypatch):
     monkeypatch.setenv(VARIABLE, str(tmp_path))
     assert not OPENVINO.is_installed
     (tmp_path / OPENVINO.name / "bin").mkdir(parents=True)
@@ -43,7 +43,7 @@ def test_peers_are_found_in_the_folder_that_the_variable_names(tmp_path, monkeyp
     assert OPENVINO.is_installed
 
 
-def test_a_checkpoint_is_written_once_and_whole(tmp_path, monkeypatch):
+def test_a_checkpoint_is_written_once_and_completely(tmp_path, monkeypatch):
     written = []
 
     def write(folder, shape):
@@ -62,7 +62,7 @@ def test_a_checkpoint_is_written_once_and_whole(tmp_path, monkeypatch):
     assert written == [checkpoints.SHAPES["5M"]] * 2
 
 
-def test_rows_of_ours_need_settings_that_this_engine_has():
+def test_configurations_with_unknown_settings_are_left_out():
     assert Ours("", "float32", {}).is_possible
     assert Ours("", "float32", {"overlap": True}).is_possible
     assert not Ours("", "int8", {"overlap": True, "no_such_setting": 1}).is_possible
@@ -75,7 +75,7 @@ class Short:
         return Run(1.0, {}, [Trace(0.0, [0.5], [request.max_tokens - 1], []) for request in load.requests])
 
 
-def test_a_system_that_gives_another_number_of_tokens_ends_the_run():
+def test_a_wrong_number_of_tokens_raises():
     with pytest.raises(RuntimeError, match="OpenVINO generated 7 tokens instead of 9"):
         Named("OpenVINO", Short()).run(Load([PlannedRequest([1], 4), PlannedRequest([2], 5)], 1))
 
@@ -95,7 +95,7 @@ def test_all_systems_get_the_same_salted_prompts():
     assert seen[0] != load.requests
 
 
-def test_prompts_of_a_work_share_what_it_says_and_have_its_lengths():
+def test_prompts_of_a_work_have_its_shared_prefix_and_lengths():
     shared = Work("", 6, 2, 64, 1, 4, shared_tokens=48).load().requests
     assert {tuple(request.prompt[:48]) for request in shared} == {tuple(shared[0].prompt[:48])}
     assert len({tuple(request.prompt) for request in shared}) == 6
@@ -104,13 +104,13 @@ def test_prompts_of_a_work_share_what_it_says_and_have_its_lengths():
     assert len({len(request.prompt) for request in mixed}) > 5
 
 
-def test_works_that_begin_alike_have_other_salts():
+def test_works_with_equal_prompts_have_different_salts():
     one, two = (Work(title, 1, 1, 16, 1, 1).load() for title in ("one", "two"))
     assert one.requests == two.requests
     assert one.salted().requests != two.salted().requests
 
 
-def test_salts_change_the_first_tokens_and_keep_what_prompts_share():
+def test_salts_change_the_first_tokens_and_keep_shared_prefixes():
     load = Work("", 3, 3, 64, 1, 4, shared_tokens=48).load()
     one, two = (Load(load.requests, 3, salt=salt).salted() for salt in ("-0", "-1"))
     assert one.requests[0].prompt[:2] != two.requests[0].prompt[:2]
@@ -127,7 +127,7 @@ def test_the_version_of_libraries_from_npm_names_their_package(tmp_path, monkeyp
     assert LLAMA.version() == "node-llama-cpp-1.2.3"
 
 
-def test_systems_of_other_precisions_take_no_part(tmp_path, monkeypatch):
+def test_systems_of_other_precisions_are_left_out(tmp_path, monkeypatch):
     started = []
     monkeypatch.setenv(VARIABLE, str(tmp_path))
     monkeypatch.setattr(Field, "_peer", lambda _self, kind, precision, *_: started.append((kind.name, precision)))

@@ -1,4 +1,4 @@
-"""The figures of bench.precision against transformers."""
+"""Compares the figures of bench.precision with transformers."""
 
 import pytest
 import torch

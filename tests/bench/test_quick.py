@@ -16,10 +16,10 @@ from bench.topics.speculation import EDIT
 ROOT = Path(__file__).parents[2]
 SERVED = ("ring", "peers", "long_context")
 LIKE_PEERS = ("peers_large",)
-"""The same code on another checkpoint."""
+"""Topics with the same code on a different checkpoint."""
 CROWDED = ("overload", "slow_reader", "slow_tensors")
 DEADLY = ("deaths", "restart", "pauses", "soak")
-"""They have tests of their own: tests/chaos."""
+"""Topics that are tested in tests/chaos."""
 SCHEDULED = ("policies", "scheduler", "programs", "speculation", "beams", "prompt_logprobs", "lora")
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(600)]
@@ -126,7 +126,7 @@ def test_quick_of_the_cache(tmp_path):
 
 
 @pytest.mark.long
-def test_quick_of_too_much(tmp_path):
+def test_quick_of_overload_and_slow_readers(tmp_path):
     found = bench(CROWDED, tmp_path)
     for burst in found["overload"].bursts:
         assert burst.served + burst.refused == burst.requests
@@ -143,7 +143,7 @@ def test_quick_of_too_much(tmp_path):
         assert all(speed > 0 for speed in (*slow.without, *slow.beside))
 
 
-def test_what_other_parts_found_is_written_down_when_one_fails(tmp_path):
+def test_the_results_of_other_topics_are_written_when_one_fails(tmp_path):
     code = (
         "import bench.__main__ as main\n"
         "def broken(*_): raise RuntimeError('no luck')\n"

@@ -17,7 +17,7 @@ def measured(part):
     return Measured(origin(["--quick"], 2), RESULTS[part]())
 
 
-def test_what_was_saved_is_loaded(part, measured, tmp_path):
+def test_saved_results_are_loaded(part, measured, tmp_path):
     save(tmp_path, part, measured)
     assert load(tmp_path) == {part: measured}
 
@@ -37,7 +37,7 @@ def test_every_table_is_as_wide_as_its_header(part, measured):
         assert {len(row) for row in table.rows} == {len(table.columns)}
 
 
-def test_page_and_summary_say_what_was_found_and_how(part, measured, tmp_path):
+def test_page_and_summary_contain_answers_and_origin(part, measured, tmp_path):
     write_page(tmp_path, {part: measured})
     page = (tmp_path / "README.md").read_text(encoding="utf-8")
     section = TOPICS[part].section(measured.result)
@@ -51,20 +51,20 @@ def test_page_and_summary_say_what_was_found_and_how(part, measured, tmp_path):
     assert section.title in console.export_text()
 
 
-def test_the_published_page_is_that_of_the_published_results(tmp_path):
+def test_the_committed_page_matches_the_committed_results(tmp_path):
     if (OUT / "gpu.md").is_file():
         (tmp_path / "gpu.md").touch()
     write_page(tmp_path, load(OUT))
     assert (tmp_path / "README.md").read_text("utf-8") == (OUT / "README.md").read_text("utf-8")
 
 
-def test_page_names_the_one_about_a_gpu_where_there_is_one(tmp_path):
+def test_the_page_links_to_the_gpu_page_if_it_exists(tmp_path):
     (tmp_path / "gpu.md").touch()
     write_page(tmp_path, {})
     assert "[gpu.md](gpu.md)" in (tmp_path / "README.md").read_text(encoding="utf-8")
 
 
-def test_the_rings_share_is_that_of_router_and_detokenizers_in_the_servers_cpu_time():
+def test_the_share_of_the_ring_is_router_and_detokenizers_in_the_cpu_time_of_the_servers():
     section = TOPICS["ring"].section(RESULTS["ring"]())
     assert "90% to 95%" in section.answers[0]
     assert "9.1%" in section.answers[0]

@@ -12,7 +12,7 @@ class Recorder:
         return Run(1.0, {}, [Trace(0.0, [1.0], [1], [])])
 
 
-def test_systems_take_turns_warm_up_and_never_find_what_another_round_computed():
+def test_systems_warm_up_take_turns_and_have_a_different_salt_per_round():
     calls = []
     a, b = Recorder("a", calls), Recorder("b", calls)
     load = Load([PlannedRequest([1, 2], 50), PlannedRequest([3], 1), PlannedRequest([4], 9)], width=2, salt="s")

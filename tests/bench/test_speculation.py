@@ -1,4 +1,4 @@
-"""What the speculation bench says of its rounds."""
+"""The page section of the speculation benchmark."""
 
 from msgspec.structs import replace
 
@@ -16,27 +16,27 @@ def with_first(point):
     return replace(result, points=[point, *others])
 
 
-def test_a_cell_shows_the_middle_half_of_its_rounds():
+def test_a_cell_shows_the_quartiles_of_its_rounds():
     (speeds, *_) = speculation.section(with_first(CLOSE)).tables
     (row,) = (row for row in speeds.rows if row[0] == NOISE)
     assert row[1] == "0.94× (0.93–0.97)"
 
 
-def test_the_least_cell_says_how_sure_it_is():
+def test_the_lowest_ratio_is_reported_with_its_rounds():
     least = replace(CLOSE, speed_up=0.5)
     answers = " ".join(speculation.section(with_first(least)).answers)
     assert "**0.50×** (noise, 1 at a time; 5 rounds, half of them 0.93 to 0.97; goal: 0.95×)" in answers
 
 
-def test_the_rule_for_more_rounds_is_told():
+def test_the_rule_for_more_rounds_is_described():
     question = speculation.section(RESULTS["speculation"]()).question
-    assert "Cells below 1.05× after 3 rounds get 4 more in each of 3 further starts" in question
+    assert "Cells below 1.05× after 3 rounds are measured in 4 more rounds in each of 3 more starts" in question
 
 
-def test_results_without_rounds_show_the_ratio_alone():
+def test_results_without_rounds_show_only_the_ratio():
     result = RESULTS["speculation"]()
     section = speculation.section(replace(result, points=[replace(each, ratios=[]) for each in result.points]))
-    assert "further starts" not in section.question
+    assert "more starts" not in section.question
     assert "(" not in "".join(cell for row in section.tables[0].rows for cell in row[1:])
 
 

@@ -27,5 +27,5 @@ def test_requests_of_one_delta_have_no_time_between_deltas():
     assert found.inter_token_p99 is None
 
 
-def test_ratio_is_the_median_of_the_rounds_own_ratios():
+def test_ratio_is_the_median_of_the_ratios_of_the_rounds():
     assert ratio([run(1.0), run(9.0), run(2.0)], [run(2.0), run(9.0), run(8.0)]) == pytest.approx(2.0)

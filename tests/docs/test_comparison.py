@@ -1,4 +1,4 @@
-"""The README's table beside other systems: what it says of them has sources, what it says of us has commands."""
+"""The README's comparison table: claims about other systems have sources, claims about Sluice have commands."""
 
 import re
 from pathlib import Path

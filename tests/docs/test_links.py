@@ -1,4 +1,4 @@
-"""Links between the documents lead somewhere: files exist, and headings have the anchors that are asked for."""
+"""Links between the documents have targets: files exist, and headings have the linked anchors."""
 
 import re
 from pathlib import Path
@@ -13,13 +13,13 @@ FENCE = re.compile(r"```.*?```", re.DOTALL)
 
 
 def anchors(page: Path) -> set[str]:
-    """As GitHub makes them."""
+    """Anchors of headings, as on GitHub."""
     headings = re.findall(r"^#+ (.*)$", FENCE.sub("", page.read_text(encoding="utf-8")), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
-def test_links_lead_somewhere(page):
+def test_links_have_targets(page):
     broken = []
     for link in LINK.findall(FENCE.sub("", page.read_text(encoding="utf-8"))):
         if link.startswith(("http:", "https:")):

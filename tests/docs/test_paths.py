@@ -1,4 +1,4 @@
-"""Files that the documents name exist: the map does not go stale when files move."""
+"""All files that the documents name exist."""
 
 import re
 from pathlib import Path
@@ -11,7 +11,7 @@ TOP = {path.name for path in ROOT.iterdir() if path.is_dir()}
 
 
 def named(line: str) -> list[str]:
-    """Full paths, and the names of files that follow a folder or a file of theirs in the same line."""
+    """Full paths, and names of files that follow a path of the same folder in the line."""
     found: list[str] = []
     folder = ""
     for word in re.findall(r"`([\w./]+)`", line):
@@ -24,7 +24,7 @@ def named(line: str) -> list[str]:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_every_file_that_is_named_exists(page):
+def test_every_named_file_exists(page):
     lines = (ROOT / page).read_text(encoding="utf-8").splitlines()
     missing = [path for line in lines for path in named(line) if not (ROOT / path).exists()]
     assert not missing

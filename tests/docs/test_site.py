@@ -1,4 +1,4 @@
-"""The documentation's site builds: every page is in the navigation, every link and anchor leads somewhere."""
+"""The documentation's site builds: every page is in the navigation, and every link and anchor has a target."""
 
 import re
 import subprocess

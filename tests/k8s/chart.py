@@ -57,7 +57,7 @@ class Pod:
     template: Object
     component: str
     extra_labels: Mapping[str, str] = field(default_factory=dict)
-    """Set by the workload's controller."""
+    """Labels that the workload's controller sets."""
 
     @property
     def labels(self) -> dict[str, str]:
@@ -73,7 +73,7 @@ class Pod:
 
 
 def pods(objects: tuple[Object, ...]) -> Iterator[Pod]:
-    """Of routers, engines, detokenizers and gateways."""
+    """The pods of routers, engines, detokenizers and gateways."""
     for each in objects:
         if each["kind"] == "Deployment":
             yield _pod(each, each["spec"]["template"])

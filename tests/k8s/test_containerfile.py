@@ -1,4 +1,4 @@
-"""What the default image has, by the extras that it is built with."""
+"""The contents of the default image, by the extras that it is built with."""
 
 import re
 import tomllib

@@ -115,7 +115,7 @@ def test_leader_worker_sets() -> None:
 
 
 def test_a_leader_worker_set_shares_no_name_with_a_service() -> None:
-    """Its controller makes a Service of its name, and refuses one that it did not make."""
+    """The controller creates a Service with the name of the set, and fails if another Service has this name."""
     (group,) = kinds(objects_of("multi-node"), "LeaderWorkerSet")
     assert group["metadata"]["name"] not in {
         each["metadata"]["name"] for each in kinds(objects_of("multi-node"), "Service")

@@ -1,4 +1,4 @@
-"""The Grafana dashboard: a valid file, of metrics that exist, in queries that Prometheus accepts."""
+"""The Grafana dashboard: a valid file whose metrics exist and whose queries Prometheus accepts."""
 
 import itertools
 import json
@@ -41,7 +41,7 @@ def test_its_metrics_and_labels_exist(panel) -> None:
         for sample in samples:
             name, kind = metric_of(sample)
             known |= set(METRICS[name][1])
-            # A counter by itself only grows, and a histogram has no such sample.
+            # A counter without rate() only grows, and a histogram has no sample of this name.
             assert (kind == "gauge") == (f"rate({sample}" not in target["expr"])
         for labels in re.findall(r"by \(([^)]*)\)", target["expr"]):
             assert set(labels.split(", ")) <= known
@@ -49,7 +49,7 @@ def test_its_metrics_and_labels_exist(panel) -> None:
         assert 'namespace=~"$namespace"' in target["expr"]
 
 
-def test_the_rows_and_the_place_of_each_panel() -> None:
+def test_rows_and_positions_of_panels() -> None:
     rows = [panel["title"] for panel in DASHBOARD["panels"] if panel["type"] == "row"]
     assert rows == ["Latency", "Throughput", "KV cache", "Detokenizers", "Recovery", "Security"]
     ids = [panel["id"] for panel in DASHBOARD["panels"]]
@@ -82,7 +82,7 @@ def test_prometheus_accepts_the_queries(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_the_chart_has_it_where_it_is_wanted() -> None:
+def test_the_chart_renders_the_dashboard_if_enabled() -> None:
     names = {each["metadata"]["name"] for each in kinds(objects_of("default"), "ConfigMap")}
     assert names == {"sluice"}
     wanted = objects_from({"metrics": {"dashboard": {"enabled": True, "annotations": {"grafana_folder": "LLM"}}}})

@@ -28,13 +28,13 @@ TOOLS = ("buildah", "podman", "mmdebstrap")
 MISSING = [tool for tool in TOOLS if shutil.which(tool) is None]
 BASE, IMAGE = "localhost/sluice-test-base", "localhost/sluice-test"
 HOST_FILES = ("/etc/pip.conf", "/etc/ssl/certs/ca-certificates.crt")
-"""Of this machine, where they exist: how it reaches the package index."""
+"""Files of this machine that configure access to the package index, if they exist."""
 GRACE_SECONDS = 10.0
 RUNTIME = ["--runtime", "runc"] if shutil.which("runc") else []
-"""crun refuses machines on which both versions of control groups are mounted."""
+"""crun does not run on machines on which both versions of control groups are mounted."""
 RESTRICTIONS = ("--read-only", "--tmpfs", "/tmp", "--cap-drop=all", "--security-opt", "no-new-privileges")
 LIMITS = ("--ulimit", "nofile=4096:4096", "--ulimit", "nproc=1000:1000")
-"""podman's own are above what a container within a container may have."""
+"""podman's default limits exceed those of a container within a container."""
 RUN = ("podman", *RUNTIME, "run", "--network", "host", *RESTRICTIONS, *LIMITS)
 
 pytestmark = [
@@ -66,7 +66,7 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 class Container:
-    """A service from the image; process 1 of its own process namespace, on the network of this machine."""
+    """A service from the image, as process 1 of a separate process namespace, on the network of this machine."""
 
     def __init__(self, image: str, *command: str, mounts: dict[Path, str] | None = None) -> None:
         volumes = [f"--volume={source}:{target}:ro" for source, target in (mounts or {}).items()]
@@ -89,7 +89,8 @@ class Container:
         return self.event("ready") or {}
 
     def stop(self) -> int:
-        """SIGTERM; its exit status. Raises TimeoutExpired if it still runs after the grace."""
+        """Sends SIGTERM and returns the exit status. Raises TimeoutExpired if the service runs longer than the grace
+        period."""
         run("podman", "kill", "--signal", "TERM", self.id)
         return int(run("podman", "wait", self.id, seconds=GRACE_SECONDS))
 
@@ -105,7 +106,7 @@ def model(image: str) -> str:
 
 @pytest.fixture
 def keys(tmp_path: Path) -> Path:
-    """Folders as mounted Secrets: each role's own key, and all public ones."""
+    """Folders like mounted Secrets: the secret key of each role, and all public keys."""
     for role in ROLES:
         generate(tmp_path / "keys", role)
     for role in ROLES:
@@ -121,7 +122,7 @@ def keys(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def engine(keys: Path, tmp_path: Path) -> Iterator[str]:
-    """Address of an engine beside the containers: the image has no torch."""
+    """Address of an engine outside of the containers, because the image has no torch."""
     log = tmp_path / "engine.log"
     command = [sys.executable, "-m", "engine_worker", "--model", str(tiny_model.path()), "--keys", str(keys / "engine")]
     with log.open("w") as file:

@@ -1,4 +1,4 @@
-"""NetworkPolicies as a graph: every hop of the ring is allowed, in both directions of a policy, and no other."""
+"""NetworkPolicies as a graph: exactly the hops of the ring are allowed, as ingress and as egress."""
 
 from collections.abc import Iterable
 from itertools import product
@@ -48,7 +48,7 @@ def router_policy(name: str) -> Object:
 
 
 @pytest.mark.parametrize("name", WITH_POLICIES)
-def test_the_ring_port_is_open_for_the_hops_of_the_ring_alone(name: str) -> None:
+def test_the_ring_port_is_open_only_for_the_hops_of_the_ring(name: str) -> None:
     objects = objects_of(name)
     serving = [pod for pod in pods(objects) if "ring" in pod.ports]
     for sender, receiver in product(serving, serving):
@@ -76,8 +76,8 @@ def test_ranks_of_an_engine_reach_each_other_on_every_port() -> None:
     assert connects(objects, leader, worker, 41234)
 
 
-def test_strangers() -> None:
-    """Anybody may call gRPC and read metrics unless the values name who may; nobody may call AdminService."""
+def test_pods_outside_the_release() -> None:
+    """By default all pods may call gRPC and read metrics, but no pod may call AdminService."""
     stranger = {"app": "another"}
     for name, open_to_all in (("default", True), ("multi-node", False)):
         router = router_policy(name)
@@ -87,7 +87,7 @@ def test_strangers() -> None:
         assert not allowed(router["ingress"], "from", stranger, 50061)
 
 
-def test_the_gateway_is_a_client_of_routers_and_has_clients_of_its_own() -> None:
+def test_the_gateway_may_call_routers_and_be_called_by_clients() -> None:
     by_component = {pod.component: pod for pod in pods(objects_of("http"))}
     gateway, router = by_component["gateway"], by_component["router"]
     for own in (policy_of("http", gateway.labels), policy_of("http", router.labels)):
@@ -106,7 +106,7 @@ def test_the_test_pod_may_call_routers() -> None:
     assert "ingress" not in own
 
 
-def test_the_job_of_the_keys_may_call_kubernetes_alone() -> None:
+def test_the_job_of_the_keys_may_call_only_the_kubernetes_api() -> None:
     (job,) = kinds(objects_of("keys-by-job"), "Job")
     own = policy_of("keys-by-job", job["spec"]["template"]["metadata"]["labels"])
     assert allowed(own["egress"], "to", {}, 443)

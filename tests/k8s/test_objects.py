@@ -1,4 +1,4 @@
-"""What the chart renders: valid for Kubernetes, the same each time, and selectors that select."""
+"""The rendered objects: valid for Kubernetes, reproducible, and with selectors that match."""
 
 from collections import Counter
 
@@ -36,7 +36,7 @@ def test_two_renderings_are_equal(name: str) -> None:
     assert render(values_of(name)) == render(values_of(name))
 
 
-def test_manifests_are_what_is_rendered() -> None:
+def test_committed_manifests_match_the_chart() -> None:
     rendered = manifests()
     assert {file.name for file in MANIFESTS.iterdir()} == set(rendered)
     for name, text in rendered.items():
@@ -114,7 +114,7 @@ def test_gpus_are_requested_and_limited() -> None:
         assert "nvidia.com/gpu" not in str(pod.container["resources"])
 
 
-def test_only_the_job_has_a_token() -> None:
+def test_only_the_job_has_a_service_account_token() -> None:
     assert {each["kind"] for each in objects_of("default")} & {"Role", "RoleBinding", "Job"} == set()
     (job,) = kinds(objects_of("keys-by-job"), "Job")
     (account,) = job["spec"]["template"]["spec"]["volumes"]

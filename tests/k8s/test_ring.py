@@ -47,7 +47,7 @@ def replaced(text: str, here: Mapping[str, str]) -> str:
 
 
 class Running:
-    """A service as in its pod, below a folder of its own."""
+    """A service as in its pod, with files below a separate folder."""
 
     def __init__(self, pod: Pod, config: dict[str, str], keys: Path, folder: Path) -> None:
         self.address = ADDRESSES[pod.component]
@@ -107,7 +107,7 @@ def ring(tmp_path: Path) -> Iterator[dict[str, Running]]:
             each.remove()
 
 
-def test_a_stream_and_the_end(ring: dict[str, Running]) -> None:
+def test_a_stream_and_the_shutdown(ring: dict[str, Running]) -> None:
     for each in ring.values():
         assert wait_until(lambda each=each: each.probe("/readyz") == 200), each.log  # type: ignore[misc]
         assert wait_until(lambda each=each: each.probe("/livez") == 200), each.log  # type: ignore[misc]

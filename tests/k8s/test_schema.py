@@ -1,4 +1,4 @@
-"""Values: unknown keys are refused at every level, and the settings are those that the services have."""
+"""Values: unknown keys are refused at every level, and the settings are those of the services."""
 
 import json
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ SCHEMA_TREE = json.loads(SCHEMA.read_text())
 
 
 def closed_objects(schema: dict[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """Paths of all objects that declare their keys. A list is a path of its own kind: one element."""
+    """Paths of all objects that declare their keys. A list has one path, for its elements."""
     if "$ref" in schema:
         schema = SCHEMA_TREE["$defs"][schema["$ref"].rpartition("/")[2]]
     if "properties" in schema:

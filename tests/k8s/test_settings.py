@@ -20,7 +20,7 @@ CONFIG = "/etc/sluice/config/"
 
 
 def read(pod: Pod, objects: tuple[Object, ...], folder: Path) -> ProcessSettings:
-    """As the service would in this pod; its settings file is looked up below `folder`."""
+    """Reads the settings like the service in this pod, with its settings file below `folder`."""
     config = next(each for each in kinds(objects, "ConfigMap") if "router.yaml" in each["data"])
     for name, text in config["data"].items():
         (folder / name).write_text(text)

@@ -9,12 +9,12 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 TOP = ("sluice", "router", "engine_worker", "detok_service", "gateway")
 FILES = ("pyproject.toml", "LICENSE", "NOTICE", "docs/pypi.md")
-# Of the archives' members: the same tree gives the same bytes.
+# Timestamp of the archives' members, so that the same tree gives the same bytes.
 EPOCH = "1767225600"
 
 
 def copy_checkout(folder: Path) -> None:
-    """What a release is built from, without leftovers of other builds."""
+    """A copy of the files that a release is built from, without leftovers of other builds."""
     for name in (*TOP, "protos"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     (folder / "docs").mkdir()

@@ -1,4 +1,4 @@
-"""A release: sdist and wheel, checked as an upload would be, installed where no checkout is, and used.
+"""A release: sdist and wheel, checked as for an upload, installed without a checkout, and used.
 
 Serving on every Python that is found takes torch for each of them, some GB of downloads: SLUICE_TEST_PYTHONS=1.
 """
@@ -55,12 +55,12 @@ def find_python(version: str) -> str | None:
 
 
 def outside() -> dict[str, str]:
-    """The environment without PYTHONPATH, which may name the checkout."""
+    """The environment without PYTHONPATH, which may contain the checkout."""
     return {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
 
 
 def make_environment(folder: Path, python: str, *packages: str) -> Path:
-    """Its python."""
+    """Creates a virtual environment and returns its interpreter."""
     subprocess.run([python, "-m", "venv", str(folder)], check=True)
     pip = [str(folder / "bin" / "pip"), "install", "--quiet", "-c", str(ROOT / "constraints.txt")]
     for package in packages:
@@ -84,7 +84,7 @@ def test_the_sdist_builds_the_wheel_of_the_checkout(release, checkout, tmp_path)
 
 @pytest.mark.parametrize("version", [None, *OTHER_PYTHONS])
 def test_the_wheel_alone_serves(release, version, tmp_path):
-    """A stream for a client without extras, of this Python and of others."""
+    """A stream for clients without extras, with this version of Python and others."""
     if version is not None and "SLUICE_TEST_PYTHONS" not in os.environ:
         pytest.skip("downloads torch: set SLUICE_TEST_PYTHONS=1")
     base = sys.executable if version is None else find_python(version)
@@ -127,7 +127,7 @@ def test_without_extras_it_is_a_client(release, tmp_path):
 
 @pytest.mark.parametrize("version", OTHER_PYTHONS)
 def test_other_versions_of_python_import_and_start_it(release, version, tmp_path):
-    """Without torch, which has no small build for each of them: client, command line, router, detokenizer."""
+    """Client, command line, router and detokenizer, without torch, which has no small build for all versions."""
     python = find_python(version)
     if python is None:
         pytest.skip(f"no Python {version} here")

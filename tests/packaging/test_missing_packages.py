@@ -1,4 +1,4 @@
-"""What users start without its packages names them, rather than a module that they have never heard of."""
+"""Programs that are started without their packages name the missing extra instead of an internal module."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""What `pip install` makes of a checkout."""
+"""The wheel that `pip install` builds from a checkout."""
 
 import os
 import re
@@ -41,7 +41,7 @@ def built(tmp_path_factory) -> tuple[set[str], str]:
 
 
 def tracked(pattern: str) -> set[str]:
-    """Files of the packages, as they lie in the checkout."""
+    """Files of the packages in the checkout."""
     found = (path for name in TOP for path in (ROOT / name).rglob(pattern))
     return {path.relative_to(ROOT).as_posix() for path in found if "__pycache__" not in path.parts}
 
@@ -54,7 +54,7 @@ def test_the_list_of_packages_is_that_of_the_tree(project):
     assert set(listed) == folders | protos | {"sluice.tiny_model.checkpoint"}
 
 
-def test_a_wheel_holds_every_module_and_every_file_that_they_read(built):
+def test_a_wheel_contains_every_module_and_data_file(built):
     files, _ = built
     checkpoint = {path.relative_to(ROOT).as_posix() for path in (ROOT / "sluice/tiny_model/checkpoint").iterdir()}
     protos = {f"sluice/{path.relative_to(ROOT).as_posix()}" for path in (ROOT / "protos").rglob("*.proto")}
@@ -67,7 +67,7 @@ def test_a_wheel_holds_every_module_and_every_file_that_they_read(built):
     assert files - info - wanted == {"sluice/tiny_model/README.md"}
 
 
-def test_a_wheel_holds_the_license(built, project):
+def test_a_wheel_contains_the_license(built, project):
     files, _ = built
     for name in ("LICENSE", "NOTICE"):
         assert any(file.endswith(f".dist-info/licenses/{name}") for file in files)
@@ -75,7 +75,7 @@ def test_a_wheel_holds_the_license(built, project):
     assert "Apache License\n                           Version 2.0" in (ROOT / "LICENSE").read_text()
 
 
-def test_setuptools_has_nothing_to_complain_about(built):
+def test_setuptools_prints_no_warnings(built):
     _, printed = built
     assert re.findall(r"(?im)^.*(?:warning|deprecat|!!|absent).*$", printed) == []
 

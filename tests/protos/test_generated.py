@@ -1,4 +1,4 @@
-"""The committed sluice/v1 is what the committed .proto files generate, and the .proto files are lint clean."""
+"""The committed code in sluice/v1 matches the .proto files, and the .proto files are lint clean."""
 
 import shutil
 import subprocess

@@ -1,4 +1,4 @@
-"""Which layer is at fault where a check of the whole engine does not hold."""
+"""The search for the layer at fault if a check of the whole engine fails."""
 
 import pytest
 
@@ -18,14 +18,14 @@ def holds_if(condition):
         ("fused kernels", lambda options: options.get("fused_kernels") is False),
         ("an attention kernel", lambda options: options.get("attention") == "reference"),
         ("more than one layer", lambda options: len(options) == 4),
-        ("something else: it does not hold without any of them", lambda options: False),
+        ("something else: the check fails without any of them", lambda options: False),
         (
-            "one of CUDA graphs, overlap; it holds without any one of them",
+            "one of CUDA graphs, overlap; the check passes without any one of them",
             lambda options: not options.get("cuda_graphs", True) or not options.get("overlap", True),
         ),
     ],
 )
-def test_the_layer_without_which_it_holds(layer, condition):
+def test_the_layer_without_which_the_check_passes_is_found(layer, condition):
     found, lines = blame(holds_if(condition))
     assert found == layer
     assert len(lines) == len(WITHOUT)

@@ -1,4 +1,4 @@
-"""Each check finds what it looks for."""
+"""Each check finds the difference that it is for."""
 
 import random
 import threading
@@ -58,7 +58,7 @@ GRAPHS = {"cuda_graphs": "none: the model waits for the device"}
         (GRAPHS, "cuda_graphs = none: the model waits for the device"),
     ],
 )
-def test_a_gpu_that_falls_back_is_found(others, detail):
+def test_fallbacks_on_a_gpu_are_found(others, detail):
     assert check_choices(chose()).passed
     assert check_choices(chose(**others, device="cpu")).passed
     found = check_choices(chose(**others))
@@ -66,14 +66,14 @@ def test_a_gpu_that_falls_back_is_found(others, detail):
     assert detail in found.detail
 
 
-def test_graphs_that_are_not_there_are_not_as_eager_steps():
+def test_missing_graphs_fail_the_check_of_graphs():
     found = check_graphs(chose(**GRAPHS), chose(), (1, 3), 30)
     assert not found.passed
     assert "the model waits" in found.detail
 
 
 def drawn(*logprobs: float) -> Drawn:
-    """Whose likeliest tokens are 0, 1, …"""
+    """A result whose most likely tokens are 0, 1, …"""
     return Drawn(0, TokenLogprob(logprobs[0], 1, list(enumerate(logprobs))))
 
 
@@ -91,13 +91,13 @@ def test_verdicts():
     assert difference({1: 0.0, 2: 0.0, 3: 0.0}, {4: 0.0, 5: 0.0, 3: 0.0}) == inf
 
 
-def test_continuations_are_compared_until_they_part():
+def test_continuations_are_compared_until_they_diverge():
     ours, theirs = ([Drawn(token) for token in tokens] for tokens in ([1, 2, 3, 4], [1, 2, 5, 6]))
     assert [(a.token, b.token) for a, b in together(ours, theirs)] == [(1, 1), (2, 2), (3, 5)]
 
 
 @given(st.lists(st.tuples(st.integers(0, 400), st.integers(1, 60)), min_size=1, max_size=30), st.randoms())
-def test_idle_time_is_what_no_span_covers(pairs, source: random.Random):
+def test_idle_time_is_the_time_that_no_span_covers(pairs, source: random.Random):
     scale = 1000  # of nanoseconds: SHORTEST_GAP is 5 of these
     spans = [(start * scale, (start + length) * scale) for start, length in pairs]
     covered = {at for start, length in pairs for at in range(start, start + length)}
@@ -116,7 +116,7 @@ def test_idle_time_is_what_no_span_covers(pairs, source: random.Random):
 
 @pytest.fixture(scope="module")
 def runners(tmp_path_factory):
-    """The tiny shape: with overlap, without, and with other weights."""
+    """Runners of the tiny shape: with overlap, without overlap, and with different weights."""
     scale, folder = tiny_scale(), tmp_path_factory.mktemp("models")
     options = scale.options(6, 200, device="cpu", threads=1)
     with (
@@ -137,7 +137,7 @@ def test_a_runner_that_differs_is_found(runners: tuple[Served, Served, Served]):
     assert not check_parity(other, CPU, (3, 20), 3).passed
 
 
-def test_a_draw_that_failed_is_no_parity():
+def test_a_failed_draw_fails_parity():
     row = [torch.tensor([[0.0, -1.0]]).log_softmax(dim=-1)]
     likely = Drawn(0, TokenLogprob(float(row[0][0, 0]), 1, list(enumerate(row[0][0].tolist()))))
     assert checks.parity([[likely]], row, row).passed
@@ -156,7 +156,7 @@ def test_ranks_that_differ_are_found(runners: tuple[Served, Served, Served]):
     assert not two_ranks.compare(chose(cuda_graphs="none: another rank cannot"), plain, lambda: None, *WORK).passed
 
 
-def test_ranks_that_do_not_end_are_found(runners: tuple[Served, Served, Served], monkeypatch):
+def test_ranks_that_do_not_exit_are_found(runners: tuple[Served, Served, Served], monkeypatch):
     monkeypatch.setattr(two_ranks, "CLOSE_SECONDS", 0.1)
     tested = threading.Event()
     found = two_ranks.compare(*runners[:2], tested.wait, *WORK)
@@ -178,15 +178,15 @@ def test_modes_sample(runners: tuple[Served, Served, Served]):
     assert all(other != greedy for other in others)
 
 
-def test_peaked_and_flat_are_what_they_say():
-    """Logits as random weights of the smaller shape make them: hidden states of length 32, and rows of 0.02 each."""
+def test_peaked_passes_few_tokens_and_flat_passes_many():
+    """Logits like those of random weights in the smaller shape: hidden states of length 32, and weights of 0.02."""
     scores = 0.64 * torch.randn(3, SMALL.vocab_size, generator=torch.Generator().manual_seed(0))
     for mode, short in ((measures.PEAKED, False), (measures.FLAT, True)):
         draws = [Draw(measures.SAMPLING[mode], i, 0) for i in range(3)]
         assert Filtered.of(draws)(scores, widen=False).short.tolist() == [short] * 3
 
 
-def test_what_a_step_reads(runners: tuple[Served, Served, Served]):
+def test_the_bytes_that_a_step_reads(runners: tuple[Served, Served, Served]):
     plain = runners[1]
     heads = (plain.shape.config["num_key_value_heads"], plain.shape.config["head_dim"])
     layers = plain.shape.config["num_hidden_layers"]
@@ -196,7 +196,7 @@ def test_what_a_step_reads(runners: tuple[Served, Served, Served]):
     assert plain.shape.matrices == sum(count for name, count in weights.items() if "proj" in name)
 
 
-def test_a_step_reads_of_an_embedding_that_is_no_head_what_it_needs():
+def test_a_step_reads_only_the_needed_rows_of_an_untied_embedding():
     assert SMALL.embedding == 0
     assert LARGE.embedding == 151936 * 4096
     assert 8.0e9 < LARGE.weights < 8.3e9

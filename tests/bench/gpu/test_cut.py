@@ -1,4 +1,4 @@
-"""A run that is cut off at any time has a page of what it found until then."""
+"""A run that is interrupted at any time has written a page with its findings so far."""
 
 import signal
 import subprocess
@@ -25,9 +25,9 @@ ROOT = Path(__file__).parents[3]
         ("default path …", signal.SIGINT),
     ],
 )
-def test_the_page_is_whole(tmp_path, line, number):
-    """Cut off as soon as the page is there, before torch is imported, or as soon as it prints this line: what it then
-    begins lasts seconds."""
+def test_the_page_is_complete_after_an_interruption(tmp_path, line, number):
+    """Interrupts the run as soon as the page exists, before torch is imported, or as soon as it prints this line, after
+    which it starts a task that takes seconds."""
     page = tmp_path / "gpu.md"
     command = [sys.executable, "-m", "bench.gpu", "first", "--device", "cpu", "--tiny", "--out", str(tmp_path)]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
@@ -49,7 +49,7 @@ def test_the_page_is_whole(tmp_path, line, number):
         assert f"Incomplete: *{line.removesuffix(' …')}* was running" in text
 
 
-def test_a_file_is_replaced_in_one_piece(tmp_path, monkeypatch):
+def test_a_file_is_replaced_atomically(tmp_path, monkeypatch):
     from bench.gpu import findings
 
     file = tmp_path / "page"

@@ -1,4 +1,4 @@
-"""From findings to JSON, goals and tables."""
+"""Findings as JSON, goals and tables."""
 
 from dataclasses import replace
 
@@ -36,7 +36,7 @@ def found():
     return found
 
 
-def test_json_brings_back_what_was_found(found, tmp_path):
+def test_findings_survive_json(found, tmp_path):
     found.save(tmp_path / "gpu.json")
     assert Findings.load(tmp_path / "gpu.json") == found
     empty = Findings({})
@@ -44,7 +44,7 @@ def test_json_brings_back_what_was_found(found, tmp_path):
     assert Findings.load(tmp_path / "gpu.json") == empty
 
 
-def test_goals_compare_what_was_measured_in_the_run(found):
+def test_goals_use_measurements_of_the_same_run(found):
     assert [(goal.found, goal.met) for goal in goals(found)] == [
         ("80%", True),
         ("1.01", True),
@@ -62,20 +62,20 @@ def test_goals_are_missed(found):
     assert "SGLang" in goals(found)[1].name
 
 
-def test_goals_of_which_a_side_is_missing_are_not_reported(found):
+def test_goals_with_a_missing_measurement_are_not_reported(found):
     found.rates = None
     del found.decode[2], found.gaps[1], found.throughput[1]
     assert goals(found) == []
 
 
-def test_tables_hold_everything(found):
+def test_tables_contain_all_findings(found):
     assert [table.title for table in tables_of(found)] == [
         "The machine",
         "Goals",
         "The device",
         "Kernels",
         "Checks",
-        "At fault",
+        "Layers at fault",
         "Memory of the default path, GiB",
         "Generation, through the engine's loop",
         "Context, through the engine's loop",
@@ -97,18 +97,18 @@ def test_tables_hold_everything(found):
     assert "Incomplete" not in page
 
 
-def test_a_page_in_between_says_what_was_under_way(found):
+def test_an_incomplete_page_names_the_running_task(found):
     found.doing = "gaps, tiny"
     assert "Incomplete: *gaps, tiny* was running when this was written." in markdown(found)
 
 
-def test_a_kernel_that_crashed_is_no_pass():
+def test_a_crashed_kernel_is_a_failure():
     found = Findings({}, tried=[Tried("Triton", "all", "is not available: no GPU", absent=True)])
     assert found.passed
     found.tried.append(Tried("Triton", "4 heads", "is wrong: it is off by 2"))
     assert not found.passed
 
 
-def test_the_picture_shows_it(found, tmp_path):
+def test_the_plot_can_be_drawn(found, tmp_path):
     draw(found).savefig(tmp_path / "gpu.png")
     assert (tmp_path / "gpu.png").stat().st_size > 10_000

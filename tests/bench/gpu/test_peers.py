@@ -1,4 +1,4 @@
-"""Peers in processes of their own, which may not be there, break or hang."""
+"""Peers in separate processes, which may be missing, fail or hang."""
 
 import sys
 
@@ -20,7 +20,7 @@ def entry(package: str, cpu: bool = True) -> PeerKind:
 
 
 class Does(Children):
-    """Runs this code instead."""
+    """Runs this code instead of a peer."""
 
     def __init__(self, folder, code):
         super().__init__(folder)
@@ -31,7 +31,7 @@ class Does(Children):
 
 
 @pytest.mark.process
-def test_lines_are_read_between_whatever_libraries_print(tmp_path):
+def test_reports_are_read_between_the_output_of_libraries(tmp_path):
     does = Does(tmp_path, f"print('hello'); {LINE % 1} print('loading'); {LINE % 4}")
     found, why = measure_peer(entry("json"), tiny(), WORKS, CPU, does, 100)
     assert [(one.system, one.batch, one.tokens_per_second) for one in found] == [
@@ -42,7 +42,7 @@ def test_lines_are_read_between_whatever_libraries_print(tmp_path):
 
 
 @pytest.mark.process
-def test_one_that_breaks_keeps_what_it_had(tmp_path):
+def test_a_peer_that_fails_keeps_its_earlier_results(tmp_path):
     does = Does(tmp_path, f"{LINE % 1} raise SystemExit('no memory')")
     found, why = measure_peer(entry("json"), tiny(), WORKS, CPU, does, 100)
     assert [one.batch for one in found] == [1]
@@ -51,20 +51,20 @@ def test_one_that_breaks_keeps_what_it_had(tmp_path):
 
 
 @pytest.mark.process
-def test_one_that_hangs_is_ended_with_what_it_started(tmp_path):
+def test_a_peer_that_hangs_is_killed_with_its_descendants(tmp_path):
     code = f"{LINE % 4} import subprocess, time; subprocess.Popen(['sleep', '600']); time.sleep(600)"
-    # Enough for its line, also on a machine that has much else to do.
+    # Long enough for the report, even on a busy machine.
     found, why = measure_peer(entry("json"), tiny(), WORKS, CPU, Does(tmp_path, code), 10)
     assert [one.batch for one in found] == [4]
-    assert "not through after 10 s" in why
+    assert "timed out after 10 s" in why
 
 
-def test_one_that_is_not_there_is_skipped(tmp_path):
+def test_a_peer_that_is_not_installed_is_skipped(tmp_path):
     with pytest.raises(Skip, match="not installed"):
         measure_peer(entry("no_such_package"), tiny(), WORKS, CPU, Children(tmp_path), 30)
     with pytest.raises(Skip, match="CPU"):
         measure_peer(entry("json", cpu=False), tiny(), WORKS, CPU, Children(tmp_path), 30)
 
 
-def test_peers_are_known_by_the_package_that_they_import():
+def test_peers_are_named_after_the_package_that_they_import():
     assert list(PEERS) == ["transformers", "vllm", "sglang", "nanovllm"]

@@ -1,4 +1,4 @@
-"""What the plan does with what it finds."""
+"""How the plan reacts to its findings."""
 
 from types import SimpleNamespace
 
@@ -25,14 +25,14 @@ def made(findings, tmp_path):
     return Plan(session, tiny_scale(), new=True)
 
 
-def test_without_a_compiler_the_page_says_that_its_figures_mean_nothing(made, findings, monkeypatch):
+def test_without_a_compiler_the_page_has_a_warning(made, findings, monkeypatch):
     monkeypatch.setattr(plan, "missing_compiler", lambda: "Triton needs a C compiler: install gcc")
     made._facts()
     assert findings.notes == [NO_COMPILER]
     assert NO_COMPILER in markdown(findings)
 
 
-def test_a_kernel_whose_process_died_does_not_run_in_this_one(made, findings, monkeypatch):
+def test_a_crashed_kernel_does_not_run_in_this_process(made, findings, monkeypatch):
     findings.tried.append(Tried("Triton's store", "2 heads", "its process ended with status -11", crashed=True))
     made._avoid()
     avoided = []
@@ -49,7 +49,7 @@ def test_a_kernel_whose_process_died_does_not_run_in_this_one(made, findings, mo
     assert "crashed its process" in markdown(findings)
 
 
-def test_a_check_that_does_not_hold_is_searched_for_the_layer_at_fault(made, findings, monkeypatch):
+def test_the_layer_at_fault_of_a_failed_check_is_searched(made, findings, monkeypatch):
     asked = []
 
     def again(_recheck, options):
@@ -65,7 +65,7 @@ def test_a_check_that_does_not_hold_is_searched_for_the_layer_at_fault(made, fin
 
 
 @pytest.mark.slow
-def test_a_check_is_searched_on_a_real_runner(made, findings):
+def test_the_search_for_the_layer_at_fault_works_on_a_real_runner(made, findings):
     made._blaming("parity", 0, lambda: Outcome(False, ""), _held)
     assert findings.blamed["parity, tiny"].startswith("one of CUDA graphs, overlap, fused kernels, an attention kernel")
 

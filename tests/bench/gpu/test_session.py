@@ -19,7 +19,7 @@ from bench.gpu.findings import Findings
 from bench.gpu.session import Budget, GpuSession
 
 out = Path(sys.argv[1])
-# Its clock stands still, and the time limit begins with the second task: so both are begun on any machine.
+# The clock stands still, and the time limit starts with the second task, so both tasks start on any machine.
 session = GpuSession(Findings({}), Budget(0.5, lambda: 0.0), torch.device("cpu"), out, out / "gpu.json")
 limit = lambda: session.watch(lambda: (out / "page").write_text(str(session.findings)), grace=GRACE)
 session.do("first", 0.1, lambda: "done")
@@ -49,7 +49,7 @@ def raises(error: Exception):
     return task
 
 
-def test_a_task_that_does_not_fit_is_skipped_and_shorter_ones_are_not(session, clock):
+def test_a_task_beyond_the_time_budget_is_skipped_and_shorter_ones_run(session, clock):
     done = []
     clock.now = 8.0
     session.do("long", 3, lambda: str(done.append("long")))
@@ -58,7 +58,7 @@ def test_a_task_that_does_not_fit_is_skipped_and_shorter_ones_are_not(session, c
     assert session.findings.skipped == {"long": "takes about 3 s, and 2 are left"}
 
 
-def test_without_one_that_is_needed_the_run_has_failed(session, clock):
+def test_a_skipped_required_task_fails_the_run(session, clock):
     session.do("not here", 1, raises(Skip("no such thing")), needed=True)
     assert session.findings.passed
     clock.now = 8.0
@@ -67,13 +67,13 @@ def test_without_one_that_is_needed_the_run_has_failed(session, clock):
     assert not session.findings.passed
 
 
-def test_what_cannot_be_done_is_skipped_with_the_reason(session):
+def test_impossible_tasks_are_skipped_with_the_reason(session):
     session.do("there", 1, raises(Skip("no such thing")))
     assert session.findings.skipped == {"there": "no such thing"}
     assert session.findings.passed
 
 
-def test_what_goes_wrong_is_written_down_and_the_rest_is_done(session, tmp_path, capsys):
+def test_a_failed_task_is_recorded_and_the_others_run(session, tmp_path, capsys):
     session.do("broken", 1, raises(ValueError("no luck")))
     session.do("whole", 1, lambda: "12 GB/s")
     written = Findings.load(tmp_path / "gpu.json")
@@ -82,7 +82,7 @@ def test_what_goes_wrong_is_written_down_and_the_rest_is_done(session, tmp_path,
     assert "whole: 12 GB/s" in capsys.readouterr().out
 
 
-def test_a_check_that_does_not_hold_is_no_pass(session):
+def test_a_failed_check_fails_the_run(session):
     session.findings.checks.append(Check("one", True, ""))
     assert session.findings.passed
     session.findings.checks.append(Check("other", False, ""))
@@ -95,7 +95,7 @@ def run(code: str, folder: Path) -> "subprocess.CompletedProcess[str]":
 
 
 @pytest.mark.process
-def test_a_task_that_does_not_come_back_ends_the_process_and_the_page_is_written(tmp_path):
+def test_a_hanging_task_ends_the_process_after_the_page_is_written(tmp_path):
     done = run(HANGS_ITSELF, tmp_path)
     assert done.returncode == 1
     assert "second: not through" in done.stderr
@@ -106,14 +106,14 @@ def test_a_task_that_does_not_come_back_ends_the_process_and_the_page_is_written
 
 
 @pytest.mark.process
-def test_what_a_task_has_started_ends_with_the_process(tmp_path):
+def test_children_of_a_task_end_with_the_process(tmp_path):
     assert run(ASKS_ONE_THAT_HANGS, tmp_path).returncode == 1
     for pid in (tmp_path / "pids").read_text().split():
         assert wait_until(lambda pid=pid: not is_alive(int(pid)))
 
 
 @pytest.mark.process
-def test_a_page_that_cannot_be_written_keeps_nothing_alive(tmp_path):
+def test_the_process_ends_even_if_the_page_cannot_be_written(tmp_path):
     done = run(LEAVES_NOTHING, tmp_path)
     assert done.returncode == 1
     assert "FileNotFoundError" in done.stderr

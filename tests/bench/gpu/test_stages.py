@@ -1,4 +1,4 @@
-"""What a failure within a stage comes to."""
+"""Results of failures within a stage."""
 
 import gc
 import weakref
@@ -49,7 +49,7 @@ def raises(error: Exception):
         RuntimeError("an illegal memory access"),
     ],
 )
-def test_a_check_that_raises_does_not_hold(made, findings, error):
+def test_a_check_that_raises_fails(made, findings, error):
     made._check("one", 1, raises(error))
     assert [(check.name, check.passed) for check in findings.checks] == [("one", False)]
     assert str(error).splitlines()[0] in findings.checks[0].detail
@@ -57,7 +57,7 @@ def test_a_check_that_raises_does_not_hold(made, findings, error):
     assert not findings.passed
 
 
-def test_a_check_of_what_is_not_here_is_skipped(made, findings):
+def test_a_check_that_is_impossible_here_is_skipped(made, findings):
     made._check("one", 1, raises(Skip("not installed")))
     assert findings.skipped == {"one": "not installed"}
     assert findings.checks == []
@@ -69,7 +69,7 @@ def test_a_check_for_which_there_is_no_time_has_not_passed(made, findings):
     assert not findings.passed
 
 
-def test_a_measure_that_takes_too_much_memory_is_left_out(made, findings):
+def test_a_measurement_that_needs_too_much_memory_is_skipped(made, findings):
     made._do("one", 1, raises(torch.OutOfMemoryError("CUDA out of memory.\nmore")))
     made._do("two", 1e6, lambda: "")
     assert findings.skipped["one"] == "out of memory: CUDA out of memory."
@@ -110,7 +110,7 @@ def test_no_engine_is_held_while_the_large_one_loads(session, monkeypatch):
 
 
 @pytest.mark.parametrize(("gibibytes", "fits"), [(79, True), (48, False)])
-def test_a_shape_that_a_gpu_has_no_room_for_is_left_out(session, findings, monkeypatch, gibibytes, fits):
+def test_a_shape_that_exceeds_the_memory_is_skipped(session, findings, monkeypatch, gibibytes, fits):
     there = SimpleNamespace(total_memory=gibibytes << 30)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: there)
     session.device = torch.device("cuda")

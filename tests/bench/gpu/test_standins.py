@@ -1,4 +1,4 @@
-"""Stand-ins against the real packages."""
+"""Compares the stand-ins with the real packages."""
 
 import subprocess
 import sys
@@ -86,7 +86,7 @@ def test_structs_are_those_of_msgspec(values, changes):
         lambda package, base, more: more(1, "a", [2], {"b": 3}).twice,
     ],
 )
-def test_uses_end_as_with_msgspec(use):
+def test_standins_behave_like_msgspec(use):
     real, ours = (outcome(lambda package=package: use(package, *kinds(package))) for package in PACKAGES)
     assert ours == real
 
@@ -100,7 +100,7 @@ def test_a_struct_does_not_share_a_default():
 
 
 @pytest.mark.process
-def test_everything_can_be_imported_where_packages_are_missing():
+def test_all_modules_can_be_imported_without_optional_packages():
     command = [sys.executable, "-c", WITHOUT_NUMBA + "import bench.gpu.run, bench.gpu.session"]
     done = subprocess.run(command, cwd=Path(__file__).parents[3], capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stderr) == (0, "")

@@ -1,4 +1,4 @@
-"""Tests by pytest in a process of its own: what is reported of them."""
+"""Reports of tests that pytest runs in a separate process."""
 
 import pytest
 
@@ -37,7 +37,7 @@ def run(folder, otherwise, avoided=()):
     return run_tests(avoided, Children(folder), 300, [str(file)])
 
 
-def test_checks_and_skips_are_told_apart(tmp_path):
+def test_checks_and_skips_are_distinguished(tmp_path):
     checks, skipped = run(tmp_path, "assert False, 'off by 2'")
     assert checks[:2] == BEFORE
     assert (checks[2].name, checks[2].passed) == ("wrong", False)
@@ -46,7 +46,7 @@ def test_checks_and_skips_are_told_apart(tmp_path):
     assert skipped == ABSENT
 
 
-def test_a_crash_is_a_check_that_does_not_hold(tmp_path):
+def test_a_crash_is_a_failed_check(tmp_path):
     checks, skipped = run(tmp_path, "os.abort()")
     assert checks[:2] == BEFORE
     assert not checks[2].passed
@@ -54,7 +54,7 @@ def test_a_crash_is_a_check_that_does_not_hold(tmp_path):
     assert skipped == ABSENT
 
 
-def test_tests_that_cannot_be_collected_do_not_hold(tmp_path):
+def test_a_collection_error_is_a_failed_check(tmp_path):
     checks, _ = run_tests((), Children(tmp_path), 300, [str(tmp_path / "test_none.py")])
     assert [check.passed for check in checks] == [False]
 

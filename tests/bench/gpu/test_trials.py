@@ -1,4 +1,4 @@
-"""Kernels in processes of their own, and what is done without those whose process died."""
+"""Trials of kernels in separate processes, and the engine's options without the kernels that crashed."""
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ GOOD = {"ended": RUNS, "absent": False, "first": 0.5, "fastest": 0.001}
 
 
 def reports(*places: str, last: str | None = None, **facts) -> list:
-    """Of a process that came through these places, and began the last."""
+    """Reports of a process that passed these kinds of heads and started the last one."""
     found = [one for place in places for one in ({"begun": place}, {"place": place, **GOOD, **facts})]
     return found + ([] if last is None else [{"begun": last}])
 
@@ -27,13 +27,13 @@ def test_a_kernel_that_runs():
     ]
 
 
-def test_a_process_that_dies_is_reported_with_the_place_it_died_at():
+def test_a_crashed_process_is_reported_with_the_heads_it_crashed_at():
     *before, died = judge("Triton", reports("a", last="b"), "ended with status -11: Segmentation fault")
     assert [one.ended for one in before] == [RUNS]
     assert died == Tried("Triton", "b", "its process ended with status -11: Segmentation fault", crashed=True)
 
 
-def test_a_kernel_that_is_not_here_is_one_line():
+def test_an_absent_kernel_is_one_line():
     found = reports("a", "b", ended="is not available: it needs a CUDA device", absent=True)
     assert judge("Triton", found, "") == [
         Tried("Triton", "all", "is not available: it needs a CUDA device", absent=True)
@@ -79,7 +79,7 @@ def test_in_a_real_process(tmp_path, monkeypatch):
     assert {one.ended for one in found} == {RUNS}
 
 
-def test_what_needs_another_device_is_not_tried(tmp_path):
+def test_kernels_of_other_devices_are_not_tried(tmp_path):
     (found,) = try_in_child("Triton", [PLACE], Children(tmp_path), 200)
     assert (found.ended, found.absent) == ("is not available: it needs a CUDA device", True)
     (found,) = try_in_child("cpu", [PLACE._replace(device=torch.device("cuda"))], Children(tmp_path), 200)
@@ -87,7 +87,7 @@ def test_what_needs_another_device_is_not_tried(tmp_path):
 
 
 @pytest.mark.process
-def test_a_process_that_cannot_begin_is_a_crash(tmp_path):
+def test_a_process_that_cannot_start_is_a_crash(tmp_path):
     place = PLACE._replace(device=torch.device("cuda"))
     (found,) = try_in_child("no such kernel", [place], Children(tmp_path), 100)
     assert found.crashed
@@ -108,14 +108,14 @@ def test_a_process_that_cannot_begin_is_a_crash(tmp_path):
         ),
     ],
 )
-def test_what_crashed_is_not_used_again(crashed, options):
-    """Nor another kernel that the same setting asks for, which might not be the one that it gets."""
+def test_crashed_kernels_are_disabled(crashed, options):
+    """Neither is another kernel of the same setting, because the setting might select the wrong kernel."""
     tried = [Tried(title, "a", RUNS) for title in subjects()]
     tried += [Tried(title, "b", "its process ended with status -6", crashed=True) for title in crashed]
     assert avoiding(tried) == options
 
 
-def test_one_that_is_wrong_is_no_substitute():
+def test_a_wrong_kernel_is_not_used_as_a_substitute():
     tried = [Tried("FlashAttention-2", "a", "its process ended", crashed=True), Tried("torch's varlen_attn", "a", RUNS)]
     tried += [Tried("torch's varlen_attn", "b", "is wrong: it is off by 2"), Tried("Triton", "a", RUNS)]
     assert avoiding(tried) == {"attention": "triton"}

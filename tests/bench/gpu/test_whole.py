@@ -1,5 +1,5 @@
-"""`python -m bench.gpu first`, which does all that `python -m bench.gpu` does and more, on a CPU, as on a machine that
-has torch, transformers and numba alone."""
+"""`python -m bench.gpu first`, which includes everything that `python -m bench.gpu` does, on a CPU, as on a machine
+with only torch, transformers and numba."""
 
 import subprocess
 import sys
@@ -75,7 +75,7 @@ def test_everything_is_checked_and_measured(run):
 
 
 @pytest.mark.timeout(500)
-def test_what_is_missing_is_stood_in_for_or_said(run):
+def test_missing_packages_are_replaced_or_reported(run):
     found, said, _ = run
     assert found.origin["stood in for"] == "msgspec, structlog"
     assert found.skipped["plot"] == "no matplotlib"
@@ -88,7 +88,7 @@ def test_what_is_missing_is_stood_in_for_or_said(run):
 
 
 @pytest.mark.timeout(500)
-def test_the_page_is_what_was_found(run):
+def test_the_page_matches_the_findings(run):
     found, _, folder = run
     assert (folder / "gpu.md").read_text(encoding="utf-8") == markdown(found)
 
@@ -101,7 +101,7 @@ def test_the_picture_can_be_drawn_elsewhere(run):
     assert Findings.load(folder / "gpu.json") == found
 
 
-def test_without_a_gpu_it_says_so(tmp_path, monkeypatch):
+def test_a_missing_gpu_is_reported(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(SystemExit, match="torch finds no CUDA device"):
         main(["--out", str(tmp_path)])

@@ -1,4 +1,4 @@
-"""A Python program for machines that have torch and transformers alone."""
+"""A Python program as on machines with only torch and transformers."""
 
 MISSING = (
     "msgspec",
@@ -28,4 +28,4 @@ sys.meta_path.insert(0, Missing())
 
 WITHOUT = hide(MISSING)
 WITHOUT_NUMBA = hide((*MISSING, "numba"))
-"""As a machine with a GPU may be: on a CPU log-probabilities need it."""
+"""As on a machine with a GPU, which may lack numba. On a CPU, log-probabilities need numba."""
