@@ -138,7 +138,10 @@ def test_limits_are_enforced_for_custom_schedulers():
             SchedulerNames("nowhere:Class"),
             "capacity_scheduler_policy: 'nowhere:Class' cannot be used: ModuleNotFoundError",
         ),
-        (SchedulerNames("static"), "capacity_scheduler_policy: 'static' cannot be used: it is not of the form"),
+        (
+            SchedulerNames("static"),
+            "capacity_scheduler_policy: 'static' cannot be used: it must have the form module:name",
+        ),
         (SchedulerNames(f"{FAKES}:Gredy"), "capacity_scheduler_policy: .* AttributeError: .*Gredy"),
         (SchedulerNames(f"{FAKES}:NO_CLASS"), "capacity_scheduler_policy: .*it is not a class"),
         (SchedulerNames(f"{FAKES}:WithoutMethods"), "capacity_scheduler_policy: .* it has no method schedule_request"),

@@ -92,5 +92,5 @@ def test_beams():
 
 
 def test_a_threshold_requires_logits():
-    with pytest.raises(ValueError, match="without draft_logits"):
+    with pytest.raises(ValueError, match="requires draft_logits"):
         Speculation(acceptance_threshold=0.5)
