@@ -186,5 +186,5 @@ def test_unsupported_options(folder_and_model):
         with pytest.raises(ValueError, match="no CUDA device"):
             load_runner(checkpoint, RunnerConfig("cuda"), lambda *_: None)
     checkpoint.config["architectures"] = ["Other"]
-    with pytest.raises(CheckpointError, match="no class of its own for Other"):
+    with pytest.raises(CheckpointError, match="no native implementation of architecture Other"):
         load_runner(checkpoint, RunnerConfig("cpu"), lambda *_: None)
