@@ -10,7 +10,7 @@ from engine_worker.runner.fusing import fuse, no_kernels, triton_kernels
 from engine_worker.sampling.filters import torch_thresholds
 from engine_worker.sampling.fused import TORCH, SamplingKernels
 from engine_worker.sampling.noise import torch_gumbel_max
-from tests.engine_worker.models.test_fused import Fusible
+from tests.engine_worker.models.test_fused import RandomModel
 from tests.fakes.kernels import CountedKernels
 
 CPU = torch.device("cpu")
@@ -46,7 +46,7 @@ SAMPLING = SamplingKernels(gumbel_max, thresholds)
 
 def fused(kernels, sampling=SAMPLING, shard=UNSHARDED, dtype=torch.float32):
     """(summary, whether the model uses the kernels, sampling kernels)."""
-    made = Fusible("qwen3, tied")
+    made = RandomModel("qwen3, tied")
     found = fuse(made.model, made.model.config.heads, dtype, CPU, shard, lambda _: (kernels, sampling))
     return found.summary, made.model._kernels is kernels, found.sampling
 
@@ -126,7 +126,7 @@ def test_all_ranks_or_none():
 
 @torch.inference_mode()
 def test_a_model_of_transformers_gets_only_the_sampling_kernels():
-    model = type("Adapter", (), {"config": Fusible("llama").model.config})()
+    model = type("Adapter", (), {"config": RandomModel("llama").model.config})()
     found = fuse(
         model, HeadShape(4, 2, 16), torch.float32, CPU, UNSHARDED, lambda _: (CountedKernels().kernels, SAMPLING)
     )
@@ -150,7 +150,7 @@ def test_a_kernel_that_breaks_the_context_is_named_with_the_setting_to_disable_i
 
 @torch.inference_mode()
 def test_kernels_can_be_disabled():
-    made = Fusible("qwen3, tied")
+    made = RandomModel("qwen3, tied")
     found = fuse(made.model, made.model.config.heads, torch.float32, CPU, UNSHARDED, no_kernels)
     assert found.summary == "no: fused_kernels = false"
     assert found.sampling is TORCH

@@ -27,7 +27,7 @@ rows = []
 def peak():
     return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
-def ask(harness, top, tensors=NO_TENSORS):
+def submit(harness, top, tensors=NO_TENSORS):
     number = harness.send([(7 * i) % 999 for i in range({prompt})], SamplingParams(temperature=0),
                           StopParams(max_tokens=1), prompt_logprobs=top, tensors=tensors)
     harness.run()
@@ -35,13 +35,13 @@ def ask(harness, top, tensors=NO_TENSORS):
 
 harness = EngineHarness(Path(sys.argv[1]), backend=sys.argv[2], max_tokens_per_step={prompt}, max_batch_size=4,
                         kv_cache_tokens=4096, block_reuse=False)
-ask(harness, None)
+submit(harness, None)
 before = peak()
-number = ask(harness, 5)
+number = submit(harness, 5)
 assert len(harness.prompt_logprobs(number)) == {prompt} - 1
 scored = peak()
-Receiver._take_tensor = lambda self, part: rows.append(part.rows)
-number = ask(harness, None, TensorParams((CONTEXT_LOGITS,)))
+Receiver._receive_tensor = lambda self, part: rows.append(part.rows)
+number = submit(harness, None, TensorParams((CONTEXT_LOGITS,)))
 assert sum(rows) == {prompt}
 print(scored - before, peak() - scored)
 """

@@ -105,7 +105,7 @@ def test_broken_and_missing_files(tmp_path):
         load_weights(tmp_path, {}, lambda *_: None)
     index = tmp_path / "model.safetensors.index.json"
     index.write_text("[]")
-    with pytest.raises(CheckpointError, match="not an index of weights"):
+    with pytest.raises(CheckpointError, match="not an index of weight files"):
         load_weights(tmp_path, {}, lambda *_: None)
     index.write_text(json.dumps({"weight_map": {"w": "part-1.safetensors"}}))
     with pytest.raises(CheckpointError, match=r"has 0 of the 1 weight files .*part-1\.safetensors"):
