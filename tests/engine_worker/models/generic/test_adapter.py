@@ -160,7 +160,7 @@ def test_more_than_one_rank_is_refused(tmp_path):
 def test_output_layers_are_refused(tmp_path):
     write_checkpoint(tmp_path, UNWINDOWED["olmo"])
     config = RunnerConfig("cpu", kv_cache_tokens=256, output_layers=(0,))
-    with pytest.raises(ValueError, match="output_layers: a model that runs through transformers"):
+    with pytest.raises(ValueError, match="output_layers: this model runs through transformers"):
         load_runner(open_written(tmp_path), config, lambda *_: None)
 
 
