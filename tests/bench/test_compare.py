@@ -55,5 +55,5 @@ def test_whole(monkeypatch, capsys) -> None:
     monkeypatch.setattr(compare, "STEP_ROUNDS", 1)
     compare.main(["HEAD", "--starts", "1", "--rounds", "2", "--threads", "1"])
     printed = capsys.readouterr().out
-    assert "speed by that of HEAD" in printed
+    assert "speed / HEAD" in printed
     assert "a step without the model" in printed
