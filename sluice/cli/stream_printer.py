@@ -38,8 +38,14 @@ class OutputPrinter:
             self._begin(self._printing + 1)
 
     def close(self) -> None:
-        """End the last line. Call after the last chunk."""
-        self._end(self._printing or 0)
+        """Write what is still buffered, which happens only if the stream broke, and end the last line."""
+        if self._printing is None:
+            return
+        for index in range(self._printing + 1, len(self.texts)):
+            if self.texts[index]:
+                self._end(self._printing)
+                self._begin(index)
+        self._end(self._printing)
 
     def _begin(self, index: int) -> None:
         """Write the heading of an output and its text so far."""
@@ -64,11 +70,15 @@ def print_stream(start: Callable[[], Stream], n: int = 1) -> list[str]:
     started = time.monotonic()
     first_token: float | None = None
     with start() as stream:
-        for chunk in stream:
-            # An echoed prompt comes first and has no tokens.
-            if chunk.token_count and first_token is None:
-                first_token = time.monotonic() - started
-            printer.add(chunk)
+        try:
+            for chunk in stream:
+                # An echoed prompt comes first and has no tokens.
+                if chunk.token_count and first_token is None:
+                    first_token = time.monotonic() - started
+                printer.add(chunk)
+        except BaseException:
+            printer.close()
+            raise
     write_prompt_logprobs(stream)
     printer.close()
     if sys.stderr.isatty():

@@ -10,7 +10,7 @@ import grpc
 import pytest
 
 from sluice.cli.stream_printer import OutputPrinter, print_stream, summarize, write_prompt_logprobs
-from sluice.client import Chunk, FinishReason, TokenLogprob, Usage
+from sluice.client import Chunk, FinishReason, SluiceError, TokenLogprob, Usage
 from sluice.v1 import generation_pb2, sampling_pb2
 from tests.fakes.failures import Failure, bad_request
 
@@ -117,6 +117,24 @@ def test_the_first_unfinished_output_is_streamed_and_later_ones_are_buffered(cap
     printer.close()
     assert capsys.readouterr().out == "\n"
     assert printer.texts == ["aA", "bB", "c\nC"]
+
+
+def test_buffered_outputs_are_printed_if_the_stream_breaks(capsys) -> None:
+    class BrokenStream:
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            pass
+
+        def __iter__(self):
+            yield Chunk(0, text="a")
+            yield Chunk(2, text="c")
+            raise SluiceError("the router is gone")
+
+    with pytest.raises(SluiceError):
+        print_stream(BrokenStream, 3)
+    assert capsys.readouterr().out == "==> 0 <==\na\n\n==> 2 <==\nc\n"
 
 
 def test_several_guides_are_refused(sluice, script) -> None:
