@@ -1,4 +1,4 @@
-"""Hooks of the documentation's site: links that leave docs/ go to the repository's host."""
+"""Hooks of the documentation's site, which rewrite links that leave docs/ to the repository's host."""
 
 import posixpath
 import re

@@ -1,4 +1,4 @@
-"""Makes the pictures of this folder from a ring that works: `make images`. Needs Debian's chromium."""
+"""Makes the pictures of this folder from a working ring: `make images`. Needs Debian's chromium."""
 
 import asyncio
 import io
@@ -19,7 +19,7 @@ from tests.fakes.ports import start_with_metrics
 
 FOLDER = Path(__file__).parent
 WATCHED_SECONDS = 60.0
-"""Long enough for lines of some length."""
+"""Seconds of load before the screenshots, so that the charts have some length."""
 TENANTS = ("search", "search", "batch", "assistant", "batch", "assistant", "search")
 SETTINGS = {"kv_cache_tokens": 2048}
 COLOURS = 128
@@ -28,7 +28,7 @@ WIDE, NARROW = (1280, 1400), (360, 1500)
 
 
 def work(ring: Ring, number: int, stop: threading.Event) -> None:
-    """Streams, one after the other: their prompts begin alike, their lengths differ."""
+    """Runs streams one after the other. Their prompts share a prefix, and their lengths differ."""
     tenant, turn = TENANTS[number], 0
     with Client(ring.address, tenant=tenant) as client:
         while not stop.is_set():
@@ -42,7 +42,7 @@ def work(ring: Ring, number: int, stop: threading.Event) -> None:
 
 
 def optimised(png: bytes) -> bytes:
-    """A quarter of the size: a page has few colours."""
+    """Reduces the colours, since a page has few, which makes the file four times smaller."""
     out = io.BytesIO()
     Image.open(io.BytesIO(png)).convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE).save(
         out, "PNG", optimize=True
