@@ -59,7 +59,7 @@ def test_text_token_ids_and_embeddings_may_have_tables(pair, model):
         assert by_ids.usage.cached_tokens > 0
         alone = client.generate({"prompt_embeds": rows}, max_tokens=16, **GREEDY)
         assert list(alone.outputs[0].token_ids) == expected(model, [], rows, 16)
-        with pytest.raises(InvalidRequest, match="rows of 3; the model's hidden size is"):
+        with pytest.raises(InvalidRequest, match="rows of 3 values, but the model's hidden size is"):
             client.generate({"prompt_embeds": np.zeros((2, 3))})
 
 

@@ -9,7 +9,7 @@ from engine_worker.layers.kernels import KERNELS, PRODUCT_TILE, TILE
 from engine_worker.layers.mlp import silu_and_mul
 from engine_worker.layers.norm import rms_norm
 from engine_worker.layers.rotary import Rope, Rotary, rotate
-from tests.engine_worker.models.test_fused import Fusible
+from tests.engine_worker.models.test_fused import RandomModel
 from tests.examples import examples
 
 CPU = torch.device("cpu")
@@ -94,7 +94,7 @@ def test_product(inputs, outputs, dtype, seed):
 @pytest.mark.parametrize("name", ["qwen3, biased", "llama, biased, linear rope"])
 @torch.inference_mode()
 def test_a_model(name):
-    random_model = Fusible(name)
+    random_model = RandomModel(name)
     expected = random_model.logits()
     random_model.model.fuse(KERNELS)
     torch.testing.assert_close(random_model.logits(), expected, atol=1e-3, rtol=1e-3)

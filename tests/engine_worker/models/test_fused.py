@@ -17,7 +17,7 @@ CPU = torch.device("cpu")
 GREEDY = SamplingParams(temperature=0.0)
 
 
-class Fusible:
+class RandomModel:
     """A small model with random weights, and one step."""
 
     def __init__(self, name: str) -> None:
@@ -47,7 +47,7 @@ class Fusible:
 @pytest.mark.parametrize("name", ["qwen3, tied", "qwen3, biased", "llama, biased, linear rope", "qwen2"])
 @torch.inference_mode()
 def test_fused_layers(name):
-    random_model, counted = Fusible(name), CountedKernels()
+    random_model, counted = RandomModel(name), CountedKernels()
     expected = random_model.logits()
     assert not counted.launches
     random_model.model.fuse(counted.kernels)
@@ -60,7 +60,7 @@ def test_fused_layers(name):
 @torch.inference_mode()
 def test_matrix_products_of_a_single_row(name, biased):
     """They are computed by the kernel, except products with a bias."""
-    random_model, counted = Fusible(name), CountedKernels()
+    random_model, counted = RandomModel(name), CountedKernels()
     expected = random_model.logits(rows=1)
     random_model.model.fuse(counted.kernels)
     torch.testing.assert_close(random_model.logits(rows=1), expected, atol=1e-3, rtol=1e-3)
@@ -69,7 +69,7 @@ def test_matrix_products_of_a_single_row(name, biased):
 
 @torch.inference_mode()
 def test_experts_are_computed_by_torch():
-    random_model, counted = Fusible("qwen3 moe"), CountedKernels()
+    random_model, counted = RandomModel("qwen3 moe"), CountedKernels()
     expected = random_model.logits()
     random_model.model.fuse(counted.kernels)
     torch.testing.assert_close(random_model.logits(), expected, atol=1e-3, rtol=1e-3)
