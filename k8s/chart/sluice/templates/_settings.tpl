@@ -1,11 +1,11 @@
-{{/* The settings files of the services: what the chart decides, under each service's own `settings`. */}}
+{{/* The services' settings files: settings that the chart sets, overridden by each service's `settings`. */}}
 
 {{- define "sluice.anyInterface" -}}
 {{- ternary "::" "0.0.0.0" (eq .Values.ring.ipFamily "IPv6") -}}
 {{- end -}}
 
 {{- define "sluice.commonSettings" -}}
-{{/* As JSON. Arguments: root, spec, model. */ -}}
+{{/* Settings that all services share, as JSON. Arguments: root, spec, model. */ -}}
 {{- $values := .root.Values -}}
 {{- $common := dict
   "model" (ternary .model.path (printf "/models/%s" (trimPrefix "/" .model.path) | trimSuffix "/") (eq .model.source "hub"))
