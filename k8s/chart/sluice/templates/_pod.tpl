@@ -188,11 +188,11 @@ livenessProbe:
 {{- end }}
 - name: models
 {{- if eq .model.source "pvc" }}
-  persistentVolumeClaim: {claimName: {{ required "model.pvc: a claim is needed with source pvc" .model.pvc }}, readOnly: true}
+  persistentVolumeClaim: {claimName: {{ required "model.pvc is required with model.source: pvc" .model.pvc }}, readOnly: true}
 {{- else if eq .model.source "image" }}
-  image: {reference: {{ required "model.image: an image is needed with source image" .model.image }}}
+  image: {reference: {{ required "model.image is required with model.source: image" .model.image }}}
 {{- else if eq .model.source "hostPath" }}
-  hostPath: {path: {{ required "model.hostPath: a path is needed with source hostPath" .model.hostPath }}, type: Directory}
+  hostPath: {path: {{ required "model.hostPath is required with model.source: hostPath" .model.hostPath }}, type: Directory}
 {{- else if .model.hub.cachePvc }}
   persistentVolumeClaim: {claimName: {{ .model.hub.cachePvc }}}
 {{- else }}
