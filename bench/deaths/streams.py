@@ -22,7 +22,8 @@ from sluice.loadgen.report import percentile
 
 MIXED = (
     "greedy, seeded, n = 2, stop strings, penalties, logprobs, logprobs of the prompt, n-grams with bad words, a "
-    "logits processor, speculation, drafts with logits, prompt tables, guided decoding, beam search and tensors mixed"
+    "logits processor, speculation, draft tokens with logits, prompt tables, guided decoding, beam search and tensors "
+    "mixed"
 )
 NEARLY = 1e-3
 """Tolerance of log-probabilities, since the order of sums depends on the batch."""
