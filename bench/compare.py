@@ -32,8 +32,9 @@ WIDTHS = (1, 8, 32)
 REQUESTS = 3
 """Requests per slot: a load of width w has 3 w requests."""
 PROMPT, TOKENS = 128, 64
+"""Prompt tokens and output tokens of each request."""
 STEPS, STEP_ROUNDS = 256, 12
-"""Without the model: tokens of each request (so steps of a round), and rounds."""
+"""Without the model: output tokens of each request, which is the number of steps of a round; and number of rounds."""
 WIDTH = 120
 """Width of the table in characters, if the output is not a terminal."""
 
@@ -42,11 +43,11 @@ class Compared(NamedTuple):
     width: int
     """Requests in flight."""
     speed: float
-    """Speed of this checkout divided by that of the other: median over the rounds, then over the starts."""
+    """Speed of this checkout divided by that of the other revision: median over the rounds, then over the starts."""
     speed_range: tuple[float, float]
-    """Quartiles over the rounds; then the lowest and highest of the starts."""
+    """First and third quartile over the rounds of one start; combined, the lowest and highest speed of all starts."""
     cpu: float
-    """CPU time of this checkout divided by that of the other."""
+    """CPU time of this checkout divided by that of the other revision."""
     tokens_per_second: float
 
 

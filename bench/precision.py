@@ -41,8 +41,11 @@ PRECISIONS: tuple[Precision, ...] = (
 TIMED = (0, 1, 4, 6, 8, 9)
 """Indices of PRECISIONS whose CPU time is measured."""
 SEQUENCES, LENGTH = 64, 96
+"""Perplexity: number of texts, and tokens of each."""
 PROMPTS, PROMPT, GENERATED = 50, 64, 32
+"""Greedy continuations: number of prompts, prompt tokens, generated tokens."""
 CONTEXT, STEPS = 64, 24
+"""Speed: prompt tokens of a sequence, and measured steps."""
 GREEDY = SamplingParams(temperature=0.0)
 
 

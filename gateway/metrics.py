@@ -12,12 +12,12 @@ P = "sluice_gateway_"
 
 
 def read(counters: Counters) -> Iterator[Metric]:
-    """Called from the scrape's thread."""
+    """Called in the thread of the scrape."""
     text = "Requests that ended, by path and HTTP status (499: the client disconnected before the end)."
     yield counter(P + "requests", text, counters.requests, ("path", "status"))
     yield gauge(P + "requests_open", "Requests in progress.", counters.open)
     yield counter(P + "refusals", "Requests refused because too many were in progress.", counters.refused)
-    yield counter(P + "unknown_fields", "Fields of requests that the gateway does not know.", counters.unknown_fields)
-    yield counter(P + "events", "Server-sent events, comments apart.", counters.events)
-    yield histogram(P + "request_seconds", "From arrival to the end of the answer.", counters.request_seconds)
+    yield counter(P + "unknown_fields", "Unknown fields in requests.", counters.unknown_fields)
+    yield counter(P + "events", "Server-sent events, excluding comments.", counters.events)
+    yield histogram(P + "request_seconds", "Time from arrival to the end of the response.", counters.request_seconds)
     yield counter(P + "log_lines_lost", "Log lines that could not be written.", lines_lost())

@@ -31,9 +31,9 @@ MANIFESTS = FOLDER / "manifests"
 NAME, NAMESPACE = "sluice", "llm"
 TYPES = {bool: "boolean", int: "integer", float: "number", str: "string", dict: "object", tuple: "array"}
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-"""libyaml's loader, if available, is ten times as fast."""
+"""libyaml's loader, if available, because it is ten times as fast."""
 POD_DEPENDENT = {"id", "listen", "config"}
-"""Settings that differ between pods, which the chart sets by environment variables."""
+"""Settings that differ between pods; the chart sets them by environment variables."""
 
 
 def schema_with_settings() -> str:
@@ -60,7 +60,7 @@ def _types(setting: Setting) -> list[str]:
     if origin is Literal:
         origin = type(get_args(setting.annotation)[0])
     own = TYPES.get(origin, "string")
-    # Sizes may be written with a unit, and a list of one as its element.
+    # Sizes may have a unit, and a list with a single element may be written as this element.
     more = ["string"] if setting.type_name == "bytes" else ["integer", "string"] if own == "array" else []
     return [own, *more, "null"]
 
@@ -102,10 +102,14 @@ def write_all() -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Writes k8s/manifests; or prints the objects of one release.")
-    parser.add_argument("values", nargs="?", type=Path, help="values of the release, YAML")
+    parser = argparse.ArgumentParser(
+        description="Writes the schema and k8s/manifests, or prints the objects of a release."
+    )
+    parser.add_argument(
+        "values", nargs="?", type=Path, help="YAML file with values: prints the objects of this release"
+    )
     parser.add_argument("--name", default=NAME, help="name of the release (default: %(default)s)")
-    parser.add_argument("--namespace", default=NAMESPACE, help="default: %(default)s")
+    parser.add_argument("--namespace", default=NAMESPACE, help="namespace of the release (default: %(default)s)")
     given = parser.parse_args()
     if given.values is None:
         write_all()

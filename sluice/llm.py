@@ -37,7 +37,7 @@ class LLM:
     """
 
     def __init__(self, model: str | None = None, **options: Any) -> None:
-        """`model` is a checkpoint folder or a hub id (None: the bundled tiny model).
+        """`model` is a checkpoint folder or a Hugging Face id (None: the bundled tiny model).
 
         Has the `options`, and raises the exceptions, of `GenerationExecutor.create`.
         """

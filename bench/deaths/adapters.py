@@ -22,8 +22,8 @@ DEVIATION = 0.15
 """Standard deviation of the factors' values, large enough that an adapter changes most tokens."""
 MIXED = (
     "LoRA adapters by path and uploaded with the request, alone and with guided decoding, beam search, prompt tables "
-    "and prompt adapters, prompt adapters alone and with guided decoding, and streams without adapter beside them, all "
-    "with the guesses of a draft model"
+    "and prompt adapters, prompt adapters alone and with guided decoding, and streams without an adapter, all with "
+    "draft tokens of a draft model"
 )
 
 
@@ -77,7 +77,7 @@ def _kinds(folder: Path) -> Mapping[str, Mapping[str, Any]]:
     return {
         "adapter": {"temperature": 0.0, "logprobs": 1, **by_path},
         "uploaded adapter": {"temperature": 0.8, "n": 2, "logprobs": 1, **uploaded},
-        "beside adapters": {"temperature": 0.9},
+        "without adapters": {"temperature": 0.9},
         "adapter, guided": {"temperature": 0.8, "guided": guide, **uploaded},
         "adapter, drafts": {"temperature": 0.3, "speculation": {"max_draft_tokens": 6}, **by_path},
         "adapter, beams": {"n": 2, "beam_search": {"width": 4}, **by_path},

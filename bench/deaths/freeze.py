@@ -64,7 +64,7 @@ async def freeze(
 
 
 def _count(reports: list[dict[str, Any]]) -> int:
-    """Attempts: each is reported repeatedly."""
+    """Number of attempts; an attempt is reported repeatedly."""
     return len({(each["request_id"], each["arrival"]) for each in reports})
 
 

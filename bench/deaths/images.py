@@ -69,16 +69,16 @@ def picture(seed: int, size: tuple[int, int] = (80, 60)) -> bytes:
     return file.getvalue()
 
 
-WAYS = "greedy, seeded, with beam search and with guided decoding, and streams without images beside them"
+WAYS = "greedy, seeded, with beam search and with guided decoding, and streams without images"
 MIXED = f"images, {WAYS}"
-BESIDE = "beside images"
+WITHOUT = "without images"
 
 
 def kinds(one: bytes, other: bytes) -> Mapping[str, Mapping[str, Any]]:
     return {
         "image": {"temperature": 0.0, "logprobs": 1, "images": [one]},
         "two images": {"temperature": 0.8, "n": 2, "images": [other, one]},
-        BESIDE: {"temperature": 0.9},
+        WITHOUT: {"temperature": 0.9},
         "images, beams": {"n": 2, "beam_search": {"width": 4}, "images": [one, other]},
         "image, guided": {
             "temperature": 0.8,
@@ -97,6 +97,6 @@ def requests(
     """`placeholder` stands for an image in the text of a prompt."""
     found = in_turns(kinds, plan.streams, plan.max_tokens)
     return [
-        each if each.kind == BESIDE else replace(each, prompt=placeholder * len(each.options["images"]) + each.prompt)
+        each if each.kind == WITHOUT else replace(each, prompt=placeholder * len(each.options["images"]) + each.prompt)
         for each in found
     ]

@@ -4,5 +4,5 @@ import torch
 
 
 def no_repeats(_request_id: str, logits: torch.Tensor, token_ids: list[list[int]], *_: object) -> None:
-    """Excludes the last eight tokens. The result depends only on the tokens so far, as it should."""
+    """Excludes the last eight tokens. The result depends only on the tokens so far, as recovery requires."""
     logits[0, 0, token_ids[0][-8:]] = -torch.inf

@@ -75,7 +75,7 @@ def write_model(folder: Path) -> Path:
     config.write_text(json.dumps(CONFIG), encoding="utf-8")
     torch.manual_seed(1)
     AutoModelForImageTextToText.from_config(AutoConfig.from_pretrained(folder)).save_pretrained(folder)
-    # As published, with the decoder's options beside vision_config; transformers writes it otherwise.
+    # In the published format, with the decoder's options next to vision_config; transformers writes another format.
     config.write_text(json.dumps(CONFIG), encoding="utf-8")
     weights = folder / "model.safetensors"
     tensors = load_file(weights)

@@ -106,7 +106,7 @@ async def _restart(ring: Ring, name: str) -> Restart:
 
 
 class _Phases:
-    """One after the other, each with the streams that ended in it."""
+    """The phases, one after the other, each with the streams that ended in it."""
 
     def __init__(self) -> None:
         self._begun: list[tuple[str, float, streams.StreamCounter]] = []

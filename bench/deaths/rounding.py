@@ -1,8 +1,8 @@
-"""Which differences are those of rounding: two tokens were nearly as likely, and the one or the other is drawn.
+"""Finds differences that are due to rounding alone: two tokens were almost equally likely, and either may be sampled.
 
-An attempt computes the tokens that it continues after in larger batches than those in which they were drawn, and sums
-in another order. If the undisturbed request draws the other token as well where it merely continues from some position,
-no death has changed it.
+A resumed attempt computes the earlier tokens in larger batches than those in which they were sampled, so that sums are
+in a different order. If the undisturbed request also samples the other token when it is merely resumed at some
+position, the difference is not a consequence of a death.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ async def _is_rounded(client: AsyncClient, seen: StreamSeen, truth: StreamSeen, 
     async def after(position: int) -> bool:
         resume = [{"index": index, "token_ids": there.token_ids[:position]}]
         options = {**seen.request.options, "resume": resume}
-        # Ignore its faults, because it starts in the middle of an output.
+        # Ignore the faults of this stream, because it starts in the middle of an output.
         continued = await read_stream(client, replace(seen.request, options=options))
         if len(continued.outputs) <= index:
             return False

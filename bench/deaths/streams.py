@@ -22,7 +22,8 @@ from sluice.loadgen.report import percentile
 
 MIXED = (
     "greedy, seeded, n = 2, stop strings, penalties, logprobs, logprobs of the prompt, n-grams with bad words, a "
-    "logits processor, speculation, drafts with logits, prompt tables, guided decoding, beam search and tensors mixed"
+    "logits processor, speculation, draft tokens with logits, prompt tables, guided decoding, beam search and tensors "
+    "mixed"
 )
 NEARLY = 1e-3
 """Tolerance of log-probabilities, since the order of sums depends on the batch."""
@@ -85,7 +86,7 @@ class OutputSeen(msgspec.Struct, frozen=True):
         for name in ("token_ids", "text", "logprob_ids", "finish_reason", "stop"):
             here, there = getattr(self, name), getattr(other, name)
             if here != there:
-                return f"{name}: {here!r:.200} for {there!r:.200}"
+                return f"{name}: {here!r:.200} instead of {there!r:.200}"
         farthest = max((abs(a - b) for a, b in zip(self.logprobs, other.logprobs, strict=True)), default=0.0)
         return f"logprobs by up to {farthest}" if farthest > NEARLY else ""
 
@@ -116,7 +117,7 @@ class StreamSeen(msgspec.Struct, frozen=True):
         if self.faults:
             return f"{self.kind}: {self.faults[0]}"
         if len(self.outputs) != len(truth.outputs):
-            return f"{self.kind}: {len(self.outputs)} outputs for {len(truth.outputs)}"
+            return f"{self.kind}: {len(self.outputs)} outputs instead of {len(truth.outputs)}"
         for index, (output, other) in enumerate(zip(self.outputs, truth.outputs, strict=True)):
             if found := output.difference(other):
                 return f"{self.kind}: output {index} differs in {found}"
@@ -125,7 +126,7 @@ class StreamSeen(msgspec.Struct, frozen=True):
         if found := tensors.difference(self.rows, truth.rows):
             return f"{self.kind}: {found}"
         if self.usage != truth.usage:
-            return f"{self.kind}: (prompt, completion) tokens {self.usage} for {truth.usage}"
+            return f"{self.kind}: (prompt, completion) tokens {self.usage} instead of {truth.usage}"
         return ""
 
 
@@ -141,7 +142,7 @@ def _output(index: int, chunks: Sequence[Any], faults: list[str]) -> tuple[Outpu
     ends = [chunk for chunk in chunks if chunk.finish_reason is not None]
     given = [chunk for chunk in chunks if chunk.finish_reason is None]
     if len(ends) != 1 or chunks[-1] is not ends[0]:
-        faults.append(f"output {index} has {len(ends)} ends, or goes on after its end")
+        faults.append(f"output {index} has {len(ends)} ends, or continues after its end")
         repeated = bool(ends) and chunks[-1] is not ends[0]
     for chunk in given:
         if chunk.token_offset != counted:
@@ -220,7 +221,7 @@ async def without_pause(
 ) -> None:
     """Repeats each stream until the task is done and the streams running at that time have ended.
 
-    `add` gets each ended stream and its undisturbed counterpart.
+    `add` is called with each ended stream and its undisturbed counterpart.
     """
 
     async def repeat(each: StreamRequest, truth: StreamSeen) -> None:
@@ -246,7 +247,7 @@ class StreamTotals(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StreamCounter:
-    """Counts ended streams: a soak has too many to keep them all."""
+    """Counts ended streams: a soak test has too many to store all of them."""
 
     def __init__(self) -> None:
         self._counts = Counter(streams=0, failed=0, wrong=0, resumed=0, repeated=0)

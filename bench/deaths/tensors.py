@@ -10,7 +10,7 @@ from sluice.client import Tensor
 Key = tuple[int, str, bool]
 """Index of the output, name of the tensor, whether the rows belong to the prompt."""
 COLUMNS = 64
-"""Columns of each row that are kept, because logits of a whole vocabulary would fill the memory."""
+"""Number of columns stored of each row, because logits of the whole vocabulary would fill the memory."""
 NEARLY = 2e-2
 """Tolerance of logits, since the order of sums depends on the batch."""
 
@@ -29,10 +29,10 @@ def join(tensors: Iterable[Tensor], faults: list[str]) -> dict[Key, NDArray[np.f
 def difference(found: Mapping[Key, NDArray[np.float32]], truth: Mapping[Key, NDArray[np.float32]]) -> str:
     """Describes the difference. Empty if they are equal."""
     if found.keys() != truth.keys():
-        return f"tensors {sorted(found)} for {sorted(truth)}"
+        return f"tensors {sorted(found)} instead of {sorted(truth)}"
     for key, right in truth.items():
         if found[key].shape != right.shape:
-            return f"tensor {key}: shape {found[key].shape} for {right.shape}"
+            return f"tensor {key}: shape {found[key].shape} instead of {right.shape}"
         if not np.allclose(found[key], right, atol=NEARLY):
             return f"tensor {key} differs by up to {np.abs(found[key] - right).max()}"
     return ""

@@ -27,14 +27,14 @@ def main(arguments: list[str]) -> None:
 
 def _options(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.gpu", description="Checks and measures the GPU engine.")
-    what = "first: what to know about a new machine, most important first"
+    what = "first: for a new machine; also tries each kernel, and runs the most important tasks first"
     parser.add_argument("what", nargs="?", choices=SECONDS, default="all", help=what)
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
-    parser.add_argument("--tiny", action="store_true", help="the tiny model and few steps, to see whether it works")
-    seconds = "budget, 480 or for `first` 600; tasks that do not fit are skipped"
+    parser.add_argument("--tiny", action="store_true", help="use the tiny model and few steps, to try this program")
+    seconds = "time budget (default: 480, for `first` 600); tasks that do not fit are skipped"
     parser.add_argument("--seconds", type=float, help=seconds)
     parser.add_argument("--out", type=Path, default=OUT, help="folder for gpu.json, gpu.md and gpu.png")
-    parser.add_argument("--draw", action="store_true", help="only write gpu.md and gpu.png, from gpu.json")
+    parser.add_argument("--draw", action="store_true", help="measure nothing; write gpu.md and gpu.png from gpu.json")
     options = parser.parse_args(arguments)
     options.seconds = options.seconds or SECONDS[options.what]
     return options

@@ -1,8 +1,8 @@
-"""Two runners against each other, step by step and through the engine's loop; one against transformers; and whether
-one fell back.
+"""Checks that compare two runners, step by step or through the engine's loop, compare one with transformers, and find
+slow fallbacks.
 
-Random weights make near-ties common, and rounding decides those. So logprobs are compared, and tokens only if one leads
-clearly.
+Random weights make near-ties common, and rounding decides near-ties. So logprobs are compared, and tokens only if the
+most likely one leads clearly.
 """
 
 import random
@@ -24,17 +24,21 @@ from engine_worker.step import Draw, Drawn, Slice, Step
 from sluice.ring.params import SamplingParams
 
 TOLERANCES = {"float32": 2e-3, "bfloat16": 0.1, "float16": 0.02}
-"""Of logprobs, between two ways to compute the same: bfloat16 keeps 8 bits, so a logit of 2 to 4 moves in steps of
-1/64. Unrelated logits of a random model differ by about 1, and have no likely tokens in common."""
+"""Tolerated difference of logprobs that are computed in two ways, by dtype: bfloat16 keeps 8 bits, so a logit between 2
+and 4 has a resolution of 1/64. Unrelated logits of a random model differ by about 1, and have no likely tokens in
+common."""
 COMMON = 0.5
+"""Fraction of the alternatives that two samples must have in common to be comparable."""
 ALTERNATIVES = 20
+"""Logprobs requested per token."""
 GREEDY = SamplingParams(temperature=0.0, logprobs=ALTERNATIVES)
 CHUNK = 256
 PARITY_CHUNK = 100
 PARITY_SLACK = 3.0
-"""Allowed deviation from transformers in float32, by that of transformers in the model's dtype, which is rounding."""
+"""Allowed deviation from transformers in float32, as a multiple of the deviation of transformers in the model's dtype,
+which is due to rounding only."""
 FALLBACKS = {"attention": "reference", "fused": "no:", "cuda_graphs": "none:"}
-"""How a choice begins if it is a slow fallback."""
+"""Prefix of each choice's text that marks a slow fallback."""
 
 
 class Choice(NamedTuple):
@@ -70,7 +74,7 @@ def difference(ours: Mapping[int, float], theirs: Mapping[int, float]) -> float:
 
 
 def alternatives(drawn: Drawn) -> dict[int, float]:
-    """Logprobs of the likeliest tokens; empty if the draw failed."""
+    """Logprobs of the most likely tokens; empty if sampling failed."""
     return {} if drawn.logprob is None else dict(drawn.logprob.top)
 
 
@@ -80,7 +84,7 @@ def _lead(drawn: Drawn) -> float:
 
 
 def together(ours: Sequence[Drawn], theirs: Sequence[Drawn]) -> Iterator[tuple[Drawn, Drawn]]:
-    """Two continuations of the same tokens, up to and including the first pair that differs."""
+    """Pairs of sampled tokens of two continuations, up to and including the first pair that differs."""
     for pair in zip(ours, theirs, strict=True):
         yield pair
         if pair[0].token != pair[1].token:
@@ -104,7 +108,7 @@ class Walk:
         self._tables = [[blocks.pop() for _ in range(count)] for count in counts]
 
     def read_prompts(self, chunk: int) -> list[Drawn]:
-        """In chunks, one sequence after the other; the draw after each prompt."""
+        """Compute the prompts in chunks, one sequence after the other. Returns the token sampled after each prompt."""
         found = []
         for i in range(len(self.tokens)):
             while len(self.tokens[i]) - self._computed[i] > chunk:
@@ -170,7 +174,7 @@ def check_overlap(ahead: Served, plain: Served, requests: int, longest: int) -> 
 
 
 def check_graphs(graphs: Served, eager: Served, sizes: tuple[int, ...], longest: int) -> Outcome:
-    """Batches that fit a graph, and padded ones. Fails on a GPU without graphs."""
+    """Compares batches that fit a graph exactly, and padded ones. Fails on a GPU without graphs."""
     if missing := fallbacks(graphs.runner.choices).get("cuda_graphs"):
         return Outcome(False, missing)
     found = same_steps(graphs, eager, sizes, longest)
@@ -220,12 +224,12 @@ def parity(ours: list[list[Drawn]], rounded: list[Tensor], exact: list[Tensor]) 
             noise = max(noise, _largest(near[ids] - right[ids]))
             first, second = right.topk(2).values.tolist()
             choices.append(Choice(first - second, one.token == int(right.argmax())))
-    # A draw that failed makes both infinite, and the check fails.
+    # A sample that failed makes both infinite, and the check fails.
     return judge(choices, off, max(PARITY_SLACK * noise, TOLERANCES["float32"]), f"transformers itself {noise:.2g}, ")
 
 
 def _largest(differences: Tensor) -> float:
-    """Infinite without any: then nothing was drawn."""
+    """Infinite if there are none, since then nothing was sampled."""
     return float(differences.abs().nan_to_num(nan=torch.inf).max()) if len(differences) else torch.inf
 
 
@@ -237,17 +241,17 @@ def _logprobs(model: Any, tokens: list[int], count: int, device: torch.device) -
 
 
 def blank(path: str, device: torch.device, dtype: torch.dtype) -> Any:
-    """transformers' model of a folder's config.json, with weights of its own."""
+    """transformers' model for a folder's config.json, with the weights that transformers initializes it with."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     with device:
         return AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(path), dtype=dtype).eval()
 
 
-# Not in inference mode: what is made there cannot change its dtype outside of it.
+# Not inference mode: outside of it, tensors that were created in it cannot change their dtype.
 @torch.no_grad()
 def twin(served: Served, device: torch.device) -> Any:
-    """transformers' model with the weights of a runner, drawn in the same order from the same seed."""
+    """transformers' model with the weights of a runner, generated in the same order from the same seed."""
     model = blank(str(served.checkpoint.path), device, served.dtype)
     raw = served.checkpoint.config
     shape = Qwen3.read_config(raw)

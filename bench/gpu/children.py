@@ -1,6 +1,6 @@
 """Child processes that receive work as JSON and report results as lines of JSON.
 
-Each has a session of its own, so that it can be killed together with its descendants.
+Each child runs in a separate session, so that it can be killed together with its descendants.
 """
 
 import json
@@ -22,7 +22,7 @@ Reports = list[dict[str, Any]]
 
 
 def read_work() -> dict[str, Any]:
-    """In a child process."""
+    """Called in a child process: returns the work from its command line."""
     work: dict[str, Any] = json.loads(sys.argv[1])
     return work
 
@@ -47,7 +47,7 @@ class Children:
         return [json.loads(line) for line in lines], why
 
     def run(self, command: list[str], seconds: float) -> tuple[str, str]:
-        """Returns standard output, and how the process ended with the tail of its standard error ("" on success)."""
+        """Returns standard output, and how the process failed with the tail of its standard error ("" on success)."""
         log = self.folder / "child.log"
         with log.open("wb") as errors:
             process = subprocess.Popen(

@@ -52,7 +52,7 @@ class Served:
 
 @contextmanager
 def served(shape: Shape, folder: Path, load: LoadRunner = load_runner, **options: Any) -> Iterator[Served]:
-    """Loaded with these options of RunnerConfig; its memory is freed afterwards."""
+    """Load a shape with these options of RunnerConfig. Its memory is freed afterwards."""
     free_unused()
     checkpoint = open_checkpoint(str(shape.write(folder)))
     config = RunnerConfig(weights="random", weights_seed=SEED, **options)
@@ -63,7 +63,7 @@ def served(shape: Shape, folder: Path, load: LoadRunner = load_runner, **options
         weight_bytes = sizes[-1] - shape.embedding * dtype.itemsize
         yield Served(shape, checkpoint, config, runner, dtype, weight_bytes)
     finally:
-        # Else this frame would keep its memory in use during the next line.
+        # Otherwise this frame would still refer to the runner while memory is freed.
         del runner
         free_unused()
 
@@ -111,7 +111,7 @@ class Core:
         self._live: set[int] = set()
         self._ticks = self._drawn = self._context = 0
         self.drawn: list[list[Drawn]] = []
-        """Draws by request."""
+        """Sampled tokens of each request."""
 
     def submit(self, prompt: list[int], max_tokens: int) -> None:
         number = len(self.drawn)

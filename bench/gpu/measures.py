@@ -1,4 +1,4 @@
-"""The measurements: generation, prompts, idle time and throughput, and the device's own rates in the same run."""
+"""The measurements: generation, prompts, idle time, throughput, and the device's bandwidth and arithmetic rate."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -23,24 +23,28 @@ from sluice.ring.params import SamplingParams
 SLUICE = "Sluice"
 AS_SERVED, EAGER, FREE = "as served", "eager", "temperature 1"
 PEAKED, FLAT = "top-p 0.9, peaked", "top-p 0.9, flat"
-"""Modes. Random weights predict nearly flat distributions: top-p then passes half of the vocabulary, far more than
-torch's operations examine in their first pass, which is their worst case. At a low temperature only a few tokens pass,
-as with a confident trained model."""
+"""Modes. Random weights predict nearly flat distributions. Top-p then keeps half of the vocabulary, far more than
+torch's operations examine in their first pass, which is their worst case. At a low temperature it keeps only a few
+tokens, as with a trained model that is confident."""
 SAMPLING: Mapping[str, SamplingParams] = {
     FREE: SamplingParams(),
     PEAKED: SamplingParams(temperature=0.05, top_p=0.9),
     FLAT: SamplingParams(top_p=0.9),
 }
 ROUNDS = 3
+"""Windows of steps per measurement; the fastest counts."""
 JOINS, AROUND = 7, 4
-"""Prompts that join, and the steps that are timed together: with overlap, the next one begins before one ends."""
+"""Prompts that join, and steps that are timed together for each: with overlap, a step begins before the previous one
+ends."""
 SPARE = 32
+"""Tokens that sequences may generate beyond the measured steps."""
 SHORTEST_GAP = 5e-6
-"""Seconds: under the profiler, kernels of one graph are that far apart."""
+"""Seconds. Shorter gaps do not count as idle time: under the profiler, there are such gaps between the kernels of a
+graph."""
 
 
 def fastest(device: torch.device, work: Callable[[], object], rounds: int = 5, repeats: int = 4) -> float:
-    """Seconds of one `work`: the least of the rounds, each of `repeats` calls."""
+    """Seconds per call of `work`, from the fastest round of `repeats` calls."""
     work()
     found = []
     for _ in range(rounds):
@@ -50,10 +54,11 @@ def fastest(device: torch.device, work: Callable[[], object], rounds: int = 5, r
             work()
         synchronize(device)
         found.append((time.perf_counter() - began) / repeats)
-    return min(found)  # Whatever else the machine does only adds time.
+    return min(found)  # Other activity on the machine can only add time.
 
 
 def rates(device: torch.device, dtype: torch.dtype, copied: int, side: int) -> Rates:
+    """Copies `copied` bytes, and multiplies square matrices of `side` rows."""
     source, target = (torch.zeros(copied, dtype=torch.uint8, device=device) for _ in range(2))
     left, right = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
     copy, product = fastest(device, lambda: target.copy_(source)), fastest(device, lambda: left @ right)
@@ -61,7 +66,7 @@ def rates(device: torch.device, dtype: torch.dtype, copied: int, side: int) -> R
 
 
 def serve(served: Served, work: Workload, seed: int, sampling: SamplingParams = GREEDY) -> float:
-    """Seconds of all requests at once, to their ends. Raises RuntimeError if one fails or tokens are missing."""
+    """Seconds until all requests, submitted together, have ended. Raises RuntimeError if one fails or is too short."""
     prompts = random_prompts(work.batch, work.prompt_tokens, served.shape.vocab_size, seed)
     core = Core(served, sampling)
     freeze_heap()
@@ -71,12 +76,12 @@ def serve(served: Served, work: Workload, seed: int, sampling: SamplingParams = 
     core.finish()
     seconds = time.perf_counter() - began
     if short := sum(len(drawn) != work.output_tokens for drawn in core.drawn):
-        raise RuntimeError(f"{short} of {work.batch} requests have fewer than {work.output_tokens} tokens")
+        raise RuntimeError(f"{short} of {work.batch} requests did not generate {work.output_tokens} tokens")
     return seconds
 
 
 def prompt_rate(served: Served, count: int, tokens: int) -> PromptRate:
-    """`count` prompts at once, one token after each; the second of two rounds."""
+    """Rate of `count` prompts submitted together, with one output token each, in the second of two rounds."""
     _, seconds = [serve(served, Workload(count, tokens, 1), seed) for seed in (1, 2)]
     flops = count * (2 * served.shape.matrices * tokens + 2 * served.shape.head_sizes * tokens**2)
     return PromptRate(served.shape.name, count, tokens, count * tokens / seconds, flops / seconds)
@@ -90,7 +95,8 @@ def throughput(served: Served, work: Workload) -> Throughput:
 def default_path(
     shape: Shape, folder: Path, device: torch.device, record: Callable[[DeviceMemory], None], **options: Any
 ) -> Iterator[Served]:
-    """As users get it, without a KV cache size; `record` gets the memory after each phase of the start."""
+    """Load a runner with the default settings, including the KV cache size. `record` is called with the memory in use
+    after each phase of the start."""
 
     def load(checkpoint: Any, config: Any, progress: Any) -> Any:
         def loading(done: int, total: int) -> None:
@@ -112,7 +118,7 @@ def default_path(
 
 
 def memory(phase: str, device: torch.device) -> DeviceMemory:
-    """The current memory of the device. On a CPU only the free memory is known."""
+    """The device's memory in use now. On a CPU only the free memory is known."""
     allocated = reserved = 0
     if device.type == "cuda":
         synchronize(device)
@@ -121,7 +127,7 @@ def memory(phase: str, device: torch.device) -> DeviceMemory:
 
 
 def decode(served: Served, mode: str, batch: int, prompt: int, steps: int) -> Decode:
-    """The fastest of three windows of `steps`, with all sequences generating."""
+    """Measures windows of `steps` in which all sequences generate; the fastest of three counts."""
     core = _settled(served, mode, batch, prompt, ROUNDS * steps)
     window = _fastest_window(core, steps)
     core.stop()
@@ -141,7 +147,10 @@ def gaps(served: Served, mode: str, device: torch.device, batch: int, prompt: in
 
 
 def join(served: Served, mode: str, batch: int, prompt: int, joining: int) -> Join:
-    """A prompt of `joining` tokens beside `batch` sequences; medians of several, each after steps without one."""
+    """Measures the step in which a prompt of `joining` tokens is processed together with `batch` generating sequences.
+
+    Medians of several prompts; before each, the same number of steps is timed without one.
+    """
     core = _settled(served, mode, batch, prompt, 2 * JOINS * AROUND)
     plain, joined = [], []
     for tokens in random_prompts(JOINS, joining, served.shape.vocab_size, seed=joining):
@@ -158,14 +167,14 @@ def _fastest_window(core: Core, steps: int) -> StepWindow:
 
 
 def _settled(served: Served, mode: str, batch: int, prompt: int, steps: int) -> Core:
-    """A core whose sequences all generate, and can for `steps` and some more."""
+    """A core whose sequences all generate, and can continue for a little more than `steps` steps."""
     core = Core(served, SAMPLING.get(mode, GREEDY))
-    # Early sequences generate while the prompts of later ones are read, so they need that many tokens more.
+    # The first sequences already generate while the prompts of later ones are processed: allow for these tokens.
     reading = -(-batch * prompt // served.config.max_tokens_per_step) + batch // served.config.max_batch_size
     for tokens in random_prompts(batch, prompt, served.shape.vocab_size, seed=batch):
         core.submit(tokens, reading + steps + SPARE)
     core.settle()
-    # After the requests exist: they live as long as the measurement.
+    # Only now, so that the requests' objects, which live during the whole measurement, are frozen too.
     freeze_heap()
     return core
 
@@ -176,10 +185,10 @@ class Idle(NamedTuple):
 
 
 def idle(device: torch.device, work: Callable[[], object]) -> Idle:
-    """Idle time by torch's profiler. Raises Skip if the profiler records nothing."""
+    """Idle time of the device during `work`, by torch's profiler. Raises Skip if the profiler records nothing."""
     cuda = device.type == "cuda"
     watched = ProfilerActivity.CUDA if cuda else ProfilerActivity.CPU
-    # On a CPU the model runs in a thread of the runner's.
+    # On a CPU, the model runs in a thread that the runner starts.
     threads = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
     with profile(activities=[watched], experimental_config=None if cuda else threads) as profiler:
         work()
@@ -188,12 +197,12 @@ def idle(device: torch.device, work: Callable[[], object]) -> Idle:
     events = profiler.profiler.kineto_results.events()
     spans = [(event.start_ns(), event.end_ns()) for event in events if event.device_type() == kind]
     if not spans:
-        raise Skip("torch's profiler saw nothing on the device")
+        raise Skip("torch's profiler recorded nothing on the device")
     return uncovered(spans)
 
 
 def uncovered(spans: Iterable[tuple[int, int]]) -> Idle:
-    """Gaps between spans given in nanoseconds, in any order."""
+    """Gaps in seconds between spans, which are given in nanoseconds, in any order."""
     gaps = [0.0]
     (_, reached), *rest = sorted(spans)
     for start, end in rest:

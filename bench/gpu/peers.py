@@ -1,6 +1,6 @@
-"""Other systems on the same shape with random weights, each in its own process. Their packages are imported on use.
+"""Other systems on the same shape with random weights, each in a separate process. Their packages are imported on use.
 
-python -m bench.gpu.peers WORK: measures one and reports the seconds of each batch.
+python -m bench.gpu.peers WORK: measures one system and reports the seconds of each batch.
 """
 
 import inspect
@@ -32,7 +32,7 @@ class PeerOptions(NamedTuple):
     device: str
     batch: int
     tokens: int
-    """Of a sequence, at most."""
+    """Maximum length of a sequence."""
 
     @property
     def dtype(self) -> str:
@@ -40,17 +40,17 @@ class PeerOptions(NamedTuple):
 
     @property
     def limits(self) -> dict[str, int]:
-        """As vLLM and nano-vllm call them."""
+        """Options of vLLM and nano-vllm."""
         return {"max_model_len": self.tokens, "max_num_seqs": self.batch}
 
 
 RANDOM: Mapping[str, Any] = {"load_format": "dummy", "skip_tokenizer_init": True}
-"""Random weights, as vLLM and SGLang call them, and no text."""
+"""Options of vLLM and SGLang: random weights, no text."""
 
 
 class PeerSystem(NamedTuple):
     run: Callable[[list[list[int]], int], int]
-    """Serves these prompts at once, so many tokens each; returns how many tokens came."""
+    """Serves these prompts together, with the given number of output tokens each; returns the number generated."""
     close: Callable[[], object]
 
 
@@ -91,7 +91,7 @@ def _config(options: PeerOptions) -> Any:
     wanted: dict[str, Any] = {
         "max_requests_per_batch": options.batch,
         "allow_block_sharing": False,
-        # Without the package it would download a kernel.
+        # Without the package, transformers would download a kernel.
         "auto_switch_to_flash": find_spec("flash_attn") is not None,
     }
     if options.device == "cpu":
@@ -111,7 +111,7 @@ def load_vllm(options: PeerOptions) -> PeerSystem:
         found = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], params, use_tqdm=False)
         return sum(len(request.outputs[0].token_ids) for request in found)
 
-    # Its processes end with ours.
+    # vLLM's processes end with this one.
     return PeerSystem(run, lambda: None)
 
 
@@ -131,13 +131,13 @@ def load_sglang(options: PeerOptions) -> PeerSystem:
 def load_nanovllm(options: PeerOptions) -> PeerSystem:
     nanovllm: Any = import_module("nanovllm")
     llm = nanovllm.LLM(options.model, enforce_eager=False, **options.limits)
-    # It has no random weights.
+    # nano-vllm has no option for random weights.
     with torch.no_grad():
         for weight in llm.model_runner.model.parameters():
             weight.normal_(0.0, DEVIATION)
 
     def run(prompts: list[list[int]], max_tokens: int) -> int:
-        # It has no greedy sampling.
+        # nano-vllm has no greedy sampling.
         params = nanovllm.SamplingParams(temperature=1.0, max_tokens=max_tokens, ignore_eos=True)
         found = llm.generate(prompts, params, use_tqdm=False)
         return sum(len(request["token_ids"]) for request in found)
@@ -169,24 +169,24 @@ def measure_peer(
     children: Children,
     seconds: float,
 ) -> tuple[list[Throughput], str]:
-    """Results within `seconds`, and why some are missing. Raises Skip if it is absent or not for this device."""
+    """Results within `seconds`, and why some are missing. Raises Skip if the package is missing or needs a GPU."""
     if find_spec(kind.package) is None:
         raise Skip("not installed")
     if device.type == "cpu" and not kind.cpu:
-        raise Skip("not asked on a CPU")
+        raise Skip("not measured on a CPU")
     longest = max(work.prompt_tokens + work.output_tokens for work in works)
     options = PeerOptions(str(shape.write(children.folder)), device.type, max(work.batch for work in works), longest)
-    asked = {"package": kind.package, "options": options, "vocab_size": shape.vocab_size, "works": works}
-    reports, why = children.run_module([__name__, json.dumps(asked)], seconds)
+    request = {"package": kind.package, "options": options, "vocab_size": shape.vocab_size, "works": works}
+    reports, why = children.run_module([__name__, json.dumps(request)], seconds)
     times = {one["batch"]: one["seconds"] for one in reports}
     return [work.result(kind.name, shape.name, times[work.batch]) for work in works if work.batch in times], why
 
 
 def main() -> None:
-    asked = read_work()
-    peer = PEERS[asked["package"]].load(PeerOptions(*asked["options"]))
-    for work in (Workload(*each) for each in asked["works"]):
-        vocab_size = asked["vocab_size"]
+    request = read_work()
+    peer = PEERS[request["package"]].load(PeerOptions(*request["options"]))
+    vocab_size = request["vocab_size"]
+    for work in (Workload(*sizes) for sizes in request["works"]):
         peer.run(random_prompts(work.batch, work.prompt_tokens, vocab_size, seed=work.batch), WARM_TOKENS)
         report(batch=work.batch, seconds=min(_seconds(peer, work, vocab_size, seed) for seed in work.seeds))
     peer.close()
@@ -198,7 +198,7 @@ def _seconds(peer: PeerSystem, work: Workload, vocab_size: int, seed: int) -> fl
     tokens = peer.run(prompts, work.output_tokens)
     seconds = time.perf_counter() - began
     if tokens != work.tokens:
-        raise RuntimeError(f"{tokens} tokens came instead of {work.tokens}")
+        raise RuntimeError(f"{tokens} tokens were generated instead of {work.tokens}")
     return seconds
 
 

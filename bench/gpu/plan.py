@@ -19,7 +19,7 @@ from engine_worker.runner.fusing import missing_compiler
 from sluice.ring.params import SamplingParams
 
 Recheck = Callable[[Served], Outcome]
-"""Repeats a check with another runner."""
+"""Repeats a check with a different runner."""
 
 WITHOUT: Mapping[str, dict[str, Any]] = {
     "CUDA graphs": {"cuda_graphs": False},

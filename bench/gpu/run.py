@@ -1,4 +1,4 @@
-"""A run from options to files."""
+"""A complete run: from command line options to result files."""
 
 import argparse
 import os
@@ -15,19 +15,20 @@ from bench.gpu.scale import FULL, tiny_scale
 from bench.gpu.session import Budget, GpuSession
 
 OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
-"""Environment of this process and of its children, whose libraries read it when they are imported."""
+"""Environment variables of this process and its children; libraries read them when they are imported."""
 
 
 def draw(folder: Path) -> None:
+    """Write gpu.md and gpu.png from gpu.json."""
     found = Findings.load(folder / "gpu.json")
     _draw(found, folder)
     (folder / "gpu.md").write_text(page.markdown(found), encoding="utf-8")
 
 
 def run(options: argparse.Namespace, arguments: list[str]) -> bool:
-    """Whether all checks hold. Findings are written as they come."""
+    """Returns whether everything passed. Findings are written after each task."""
     if options.device == "cuda" and not torch.cuda.is_available():
-        raise SystemExit("python -m bench.gpu: torch finds no CUDA device; --device cpu --tiny sees whether it works")
+        raise SystemExit("python -m bench.gpu: torch finds no CUDA device; to try it on a CPU: --device cpu --tiny")
     os.environ.update(OFFLINE if options.device == "cuda" else OFFLINE | {"CUDA_VISIBLE_DEVICES": ""})
     device = torch.device(options.device)
     found = Findings(origin(arguments, device))
@@ -54,7 +55,7 @@ def _draw(found: Findings, folder: Path) -> None:
     except ImportError as error:
         raise Skip(f"no {error.name}") from error
     if not found.decode:
-        raise Skip("nothing was measured")
+        raise Skip("no measurements of generation")
     picture.draw(found).savefig(folder / "gpu.png")
 
 

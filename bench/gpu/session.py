@@ -1,4 +1,4 @@
-"""One run: tasks within a time budget, their results, and progress."""
+"""Runs tasks within a time budget; stores their results and reports progress."""
 
 import os
 import signal
@@ -18,10 +18,12 @@ from bench.gpu.findings import Findings, Skip, write_whole
 from bench.gpu.page import markdown
 
 GRACE = 20.0
-"""Seconds past the budget in which a task may end before the process is ended."""
+"""Seconds after the end of the budget in which the running task may still end, before the process is ended."""
 
 
 class Budget:
+    """Seconds spent and left since this object was created."""
+
     def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
         self.seconds = seconds
         self._clock = clock
@@ -37,10 +39,10 @@ class Budget:
 
 
 class GpuSession:
-    """Runs tasks one after the other; one that fails or is skipped does not stop the others."""
+    """Runs tasks one after the other. After a task that fails or is skipped, the next one runs."""
 
     def __init__(self, findings: Findings, budget: Budget, device: torch.device, folder: Path, file: Path) -> None:
-        """`folder` is scratch space; `file` and a page beside it are kept up to date with the findings."""
+        """`folder` is for temporary files. `file` and the page next to it are updated after each task."""
         self.findings = findings
         self.budget = budget
         self.device = device
@@ -57,9 +59,9 @@ class GpuSession:
         self.say(f"{name}: skipped: {why}")
 
     def do(self, name: str, seconds: float, task: Callable[[], str], *, needed: bool = False) -> None:
-        """Run a task that takes about `seconds` and returns a line on its result.
+        """Run a task that takes about `seconds` and returns a line that describes its result.
 
-        Without enough time or memory it is skipped, unless it is `needed`: then the run has failed.
+        If time or memory does not suffice, a task that is `needed` counts as failed, and any other as skipped.
         """
         if self.budget.left < seconds:
             why = f"takes about {seconds:.0f} s, and {max(0.0, self.budget.left):.0f} are left"
@@ -85,19 +87,19 @@ class GpuSession:
             self.keep()
 
     def keep(self) -> None:
-        """Write the findings so far: a run may be killed at any time."""
+        """Write the findings so far, since the run may be killed at any time."""
         self.findings.save(self._file)
         write_whole(self._file.with_suffix(".md"), markdown(self.findings))
 
     def end_on_signals(self) -> None:
-        """A signal ends the process and its children. The findings are written already."""
+        """Let SIGTERM, SIGINT and SIGHUP end the process and its children. The findings have been written already."""
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, self._on_signal)
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         self.children.kill()
         with suppress(Exception):
-            self.say(f"cut off by {signal.Signals(number).name} during {self._doing}")
+            self.say(f"ended by {signal.Signals(number).name} during {self._doing}")
         # A thread that waits for a device cannot be interrupted.
         os._exit(128 + number)
 
@@ -105,24 +107,27 @@ class GpuSession:
         self.findings.failed[name] = how
         self.say(f"{name}: FAILED: {short}")
 
-    def watch(self, leave: Callable[[], None], grace: float = GRACE) -> None:
-        """End the process and its children if a task does not return; `leave` is called before, to write findings."""
-        args = (threading.current_thread(), leave, grace)
-        timer = threading.Timer(max(0.0, self.budget.left + grace), self._cut, args)
+    def watch(self, write: Callable[[], None], grace: float = GRACE) -> None:
+        """End the process and its children if a task runs longer than `grace` seconds after the end of the budget.
+
+        `write` is called first, to write the findings.
+        """
+        args = (threading.current_thread(), write, grace)
+        timer = threading.Timer(max(0.0, self.budget.left + grace), self._end_process, args)
         timer.daemon = True
         timer.start()
 
-    def _cut(self, main: threading.Thread, leave: Callable[[], None], grace: float) -> None:
-        why = f"not through {grace:.0f} s after the budget of {self.budget.seconds:.0f} s"
+    def _end_process(self, main: threading.Thread, write: Callable[[], None], grace: float) -> None:
+        why = f"did not end within {grace:.0f} s after the budget of {self.budget.seconds:.0f} s"
         with ExitStack() as last:
-            # A thread that waits for a device cannot be interrupted.
-            # Callbacks run in reverse order: kill the children, then exit, whatever `leave` raises.
+            # A thread that waits for a device cannot be interrupted, so the process exits, even if `write` raises.
+            # Callbacks run in reverse order: kill the children, then exit.
             last.callback(os._exit, 1)
             last.callback(self.children.kill)
             try:
                 self.findings.failed[self._doing] = f"{_stack(main)}{why}"
                 print(f"{self._doing}: {why}", file=sys.stderr, flush=True)
-                leave()
+                write()
             except Exception:  # noqa: BLE001 - the process ends anyway
                 traceback.print_exc()
 

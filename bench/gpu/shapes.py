@@ -1,4 +1,4 @@
-"""Model shapes, their folders without weights, and what engine and peers compute side by side."""
+"""Model shapes, as folders without weights, and the workload that the engine and its peers are compared on."""
 
 import json
 import shutil
@@ -11,7 +11,7 @@ from bench.gpu.findings import Throughput
 from bench.harness.models import QWEN3_06B, TINY
 
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
-"""Required to open a folder, though no text is generated."""
+"""Files required to open a folder as a checkpoint, although no text is generated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class Shape:
         return cls(path.name, json.loads((path / "config.json").read_text(encoding="utf-8")))
 
     def write(self, folder: Path) -> Path:
-        """A model folder within `folder`."""
+        """Write a model folder within `folder`, and return its path."""
         path = folder / self.name
         path.mkdir(exist_ok=True)
         (path / "config.json").write_text(json.dumps(dict(self.config)), encoding="utf-8")
@@ -38,12 +38,12 @@ class Shape:
 
     @property
     def embedding(self) -> int:
-        """Weights that a step reads only in part: an embedding that is not also the head."""
+        """Elements of an embedding that is not tied to the head; a step reads only a few of its rows."""
         return 0 if self.config["tie_word_embeddings"] else self.vocab_size * int(self.config["hidden_size"])
 
     @property
     def matrices(self) -> int:
-        """Weights of the layers' linear maps, by which every token is multiplied."""
+        """Elements of the layers' weight matrices, by which every token is multiplied."""
         c = self.config
         heads, kv_heads, size = c["num_attention_heads"], c["num_key_value_heads"], c["hidden_size"]
         attention = size * c["head_dim"] * (2 * heads + 2 * kv_heads)
@@ -51,14 +51,17 @@ class Shape:
 
     @property
     def weights(self) -> int:
+        """Elements of all weight matrices."""
         return self.matrices + self.vocab_size * int(self.config["hidden_size"]) + self.embedding
 
     @property
     def head_sizes(self) -> int:
+        """Elements of a token's queries, over all layers."""
         return self._head_sizes("num_attention_heads")
 
     @property
     def kv_elements(self) -> int:
+        """Elements of a token in the KV cache."""
         return 2 * self._head_sizes("num_key_value_heads")
 
     def _head_sizes(self, heads: str) -> int:
@@ -66,7 +69,7 @@ class Shape:
 
 
 class Workload(NamedTuple):
-    """Requests of random tokens, all at once, greedy if the system can, ignoring EOS."""
+    """Requests of random tokens, submitted together; EOS is ignored. Greedy, if the system supports it."""
 
     batch: int
     prompt_tokens: int
@@ -74,12 +77,13 @@ class Workload(NamedTuple):
 
     @property
     def seeds(self) -> range:
-        """Of each round's prompts, so that no round finds those of another in a cache; the fastest round counts."""
+        """Seeds for the prompts of each round. They differ, so that no round hits another's prefix cache entries. The
+        fastest round counts."""
         return range(1000 + self.batch, 1002 + self.batch)
 
     @property
     def tokens(self) -> int:
-        """Of all outputs."""
+        """Output tokens of all requests."""
         return self.batch * self.output_tokens
 
     def result(self, system: str, shape: str, seconds: float) -> Throughput:

@@ -1,4 +1,4 @@
-"""The tasks: checks, measurements, peers."""
+"""The tasks of a run: checks, measurements, comparisons with peers."""
 
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -20,10 +20,11 @@ from bench.gpu.shapes import Shape
 from bench.gpu.suite import run_tests
 
 READING = 40
-"""Most steps in which some sequences generate while others' prompts are read."""
+"""Maximum number of steps in which some sequences generate while the prompts of others are processed."""
 ENOUGH = 30.0
-"""Remaining seconds below which no other peer is measured."""
+"""Seconds. A peer is measured only if this much of the budget remains."""
 SPARE_MEMORY = 4 << 30
+"""Bytes of a GPU left for everything except weights and KV cache."""
 
 T = TypeVar("T")
 
@@ -36,16 +37,16 @@ class Stages:
         self._device = session.device
         self._dtype = torch.bfloat16 if session.device.type == "cuda" else torch.float32
         self._runners = ExitStack()
-        """Used again and again: a `with` for each group of runners that are in memory together."""
+        """The loaded runners. Entered once for each group of runners that are in memory together."""
         self._known: set[str] = set()
-        """Shapes loaded before: their kernels are compiled."""
+        """Names of the shapes that were loaded before, so that their kernels are compiled."""
         self._forced: dict[str, Any] = {}
-        """Options of every runner, overriding all others."""
+        """Options of every runner; they override all others."""
         self._avoided: frozenset[str] = frozenset()
-        """Titles of kernels that crashed and must not run in this process."""
+        """Titles of kernels that crashed, and must not run in this process."""
 
     def _tests(self) -> str:
-        free_unused()  # The memory is needed by other processes.
+        free_unused()  # The tests' process needs the memory.
         seconds = min(2 * TESTS, max(1.0, self._session.budget.left))
         checks, skipped = run_tests(self._avoided, self._session.children, seconds)
         self._findings.checks += checks
@@ -53,16 +54,16 @@ class Stages:
         return "; ".join([f"{check.name} {Outcome(check.passed, check.detail)}" for check in checks] or ["all skipped"])
 
     def _fitting(self, shape: Shape) -> Shape | None:
-        """None, reported as skipped, if this GPU has no room for it."""
+        """The shape, or None, reported as skipped, if it does not fit into this GPU's memory."""
         if self._device.type != "cuda":
             return shape
         cache = self._options(max(self._scale.batches))["kv_cache_tokens"] * shape.kv_elements
-        # As served, or in the parity check, whichever needs more.
+        # Either while it is served or in the parity check, whichever needs more.
         needed = max(shape.weights + cache, 3 * shape.weights) * self._dtype.itemsize + SPARE_MEMORY
         total = torch.cuda.get_device_properties(self._device).total_memory
         if needed <= total:
             return shape
-        self._session.skip(shape.name, f"takes {needed >> 30} GiB, and this GPU has {total >> 30}")
+        self._session.skip(shape.name, f"needs {needed >> 30} GiB, and this GPU has {total >> 30}")
         return None
 
     def _options(self, batch: int) -> dict[str, Any]:
@@ -70,7 +71,7 @@ class Stages:
         return self._scale.options(batch, tokens, device=self._device.type)
 
     def _enter(self, title: str, shape: Shape, batch: int, **options: Any) -> Served | None:
-        """A runner of this shape, until `self._runners` ends; None if loading failed."""
+        """Load a runner of this shape, which is freed when `self._runners` is closed. Returns None if that fails."""
         loaded: list[Served] = []
 
         def load() -> str:
@@ -113,7 +114,7 @@ class Stages:
             self._record(self._findings.gaps, name, gaps, one, mode, self._device, *sizes)
 
     def _side_by_side(self, one: Served) -> None:
-        """Context, and requests as the peers get them."""
+        """Measures the prompt rate, and the workloads that the peers are measured with."""
         name, prompts = f"context, {one.shape.name}", self._scale.prompts
         self._record(self._findings.context, name, prompt_rate, one, *prompts)
         for work in self._scale.works:
@@ -123,19 +124,19 @@ class Stages:
     def _peers(self, shape: Shape) -> None:
         installed = [kind for kind in PEERS.values() if find_spec(kind.package) is not None]
         for kind in PEERS.values():
-            free_unused()  # The memory is needed by another process.
+            free_unused()  # The peer's process needs the memory.
             name = f"side by side, {shape.name}: {kind.name}"
             waiting = len(installed) - installed.index(kind) if kind in installed else 1
             self._do(name, ENOUGH, partial(self._peer, name, kind, shape, waiting))
 
     def _peer(self, name: str, kind: PeerKind, shape: Shape, waiting: int) -> str:
-        """`waiting`: peers that share the remaining budget, this one included."""
+        """`waiting`: number of peers that share the remaining budget, including this one."""
         seconds = self._session.budget.left / waiting
         found, why = measure_peer(kind, shape, self._scale.works, self._device, self._session.children, seconds)
         self._findings.throughput += found
         if why:
             self._findings.skipped[name] = why
-        return "; ".join([f"batch {one.batch}: {one}" for one in found] + ([f"not all: {why}"] if why else []))
+        return "; ".join([f"batch {one.batch}: {one}" for one in found] + ([f"incomplete: {why}"] if why else []))
 
     def _record(self, into: list[T], name: str, measure: Callable[..., T], *args: Any) -> None:
         def measured() -> str:
@@ -145,7 +146,7 @@ class Stages:
         self._do(name, MEASURE, measured)
 
     def _check(self, name: str, seconds: float, task: Callable[..., Outcome], *args: Any) -> None:
-        """Any exception but Skip becomes a failed check."""
+        """Run a check. Any exception except Skip counts as a failed check."""
 
         def checked() -> str:
             try:

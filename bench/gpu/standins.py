@@ -1,8 +1,8 @@
-"""Stand-ins for packages that a machine with only torch and transformers lacks: msgspec's Structs as plain Python
-objects, without codecs, and structlog's types.
+"""Stand-ins for packages that are missing on a machine with only torch and transformers: msgspec's Structs as plain
+Python objects, without codecs, and structlog's types.
 
-Nothing checks values nor prevents writes to a frozen Struct: a check in each `__setattr__` would take longer than
-everything else about a Struct, and would count as the engine's own time.
+Values are not validated, and a frozen Struct can be written to: a check in each `__setattr__` would cost more than all
+other operations on a Struct, and its time would be measured as the engine's.
 """
 
 import sys
@@ -23,10 +23,10 @@ class Meta:
 
 @dataclass_transform()
 class Struct:
-    """Fields are the annotations, those of base classes first; equal by value."""
+    """A class whose fields are its annotations, those of base classes first. Instances compare by value."""
 
     def __init_subclass__(cls, *, frozen: bool = False, **options: Any) -> None:
-        """`options` concern encoding only."""
+        """`options` are ignored: they affect only encoding."""
         super().__init_subclass__()
         for name in get_annotations(cls):
             default = cls.__dict__.get(name)
@@ -36,7 +36,7 @@ class Struct:
 
 
 def replace(struct: S, **changes: Any) -> S:
-    """A copy with other values. Raises TypeError on an unknown field."""
+    """Return a copy with changed fields. Raises TypeError for an unknown field."""
     kind = type(struct)
     values = struct.__dict__ | changes
     if len(values) != len(struct.__dict__):
@@ -52,19 +52,19 @@ def asdict(struct: Struct) -> dict[str, Any]:
 
 
 class BoundLogger:
-    """For signatures only: loggers are passed in."""
+    """Used only in signatures: callers pass their own logger."""
 
 
 class DecodeError(ValueError):
-    """For `except` clauses: nothing is decoded."""
+    """Used only in `except` clauses: nothing is decoded."""
 
 
 class Raw(bytes):
-    """For signatures only."""
+    """Used only in signatures."""
 
 
 class Codec:
-    """For module constants: nothing is encoded or decoded."""
+    """Used only for module constants: nothing is encoded or decoded."""
 
     def __init__(self, *types: Any, **hooks: Any) -> None: ...
 
@@ -73,7 +73,7 @@ class Codec:
 
 
 def encode(value: Any) -> bytes:
-    """For digests: equal bytes for equal values, on one machine."""
+    """Used only for digests: equal values give equal bytes on the same machine."""
     return repr(value).encode()
 
 
@@ -100,10 +100,11 @@ def _module(name: str, **values: Any) -> ModuleType:
 
 MAKERS: Mapping[str, Callable[[], list[ModuleType]]] = {"msgspec": msgspec, "structlog": structlog}
 STANDS_IN = "stands_in"
-"""An attribute that only stand-ins have."""
+"""Name of an attribute that only stand-in modules have."""
 
 
 def install() -> None:
+    """Install a stand-in for each package that is missing."""
     for name, make in MAKERS.items():
         if name not in sys.modules and find_spec(name) is None:
             for module in make():
@@ -112,4 +113,5 @@ def install() -> None:
 
 
 def installed() -> tuple[str, ...]:
+    """Names of the packages that stand-ins replace."""
     return tuple(name for name in MAKERS if hasattr(sys.modules.get(name), STANDS_IN))

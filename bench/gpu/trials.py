@@ -45,7 +45,8 @@ class TrialPlace(NamedTuple):
 
 
 Trial = Callable[[TrialPlace], None]
-"""Raises RefusedError if the kernel is not installed, not meant for this place or wrong, and what it raises."""
+"""Raises RefusedError if the kernel is not installed, does not support this place, or computes wrong results.
+Exceptions of the kernel itself pass through."""
 
 
 def subjects() -> Mapping[str, Trial]:
@@ -87,7 +88,7 @@ def main() -> None:
     device, dtype = torch.device(work["device"]), getattr(torch, work["dtype"])
     for heads, hidden_size, windowed in work["places"]:
         place = TrialPlace(HeadShape(*heads), hidden_size, windowed, dtype, device)
-        # If the process dies in between, this says where.
+        # If the process dies during the trial, the parent knows at which place.
         report(begun=str(place))
         report(place=str(place), **run(trial, place, work["rounds"]))
 

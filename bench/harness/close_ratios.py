@@ -1,4 +1,4 @@
-"""Repeats comparisons whose ratio is near 1 or below: a few rounds cannot distinguish a small loss from noise."""
+"""Repeats comparisons whose ratio is near or below 1: a few rounds cannot distinguish a small loss from noise."""
 
 import statistics
 from collections.abc import Callable, Iterable, Sequence

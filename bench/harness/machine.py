@@ -65,7 +65,7 @@ def descendants(pid: int) -> list[int]:
 
 
 def _spent(pid: int) -> float:
-    """CPU seconds. 0 if the process has ended: its parent's figure then includes them."""
+    """CPU seconds of a process. 0 if it has ended, since the time of its parent then includes them."""
     with suppress(FileNotFoundError, ProcessLookupError):
         return cpu_seconds(pid, with_ended_children=True)
     return 0.0

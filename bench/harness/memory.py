@@ -66,7 +66,7 @@ class MemoryWatch:
 
 
 def resident_bytes(pid: int) -> int:
-    """0 if the process has ended."""
+    """Resident memory; 0 if the process has ended."""
     with suppress(FileNotFoundError, ProcessLookupError):
         return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     return 0

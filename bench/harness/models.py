@@ -56,7 +56,7 @@ QWEN3_5M: dict[str, Any] = {
     "num_hidden_layers": 6,
     "vocab_size": 4096,
 }
-"""The tiny model's shape, with room for long prompts."""
+"""The tiny model's shape, with a context length for long prompts."""
 
 
 WEAKENED = ("o_proj.weight", "down_proj.weight")

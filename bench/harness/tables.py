@@ -27,7 +27,7 @@ def table(columns: str, rows: Iterable[str]) -> Table:
 
 
 def markdown(table: Table, others: str = "---:") -> str:
-    """`others` is the alignment of all columns but the first."""
+    """`others` is the alignment of all columns except the first."""
     lines = [table.columns, ["---", *[others for _ in table.columns[1:]]], *table.rows]
     return "\n".join(f"| {' | '.join(cell.replace('|', '/') for cell in line)} |" for line in lines)
 

@@ -15,6 +15,7 @@ from bench.harness.stats import Figures
 from bench.harness.tables import Section, number, numbers
 
 WARM_TOKENS = 1024
+"""Maximum length of a prompt in the warm-up."""
 Step = Callable[[str], None]
 """Progress callback: called after each run with a description of it."""
 

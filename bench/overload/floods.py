@@ -41,7 +41,7 @@ class Burst(Volley, frozen=True, kw_only=True):
     client: list[float]
     """Milliseconds from the call to the rejection, at the client."""
     router: list[float]
-    """The same in the router, from the time when it has read the message."""
+    """Milliseconds in the router, from the time when it has read the message to the rejection."""
     cpu: dict[str, float]
     """CPU milliseconds per request of client and router."""
     unexplained: dict[str, int] = {}

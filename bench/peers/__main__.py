@@ -9,7 +9,7 @@ from bench.peers.catalog import KINDS
 def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.peers", description="Environments of the peers.")
     commands = parser.add_subparsers(dest="command")
-    install = commands.add_parser("install", help="make the environments of these peers, or bring them up to date")
+    install = commands.add_parser("install", help="create or update the environments of these peers")
     install.add_argument("names", nargs="+", choices=list(KINDS), metavar="NAME", help=", ".join(KINDS))
     options = parser.parse_args(arguments)
     for name in options.names if options.command == "install" else ():

@@ -1,5 +1,5 @@
 """The command line of every peer's child process. This module and bench.harness.load are imported in the peers'
-environments, so they may need no package but msgspec."""
+environments, so they may import no package except msgspec."""
 
 import sys
 from collections.abc import Callable

@@ -12,7 +12,7 @@ from bench.harness.models import QWEN3_06B, QWEN3_5M, QWEN3_25M, TINY, write_sha
 from bench.peers.catalog import HERE, PeerKind
 
 VARIABLE = "SLUICE_BENCH_MODELS"
-"""Environment variable with the folder of both. Default: `models` in this folder."""
+"""Environment variable with the folder for checkpoints and conversions. Default: `models` in this folder."""
 SHAPES: Mapping[str, Mapping[str, Any]] = {"5M": QWEN3_5M, "25M": QWEN3_25M, "0.6B": QWEN3_06B}
 TINY_NAME = "tiny"
 

@@ -24,7 +24,7 @@ EVENT = b"\ndata: {"
 """Marks every event of a response except the first."""
 DONE = b"data: [DONE]"
 EVENTS_WITHOUT_TEXT = 2
-"""Of each stream: the role, which comes first and is not matched by EVENT, and the end."""
+"""Events without text in each stream: the role, which comes first and is not matched by EVENT, and the end."""
 
 
 class HttpStreams(msgspec.Struct, frozen=True):
@@ -84,7 +84,7 @@ async def _read_streams(host: str, port: int, plan: HttpStreams) -> HttpSeen:
         while DONE not in seen:
             part = await reader.read(1 << 16)
             if not part:
-                raise RuntimeError(f"stream {i} broke off after {len(arrivals[i])} chunks")
+                raise RuntimeError(f"stream {i} ended early, after {len(arrivals[i])} chunks")
             # EVENT may be split over two reads.
             kept = seen[1 - len(EVENT) :]
             arrivals[i] += [time.perf_counter() - submitted] * (kept + part).count(EVENT)

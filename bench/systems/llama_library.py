@@ -92,5 +92,5 @@ def load_library() -> Any:
     library.llama_backend_init()
     known = library.llama_context_default_params()
     if (known.n_batch, known.n_seq_max, known.defrag_thold, known.type_k, known.swa_full) != (2048, 1, -1.0, F16, True):
-        raise RuntimeError(f"{found['llama.']} has other structures than those declared here")
+        raise RuntimeError(f"the structures of {found['llama.']} differ from those declared here")
     return library

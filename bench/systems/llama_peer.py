@@ -80,7 +80,7 @@ class Context:
     def forget(self, sequence: int, kept: int) -> None:
         """Removes all tokens of the sequence from position `kept` on."""
         if not self._library.llama_memory_seq_rm(self._memory, sequence, kept, -1):
-            raise RuntimeError(f"llama.cpp could not remove what follows token {kept} of sequence {sequence}")
+            raise RuntimeError(f"llama.cpp could not remove the tokens of sequence {sequence} from position {kept} on")
 
     def step(self, rows: Sequence[tuple[int, int, int, bool]]) -> list[int]:
         """Computes rows of (token, position, sequence, whether to predict the next token). Returns the most likely next

@@ -1,1 +1,1 @@
-"""One question per module: how it is measured, and its words and picture."""
+"""One module per topic: the question, how it is measured, and how the answer is shown."""

@@ -24,7 +24,7 @@ class LoadModel(Command, frozen=True):
     """The first command: join the group and load this rank's shard."""
 
     model: str
-    """Folder or hub id."""
+    """Folder or Hugging Face id."""
     fingerprint: str
     config: RunnerConfig
     store: str | None

@@ -20,7 +20,7 @@ P = "sluice_engine_"
 
 def start(startup: Startup) -> Iterator[Metric]:
     """Metrics that are available while the model is being loaded."""
-    yield gauge(P + "loading_ratio", "Fraction of the weights loaded so far; 1 once the engine serves.", startup.loaded)
+    yield gauge(P + "loading_ratio", "Fraction of the weights loaded so far; 1 when ready.", startup.loaded)
 
 
 def read(
@@ -48,10 +48,10 @@ def requests(engine: Engine, mailbox: Mailbox) -> Iterator[Metric]:
     yield counter(P + "requests_refused", "Requests refused, by error code.", mailbox.refused, ("code",))
     yield counter(P + "sequences_ended", "Sequences that ended, by finish reason.", live.ended, ("reason",))
     yield gauge(P + "requests_active", "Live requests.", latest.active_requests)
-    yield gauge(P + "requests_limit", "Limit on live requests.", latest.max_requests)
+    yield gauge(P + "requests_limit", "Maximum number of live requests.", latest.max_requests)
     yield gauge(P + "sequences_queued", "Sequences waiting for memory.", latest.queued_requests)
     yield gauge(P + "sequences_paused", "Preempted sequences waiting for memory.", latest.paused_requests)
-    yield counter(P + "pauses", "Times that a sequence was preempted.", engine.cache.preemptions)
+    yield counter(P + "pauses", "Preemptions of sequences.", engine.cache.preemptions)
 
 
 def steps(engine: Engine) -> Iterator[Metric]:
@@ -62,17 +62,17 @@ def steps(engine: Engine) -> Iterator[Metric]:
     text = "Static batching: tokens generated since the batch began."
     yield gauge(P + "static_batch_tokens", text, latest.total_generation_tokens)
     slots = latest.empty_generation_slots
-    yield gauge(P + "static_batch_empty_slots", "Static batching: slots of ended sequences.", slots)
+    yield gauge(P + "static_batch_empty_slots", "Static batching: empty slots, whose sequences have ended.", slots)
     yield histogram(P + "step_seconds", "Duration of a step.", stats.step_seconds)
     yield histogram(P + "step_sequences", "Sequences in a step.", stats.step_sequences)
-    yield counter(P + "context_tokens", "Context tokens computed, recomputation included.", stats.context_tokens)
+    yield counter(P + "context_tokens", "Context tokens computed, including recomputed ones.", stats.context_tokens)
     yield counter(P + "generated_tokens", "Tokens generated.", stats.generated_tokens)
-    yield counter(P + "draft_tokens", "Draft tokens checked.", stats.draft_tokens)
+    yield counter(P + "draft_tokens", "Draft tokens verified.", stats.draft_tokens)
     yield counter(P + "accepted_draft_tokens", "Draft tokens accepted.", stats.accepted_draft_tokens)
-    yield gauge(P + "tokens_per_second", "Tokens generated, over the last second.", latest.tokens_per_second)
+    yield gauge(P + "tokens_per_second", "Tokens generated per second, over the last second.", latest.tokens_per_second)
     yield counter(P + "prompt_tokens", "Prompt tokens of scheduled requests.", cache.prompt_tokens)
     yield counter(P + "cached_tokens", "Prompt tokens served from the prefix cache.", cache.cached_tokens)
-    yield gauge(P + "prefix_cache_hit_ratio", "Cached tokens over prompt tokens, since the start.", cache.hit_ratio)
+    yield gauge(P + "prefix_cache_hit_ratio", "Ratio of cached to prompt tokens since the start.", cache.hit_ratio)
 
 
 def memory(engine: Engine) -> Iterator[Metric]:
@@ -83,12 +83,12 @@ def memory(engine: Engine) -> Iterator[Metric]:
         ("host", "used"): latest.used_host_blocks,
         ("host", "free"): latest.max_host_blocks - latest.used_host_blocks,
     }
-    text = "KV cache blocks; device blocks that are only cached count as free."
+    text = "KV cache blocks; device blocks that only hold cached prefixes count as free."
     yield gauge(P + "kv_blocks", text, blocks, ("tier", "state"))
-    yield gauge(P + "kv_block_tokens", "Tokens in a block.", latest.tokens_per_kv_block)
-    yield counter(P + "kv_evictions", "Cached device blocks evicted for new content.", tiers.evictions)
+    yield gauge(P + "kv_block_tokens", "Tokens per KV cache block.", latest.tokens_per_kv_block)
+    yield counter(P + "kv_evictions", "Cached device blocks evicted to make room for new content.", tiers.evictions)
     yield counter(P + "kv_offloads", "Evicted blocks moved to host memory.", tiers.offloads)
-    yield counter(P + "kv_onloads", "Blocks moved back from host memory.", tiers.onloads)
+    yield counter(P + "kv_onloads", "Blocks moved from host memory back to the device.", tiers.onloads)
 
 
 def lora(engine: Engine) -> Iterator[Metric]:
@@ -102,12 +102,12 @@ def lora(engine: Engine) -> Iterator[Metric]:
         evictions = {"host": host.evictions, "device": pages.evictions}
         host_bytes = {"used": host.used_bytes, "free": host.max_bytes - host.used_bytes}
         by_state = {"used": pages.num_pages - available, "cached": available - free, "free": free}
-    text = "LoRA adapters read from their files, by outcome: LOADED or an error code."
+    text = "Loads of LoRA adapters from their files, by outcome: LOADED or an error code."
     yield counter(P + "lora_loads", text, loads, ("outcome",))
     yield gauge(P + "lora_adapters", "LoRA adapters in memory.", adapters, ("tier",))
-    yield counter(P + "lora_evictions", "LoRA adapters evicted for others.", evictions, ("tier",))
+    yield counter(P + "lora_evictions", "LoRA adapters evicted to make room for others.", evictions, ("tier",))
     yield gauge(P + "lora_host_bytes", "Host memory for LoRA adapters.", host_bytes, ("state",))
-    text = "Device pages for LoRA adapters; those of adapters that no sequence uses are cached."
+    text = "Device pages for LoRA adapters; cached: of adapters that no sequence uses."
     yield gauge(P + "lora_pages", text, by_state, ("state",))
 
 
@@ -115,24 +115,26 @@ def image_rows(usage: ImageUsage | None) -> Iterator[Metric]:
     """Metrics without values if the model accepts no images."""
     counts = usage or ImageUsage(0, 0, 0, 0, {})
     size = {"used": counts.used_bytes, "free": max(0, counts.max_bytes - counts.used_bytes)}
-    text = "Images of requests, by whether their rows were in memory; recomputed: evicted before a step used them."
+    text = "Images of requests, by whether their rows were in memory (recomputed: evicted before a step used them)."
     yield counter(P + "image_lookups", text, counts.lookups, ("outcome",))
     yield gauge(P + "images", "Images whose rows are in memory.", counts.images)
-    yield counter(P + "image_evictions", "Images whose rows were evicted for others.", counts.evictions)
+    yield counter(P + "image_evictions", "Images whose rows were evicted to make room for others.", counts.evictions)
     yield gauge(P + "image_bytes", "Host memory for the rows of images.", {} if usage is None else size, ("state",))
 
 
 def ring(inbox: "Inbox[ToEngine]", mailbox: Mailbox, outbox: Outbox) -> Iterator[Metric]:
     dropped = mailbox.dropped
-    yield counter(P + "messages_dropped", "Messages dropped without an answer, by reason.", dropped, ("reason",))
+    yield counter(P + "messages_dropped", "Messages dropped without a response, by reason.", dropped, ("reason",))
     yield counter(P + "frames_malformed", "Malformed frames dropped.", inbox.malformed)
-    yield counter(P + "peers_refused", "Connections refused for want of an admitted key.", inbox.refused)
-    yield counter(P + "frame_gaps", "Gaps in the frame numbers of a lane.", inbox.gaps)
+    yield counter(P + "peers_refused", "Connections refused because their key is not admitted.", inbox.refused)
+    yield counter(P + "frame_gaps", "Gaps in the frame numbers of a lane: frames were lost.", inbox.gaps)
     yield counter(P + "rows_lost", "Rows dropped because a detokenizer did not accept them.", outbox.lost)
 
 
 def callback(thread: StatsCallback | None) -> Iterator[Metric]:
     errors, steps, requests = (thread.errors, thread.lost_steps, thread.lost_requests) if thread else (0, 0, 0)
     yield counter(P + "stats_callback_errors", "Exceptions raised by the stats_callback.", errors)
-    yield counter(P + "stats_callback_steps_lost", "Steps missed by a slow stats_callback.", steps)
-    yield counter(P + "stats_callback_requests_lost", "Request reports missed by a slow stats_callback.", requests)
+    yield counter(P + "stats_callback_steps_lost", "Step reports dropped because stats_callback was slow.", steps)
+    yield counter(
+        P + "stats_callback_requests_lost", "Request reports dropped because stats_callback was slow.", requests
+    )

@@ -5,7 +5,7 @@ import argparse
 from sluice import LLM, SamplingParams
 
 parser = argparse.ArgumentParser(description=__doc__)
-parser.add_argument("--model", help="a checkpoint folder or a hub id; default: the bundled tiny model")
+parser.add_argument("--model", help="a checkpoint folder or a Hugging Face id; default: the bundled tiny model")
 args = parser.parse_args()
 
 prompts = ["def fibonacci(n):", {"prompt": "class Stack:"}]

@@ -80,8 +80,8 @@ class GenerationExecutor(RequestQueue, EngineReports):
     ) -> Self:
         """Start a ring on this machine and wait until it is ready.
 
-        - `model`: a checkpoint folder or a hub id (None: the bundled tiny model); `revision`: its branch, tag or
-          commit. `draft_model`: a folder or hub id for speculative decoding, see docs/speculation.md.
+        - `model`: a checkpoint folder or a Hugging Face id (None: the bundled tiny model); `revision`: its branch, tag
+          or commit. `draft_model`: a folder or Hugging Face id for speculative decoding, see docs/speculation.md.
         - `engines`, `num_postprocess_workers`: number of engines, and of detokenizers.
         - `max_batch_size`, `max_num_tokens`, `enable_chunked_context`, `kv_cache_config`, `scheduler_config`: limits of
           each engine; None: the engine's default. `engine_args`: any other settings of `engine_worker`, by name.

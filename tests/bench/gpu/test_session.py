@@ -25,11 +25,11 @@ limit = lambda: session.watch(lambda: (out / "page").write_text(str(session.find
 session.do("first", 0.1, lambda: "done")
 session.do("second", 0.1, lambda: [limit(), HANGING])
 """
-HANGS_ITSELF = HANGS.replace("HANGING", "time.sleep(600)").replace("GRACE", "0.5")
-ASKS_ONE_THAT_HANGS = HANGS.replace(
+TASK_HANGS = HANGS.replace("HANGING", "time.sleep(600)").replace("GRACE", "0.5")
+CHILD_HANGS = HANGS.replace(
     "HANGING", "session.children.run(['sh', '-c', f'sleep 600 & echo $! $$ > {out}/pids; wait'], 600)"
 ).replace("GRACE", "10")
-LEAVES_NOTHING = HANGS_ITSELF.replace("write_text(str(session.findings))", "joinpath('no', 'folder').touch()")
+PAGE_CANNOT_BE_WRITTEN = TASK_HANGS.replace("write_text(str(session.findings))", "joinpath('no', 'folder').touch()")
 
 
 @pytest.fixture
@@ -96,9 +96,9 @@ def run(code: str, folder: Path) -> "subprocess.CompletedProcess[str]":
 
 @pytest.mark.process
 def test_a_hanging_task_ends_the_process_after_the_page_is_written(tmp_path):
-    done = run(HANGS_ITSELF, tmp_path)
+    done = run(TASK_HANGS, tmp_path)
     assert done.returncode == 1
-    assert "second: not through" in done.stderr
+    assert "second: did not end within" in done.stderr
     assert "first: done" in done.stdout
     page = (tmp_path / "page").read_text()
     assert "in <lambda>" in page
@@ -107,13 +107,13 @@ def test_a_hanging_task_ends_the_process_after_the_page_is_written(tmp_path):
 
 @pytest.mark.process
 def test_children_of_a_task_end_with_the_process(tmp_path):
-    assert run(ASKS_ONE_THAT_HANGS, tmp_path).returncode == 1
+    assert run(CHILD_HANGS, tmp_path).returncode == 1
     for pid in (tmp_path / "pids").read_text().split():
         assert wait_until(lambda pid=pid: not is_alive(int(pid)))
 
 
 @pytest.mark.process
 def test_the_process_ends_even_if_the_page_cannot_be_written(tmp_path):
-    done = run(LEAVES_NOTHING, tmp_path)
+    done = run(PAGE_CANNOT_BE_WRITTEN, tmp_path)
     assert done.returncode == 1
     assert "FileNotFoundError" in done.stderr

@@ -115,4 +115,4 @@ def test_a_shape_that_exceeds_the_memory_is_skipped(session, findings, monkeypat
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: there)
     session.device = torch.device("cuda")
     assert Stages(session, FULL)._fitting(LARGE) == (LARGE if fits else None)
-    assert findings.skipped == ({} if fits else {"Qwen3-8B": "takes 54 GiB, and this GPU has 48"})
+    assert findings.skipped == ({} if fits else {"Qwen3-8B": "needs 54 GiB, and this GPU has 48"})

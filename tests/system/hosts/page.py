@@ -10,13 +10,15 @@ PAGE = Path(__file__).parents[3] / "docs" / "measurements" / "hosts.md"
 HEAD = """\
 # Several hosts
 
-Two routers, two engines and two detokenizers, each in a separate network namespace with its own address, DNS by
-dnsmasq, and keys as mounted Secrets. Eight streams (greedy, seeded, n = 2, stop strings, penalties, logprobs, two of
-600 tokens) run repeatedly while the ring is disturbed. Each is compared with the same stream undisturbed: text, token
-ids, logprobs, finish reason, usage. All machines share the cores of one, so pauses include the start of services.
+The ring has two routers, two engines and two detokenizers. Each service runs in a separate network namespace, which
+acts as a machine with its own address; dnsmasq is the DNS server, and keys are mounted as Kubernetes mounts Secrets.
+Eight streams (greedy, seeded, n = 2, stop strings, penalties, logprobs, two of 600 tokens) run repeatedly while the
+ring is disturbed. Each is compared with the same stream in an undisturbed ring: text, token ids, logprobs, finish
+reason and usage must be equal. The namespaces share the cores of one machine, so pauses include the CPU time that
+starting services takes.
 
-*Moves* are streams that took more than one attempt or that the client resumed at another router. *Longest pause* is the
-longest wait of any stream for its first or its next chunk.
+*Moves* counts streams that needed more than one attempt, or that the client resumed at another router. *Longest pause*
+is the longest time that any stream waited for its first or its next chunk.
 """
 
 

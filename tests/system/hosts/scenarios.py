@@ -22,14 +22,14 @@ def detokenizer_added(ring: Ring) -> None:
 
 
 def detokenizer_drains(ring: Ring) -> None:
-    """It has no successor."""
+    """A detokenizer drains, and no replacement starts."""
     ring.services["detok-0"].drain()
     ring.unregister("detok-0")
     time.sleep(AFTER_SECONDS)
 
 
 def vanishes(seat: str) -> Scenario:
-    """A machine vanishes without a word; a successor of its service starts at another address."""
+    """A machine disappears without notice; a replacement of its service starts at another address."""
 
     def scenario(ring: Ring) -> None:
         _lose(ring.services[seat])
@@ -49,7 +49,7 @@ def moves_by_drain(seat: str) -> Scenario:
 
 
 def routers_vanish(ring: Ring) -> None:
-    """One after the other. Each is restarted at the address that clients know."""
+    """The routers' machines disappear one after the other. Each router is restarted at the address that clients use."""
     for service in ring.of("router"):
         _lose(service)
         time.sleep(CUT_SECONDS)
@@ -106,7 +106,7 @@ def dns_names_half(ring: Ring) -> None:
 
 
 def everything_rolls(ring: Ring) -> None:
-    """A rolling update: each service drains and its successor starts, engines and detokenizers at new addresses."""
+    """A rolling update: each service drains and a replacement starts; engines and detokenizers get new addresses."""
     for role in ("detok", "engine", "router"):
         for service in ring.of(role):
             service.drain()
@@ -124,7 +124,7 @@ def keys_rotate(ring: Ring) -> None:
 
 
 def two_machines_compute_one_engine(ring: Ring) -> None:
-    """The engine joins, and computes all streams while the other engines are replaced."""
+    """An engine with two ranks joins, and computes all streams while the other engines are replaced."""
     ranks = ring.launch_pair("engine-2")
     ring.wait_ready(ranks[0])
     ring.wait_known(ranks[0])
@@ -157,25 +157,25 @@ def _silence(ring: Ring) -> Iterator[None]:
 
 NAMES: Mapping[Role, str] = {"detok": "each detokenizer", "engine": "each engine", "router": "each router"}
 MOVES: Mapping[str, Scenario] = {
-    "an engine moves by drain": moves_by_drain("engine-0"),
-    "an engine vanishes, another takes its seat": vanishes("engine-1"),
-    "a detokenizer vanishes, another takes its seat": vanishes("detok-1"),
+    "an engine drains and moves to a new machine": moves_by_drain("engine-0"),
+    "an engine's machine is lost and replaced": vanishes("engine-1"),
+    "a detokenizer's machine is lost and replaced": vanishes("detok-1"),
 }
 ADDRESSES: Mapping[str, Scenario] = {
-    "DNS is silent, a detokenizer restarts": dns_is_silent,
-    "DNS says NXDOMAIN": dns_says_nxdomain,
+    "DNS does not answer while a detokenizer restarts": dns_is_silent,
+    "DNS answers NXDOMAIN": dns_says_nxdomain,
 }
 BY_DNS: Mapping[str, Scenario] = {
-    "keys rotate": keys_rotate,
-    "everything rolls": everything_rolls,
-    "two machines compute one engine": two_machines_compute_one_engine,
+    "keys are rotated": keys_rotate,
+    "rolling update of all services": everything_rolls,
+    "one engine runs on two machines": two_machines_compute_one_engine,
     "a detokenizer is added": detokenizer_added,
-    "a detokenizer drains": detokenizer_drains,
+    "a detokenizer drains and is not replaced": detokenizer_drains,
     **MOVES,
-    "each router vanishes, and comes back": routers_vanish,
+    "each router's machine is lost and returns": routers_vanish,
     **{f"{name} is cut off for 10 s": are_cut_off(role) for role, name in NAMES.items()},
     **ADDRESSES,
-    "DNS names half of the peers": dns_names_half,
+    "DNS returns half of the peers": dns_names_half,
 }
 BY_TCP: Mapping[str, Scenario] = {**MOVES, **ADDRESSES}
 BY_IPV6: Mapping[str, Scenario] = {**MOVES, "each router is cut off for 10 s": are_cut_off("router")}

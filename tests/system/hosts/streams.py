@@ -36,7 +36,7 @@ class Outcome:
     seconds: float = 0.0
     faults: list[str] = field(default_factory=list)
     broken: str = ""
-    """Why the scenario was not completed; empty: it was."""
+    """Why the scenario could not be completed; empty if it was."""
 
     @property
     def good(self) -> bool:

@@ -10,9 +10,9 @@ from tests.system.hosts.scenarios import BY_DNS
 from tests.system.hosts.streams import Outcome, run_disturbed, run_undisturbed
 
 QUICK = (
-    "a detokenizer vanishes, another takes its seat",
-    "an engine moves by drain",
-    "DNS says NXDOMAIN",
+    "a detokenizer's machine is lost and replaced",
+    "an engine drains and moves to a new machine",
+    "DNS answers NXDOMAIN",
 )
 
 
@@ -44,7 +44,7 @@ def test_disturbances_change_no_stream(ring, expected, name):
     assert outcome.streams >= len(expected)
     assert (outcome.failed, outcome.changed, outcome.broken) == (0, 0, ""), outcome.text
     # NXDOMAIN must not even move a stream.
-    assert bool(outcome.moves) == (name != "DNS says NXDOMAIN"), outcome.text
+    assert bool(outcome.moves) == (name != "DNS answers NXDOMAIN"), outcome.text
 
 
 def test_the_page_marks_pauses_that_are_too_long():

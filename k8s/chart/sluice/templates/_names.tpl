@@ -27,7 +27,7 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace 
 {{- end -}}
 
 {{- define "sluice.metadata" -}}
-{{/* Of an object: root, component, name. */ -}}
+{{/* Metadata of an object. Arguments: root, component, name. */ -}}
 name: {{ .name }}
 namespace: {{ .root.Release.Namespace }}
 labels:
@@ -43,7 +43,8 @@ labels:
 {{- end -}}
 
 {{- define "sluice.image" -}}
-{{/* Of a service: its own `image` merged over the common one. A digest belongs to one repository, so it is not inherited. */ -}}
+{{/* Image of a service: its own `image` overrides the common one. A digest is valid for one repository only, so a service
+with a repository of its own does not inherit it. */ -}}
 {{- $common := .root.Values.image -}}
 {{- $own := default dict .spec.image -}}
 {{- $image := mustMergeOverwrite (ternary (omit $common "digest") (deepCopy $common) (hasKey $own "repository")) $own -}}
@@ -64,7 +65,7 @@ labels:
 {{- range (default (list dict) .Values.engines) -}}
 {{- $spec := mustMergeOverwrite (deepCopy $.Values.engine) (omit (deepCopy .) "name" "model") -}}
 {{- $model := mustMergeOverwrite (deepCopy $.Values.model) (default dict .model) -}}
-{{/* A LeaderWorkerSet's controller creates a Service of the set's name, so that is never FULLNAME-engine. */ -}}
+{{/* A LeaderWorkerSet's controller creates a Service with the set's name, so the set must not be named FULLNAME-engine. */ -}}
 {{- $unnamed := ternary (printf "%s-engine-group" $full) (printf "%s-engine" $full) (gt ($spec.multiNode.size | int) 1) -}}
 {{- $object := ternary (printf "%s-engine-%s" $full .name) $unnamed (hasKey . "name") -}}
 {{- $pools = append $pools (dict "name" (default "" .name) "object" $object "spec" $spec "model" $model) -}}

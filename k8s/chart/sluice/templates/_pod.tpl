@@ -1,7 +1,8 @@
 {{/*
-A pod of a service. Arguments: root, component (router, engine, detok, gateway), pool (name of an engine's pool, or ""), spec (its
-values), model, settings (its rendered settings file), file (the key of that file in the ConfigMap), command, env, ports,
-volumes, mounts, resources, startupSeconds; the gateway has no model, ring port or keys; probed: false for processes that listen nowhere (ranks above 0).
+A pod of a service. Arguments: root, component (router, engine, detok, gateway), pool (name of the engine pool, or ""), spec
+(values of the service), model, settings (its rendered settings file), file (the key of this file in the ConfigMap), command,
+env, ports, volumes, mounts, resources, startupSeconds, probed (false for processes without a port: ranks above 0). The
+gateway has no model, ring port or keys.
 */}}
 
 {{- define "sluice.podTemplate" -}}
@@ -31,7 +32,7 @@ spec:
     runAsUser: 10001
     runAsGroup: 10001
     fsGroup: 10001
-    # Not file by file through a large cache of models at each start.
+    # Do not change the owner of every file in a large model cache at each start.
     fsGroupChangePolicy: OnRootMismatch
     seccompProfile: {type: RuntimeDefault}
   {{- with $root.Values.imagePullSecrets }}
@@ -61,7 +62,7 @@ spec:
     - maxSkew: 1
       topologyKey: kubernetes.io/hostname
       whenUnsatisfiable: ScheduleAnyway
-      # Pods of one revision: those that a rollout is about to remove do not count.
+      # Spread the pods of each revision separately: during a rollout, pods of the old revision do not count.
       matchLabelKeys: [pod-template-hash]
       labelSelector:
         matchLabels:
@@ -86,7 +87,7 @@ spec:
       {{- end }}
       {{- if $spec.preStopSeconds }}
       lifecycle:
-        # New calls go elsewhere before the drain begins: endpoints are removed while this sleeps.
+        # Endpoints are removed during this sleep, so that new calls go to other pods before the drain begins.
         preStop: {sleep: {seconds: {{ $spec.preStopSeconds }}}}
       {{- end }}
       securityContext:
@@ -147,7 +148,7 @@ livenessProbe:
 - {name: tmp, mountPath: /tmp}
 {{- if ne .component "gateway" }}
 {{- if .root.Values.ring.keys.enabled }}
-# Folders, never subPath: a rotated key must arrive in a running pod.
+# Mount folders, never a subPath: rotated keys must reach a running pod.
 - {name: key, mountPath: /etc/sluice/keys/secret, readOnly: true}
 - {name: public-keys, mountPath: /etc/sluice/keys/public, readOnly: true}
 {{- end }}
@@ -187,11 +188,11 @@ livenessProbe:
 {{- end }}
 - name: models
 {{- if eq .model.source "pvc" }}
-  persistentVolumeClaim: {claimName: {{ required "model.pvc: a claim is needed with source pvc" .model.pvc }}, readOnly: true}
+  persistentVolumeClaim: {claimName: {{ required "model.pvc is required with model.source: pvc" .model.pvc }}, readOnly: true}
 {{- else if eq .model.source "image" }}
-  image: {reference: {{ required "model.image: an image is needed with source image" .model.image }}}
+  image: {reference: {{ required "model.image is required with model.source: image" .model.image }}}
 {{- else if eq .model.source "hostPath" }}
-  hostPath: {path: {{ required "model.hostPath: a path is needed with source hostPath" .model.hostPath }}, type: Directory}
+  hostPath: {path: {{ required "model.hostPath is required with model.source: hostPath" .model.hostPath }}, type: Directory}
 {{- else if .model.hub.cachePvc }}
   persistentVolumeClaim: {claimName: {{ .model.hub.cachePvc }}}
 {{- else }}

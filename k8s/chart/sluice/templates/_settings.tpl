@@ -1,11 +1,11 @@
-{{/* The settings files of the services: what the chart decides, under each service's own `settings`. */}}
+{{/* The services' settings files: settings that the chart sets, overridden by each service's `settings`. */}}
 
 {{- define "sluice.anyInterface" -}}
 {{- ternary "::" "0.0.0.0" (eq .Values.ring.ipFamily "IPv6") -}}
 {{- end -}}
 
 {{- define "sluice.commonSettings" -}}
-{{/* As JSON. Arguments: root, spec, model. */ -}}
+{{/* Settings that all services share, as JSON. Arguments: root, spec, model. */ -}}
 {{- $values := .root.Values -}}
 {{- $common := dict
   "model" (ternary .model.path (printf "/models/%s" (trimPrefix "/" .model.path) | trimSuffix "/") (eq .model.source "hub"))
@@ -26,10 +26,10 @@
 {{- define "sluice.routerSettings" -}}
 {{- $router := .Values.router -}}
 {{- if and $router.tls.clientCa (not $router.tls.secretName) -}}
-{{- fail "router.tls.clientCa: clients show certificates over TLS only; router.tls.secretName is needed" -}}
+{{- fail "router.tls.clientCa requires router.tls.secretName: clients present certificates only over TLS" -}}
 {{- end -}}
 {{- if and $router.admin.enabled (not (or $router.admin.tokensSecret $router.tokens.secretName $router.settings.auth)) -}}
-{{- fail "router.admin.enabled: AdminService needs tokens: router.admin.tokensSecret or router.tokens.secretName" -}}
+{{- fail "router.admin.enabled requires tokens: set router.admin.tokensSecret or router.tokens.secretName" -}}
 {{- end -}}
 {{- $own := include "sluice.commonSettings" (dict "root" . "spec" $router "model" .Values.model) | fromJson -}}
 {{- $peer := printf "dns://%s-%%s.%s.svc.%s:%d" (include "sluice.fullname" .) .Release.Namespace .Values.clusterDomain (.Values.ring.port | int) -}}
@@ -82,7 +82,7 @@
 {{- $_ := set $own "insecure" true -}}
 {{- end -}}
 {{- if .Values.router.tls.secretName -}}
-{{- $_ := required "gatewayHttp.routerCa: routers have TLS, so the gateway needs the authority of their certificate" $gateway.routerCa -}}
+{{- $_ := required "gatewayHttp.routerCa is required with router.tls: the gateway verifies the routers' certificate with it" $gateway.routerCa -}}
 {{- $_ := set $own "router_ca" "/etc/sluice/router-ca/ca.crt" -}}
 {{- end -}}
 {{- mustMergeOverwrite $own (deepCopy $gateway.settings) | toYaml -}}
