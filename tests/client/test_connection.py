@@ -34,8 +34,8 @@ async def test_tls(authority, tmp_path) -> None:
             assert client.generate("p").text == "told by 0"
         async with AsyncClient(address, tls=tls) as client:
             assert [chunk async for chunk in client.stream("p")]
-        for wrong in (TlsOptions(ca=stranger.certificate), None):
-            with Client(address, tls=wrong) as client, pytest.raises(Unavailable):
+        for rejected in (TlsOptions(ca=stranger.certificate), None):
+            with Client(address, tls=rejected) as client, pytest.raises(Unavailable):
                 client.generate("p")
 
 
@@ -47,11 +47,11 @@ async def test_mutual_tls(authority, tmp_path) -> None:
             assert list(client.stream("p"))
         async with AsyncClient(address, tls=tls) as client:
             assert (await client.generate("p")).text == "told by 0"
-        for wrong in (
+        for rejected in (
             TlsOptions(authority.certificate),
             TlsOptions(authority.certificate, stranger.certificate, stranger.key),
         ):
-            with Client(address, tls=wrong) as client, pytest.raises(Unavailable):
+            with Client(address, tls=rejected) as client, pytest.raises(Unavailable):
                 client.generate("p")
 
 
@@ -72,9 +72,9 @@ async def test_token_and_tenant_are_sent_with_every_call() -> None:
             list(client.stream("p"))
         async with AsyncClient(address, **options) as client:
             assert [chunk async for chunk in client.stream("p")]
-    for found in plan.metadata:
+    for metadata in plan.metadata:
         expected = {"authorization": "Bearer s3cret", "x-sluice-tenant": "acme", "x-trace": "1"}
-        assert expected.items() <= found.items()
+        assert expected.items() <= metadata.items()
     assert len(plan.metadata) == 2
 
 
@@ -96,20 +96,20 @@ def test_an_invalid_token_is_not_in_the_error(name, value) -> None:
 def test_rejected_callers(code, reason, kind) -> None:
     plan = Plan()
     with tell(0, plan) as (address, _), Client(address, retry_timeout=60) as client:
-        for ask in (lambda: client.generate("p"), lambda: list(client.stream("p"))):
+        for call in (lambda: client.generate("p"), lambda: list(client.stream("p"))):
             plan.breaks.append((0, with_reason(code, reason)))
             with pytest.raises(kind) as caught:
-                ask()
+                call()
             assert not caught.value.retryable
     assert len(plan.seen) == 2
 
 
 async def test_a_stopped_router_is_abandoned(monkeypatch) -> None:
     """Its machine still acknowledges packets. With gRPC's defaults, calls would wait for a minute."""
-    soon = {"grpc.keepalive_time_ms": 200, "grpc.http2.ping_timeout_ms": 200}
+    short_timeouts = {"grpc.keepalive_time_ms": 200, "grpc.http2.ping_timeout_ms": 200}
     options = dict(connection.CHANNEL_OPTIONS)
-    assert options.keys() >= soon.keys()
-    monkeypatch.setattr(connection, "CHANNEL_OPTIONS", tuple((options | soon).items()))
+    assert options.keys() >= short_timeouts.keys()
+    monkeypatch.setattr(connection, "CHANNEL_OPTIONS", tuple((options | short_timeouts).items()))
     async with frozen_server() as port, AsyncClient(f"127.0.0.1:{port}", resume_timeout=0) as client:
         with pytest.raises(Unavailable):
             await asyncio.wait_for(client.generate("p"), 50)

@@ -37,7 +37,10 @@ async def test_each_source_is_loaded_at_every_router(addresses, script, second, 
     files = [(folder / name).read_bytes() for name in ("adapter_config.json", "adapter_model.safetensors")]
     for source in sources:
         path = source.get("path", "")
-        loaded = [RouterPromptAdapters(each, (PromptAdapter("terse", "1", 8, path),)) for each in addresses]
+        loaded = [
+            RouterPromptAdapters(router_address, (PromptAdapter("terse", "1", 8, path),))
+            for router_address in addresses
+        ]
         with Client(addresses) as client:
             assert client.load_prompt_adapter("terse", **source) == loaded
         async with AsyncClient(addresses) as client:
@@ -47,7 +50,9 @@ async def test_each_source_is_loaded_at_every_router(addresses, script, second, 
         {"files": admin_pb2.PromptAdapterFiles(config_json=files[0], safetensors=files[1])},
         {"path": "/prompts/terse"},
     ]
-    requests = [admin_pb2.LoadPromptAdapterRequest(prompt_adapter_id="terse", **each) for each in expected]
+    requests = [
+        admin_pb2.LoadPromptAdapterRequest(prompt_adapter_id="terse", **router_address) for router_address in expected
+    ]
     assert script.seen == second.seen == [request for request in requests for _ in range(2)]
 
 
@@ -66,13 +71,13 @@ async def test_all_pages_are_listed(addresses, script) -> None:
 
 
 async def test_unloading_fails_if_no_router_has_the_adapter(addresses, script, second) -> None:
-    for forget in (script, second):
-        for each in (script, second):
-            each.prompt_adapters["x"] = admin_pb2.PromptAdapter(prompt_adapter_id="x")
+    for updated_router in (script, second):
+        for router in (script, second):
+            router.prompt_adapters["x"] = admin_pb2.PromptAdapter(prompt_adapter_id="x")
         # The second router has already passed the change on.
-        del forget.prompt_adapters["x"]
+        del updated_router.prompt_adapters["x"]
         with Client(addresses) as client:
-            assert client.unload_prompt_adapter("x") == [RouterPromptAdapters(each) for each in addresses]
+            assert client.unload_prompt_adapter("x") == [RouterPromptAdapters(router) for router in addresses]
     async with AsyncClient(addresses) as client:
         with pytest.raises(AdapterNotFound, match="prompt_adapter_id is 'x'"):
             await client.unload_prompt_adapter("x")

@@ -34,7 +34,7 @@ SECONDS = 60.0
 
 
 class Router:
-    """A router that collects what it receives. It reads only when a test calls `look`."""
+    """A router that collects what it receives. It reads only when a test calls `read`."""
 
     def __init__(self, context, address, capacity=64):
         self.inbox = Inbox(context, address, ToRouter, capacity=capacity)
@@ -45,11 +45,11 @@ class Router:
         self.control, self.greeted_at = None, 0.0
 
     def greet(self, lane):
-        """Send a hello at every `look`: a draining process considers a router lost after a few seconds of silence."""
+        """Send a hello at every `read`: a draining process considers a router lost after a few seconds of silence."""
         self.control = lane
         send(lane, Hello("router", self.address))
 
-    def look(self, seconds=0.0, limit=256):
+    def read(self, seconds=0.0, limit=256):
         if self.control is not None and time.monotonic() - self.greeted_at > HELLO_SECONDS:
             self.greeted_at = time.monotonic()
             self.control.send(Hello("router", self.address))
@@ -75,13 +75,13 @@ class Router:
         if row.end is not None:
             self.ends[row.request] = row.end
 
-    def wait_for(self, what, *others):
+    def wait_for(self, condition, *other_routers):
         end = time.monotonic() + SECONDS
-        while not what() and time.monotonic() < end:
-            self.look(0.02)
-            for other in others:
-                other.look()
-        assert what()
+        while not condition() and time.monotonic() < end:
+            self.read(0.02)
+            for router in other_routers:
+                router.read()
+        assert condition()
 
 
 @pytest.fixture
@@ -136,14 +136,14 @@ def test_a_slow_router_loses_nothing_and_does_not_delay_others(context, routers,
     tokens = []
     opens = [Open(i, 1, 1, TextParams(), routers[i % 2].address, 1, 0) for i in range(streams)]
     try:
-        full = False
-        while not full:
-            full = len(tokens) >= 300 and service.waiting > 2
-            at, token = len(tokens), cycle[len(tokens) % len(cycle)]
+        last = False
+        while not last:
+            last = len(tokens) >= 300 and service.waiting > 2
+            offset, token = len(tokens), cycle[len(tokens) % len(cycle)]
             tokens.append(token)
-            rows = [TokenRow(i, 1, 0, at, [token], [], LENGTH if full else None) for i in range(streams)]
-            send(lane, TokenBatch.of("engine", 1, [] if at else opens, rows))
-            quick.look()
+            rows = [TokenRow(i, 1, 0, offset, [token], [], LENGTH if last else None) for i in range(streams)]
+            send(lane, TokenBatch.of("engine", 1, [] if offset else opens, rows))
+            quick.read()
         quick.wait_for(lambda: len(quick.ends) == streams // 2)
         assert len(slow.ends) == 0
         slow.wait_for(lambda: len(slow.ends) == streams // 2)
@@ -153,10 +153,10 @@ def test_a_slow_router_loses_nothing_and_does_not_delay_others(context, routers,
         lane.close()
         service.close(0.0)
         inbox.close()
-    whole = tokenizer.decode(tokens)
+    text_of_all = tokenizer.decode(tokens)
     for router in routers:
-        assert set(router.texts.values()) == {whole}
-        assert all(got == tokens for got in router.tokens.values())
+        assert set(router.texts.values()) == {text_of_all}
+        assert all(router_tokens == tokens for router_tokens in router.tokens.values())
         assert router.gaps == 0
     assert service.streams == 0
 
@@ -231,41 +231,49 @@ def test_streams_that_outlive_the_drain_end_with_an_error(context, routers, tmp_
         process.child.kill()
 
 
-@pytest.mark.parametrize("sent", [0, 1, 17, 60])
-def test_streams_of_a_killed_process_continue_in_another(context, routers, tmp_path, sent):
-    """The other process knows nothing but the caller's tokens."""
+@pytest.mark.parametrize("num_tokens", [0, 1, 17, 60])
+def test_streams_of_a_killed_process_continue_in_another(context, routers, tmp_path, num_tokens):
+    """The other process has only the tokens that the caller has received."""
     router, _ = routers
     tokenizer = Tokenizer.from_file(str(TINY / "tokenizer.json"))
     tokens = tokenizer.encode("def f(n):\n    return '🚀 日本 👩\u200d🚀' + n  # ✓ done\n" * 3).ids
     stops = {1: (), 2: ("n  # ✓ do", "never"), 3: ("日本 👩\u200d", "\n\n")}
-    whole = tokenizer.decode(tokens)
+    text = tokenizer.decode(tokens)
     first, second = [Process(tmp_path / str(i), "--drain-timeout", "60") for i in range(2)]
     try:
         lane = Lane(context, first.ready["address"])
         send(lane, TokenBatch.of("engine", 1, [opening(i, router, stop) for i, stop in stops.items()], []))
-        for at in range(sent):
-            send(lane, TokenBatch.of("engine", 1, [], [TokenRow(i, 1, 0, at, [tokens[at]], [], None) for i in stops]))
-        if sent:
+        for offset in range(num_tokens):
+            send(
+                lane,
+                TokenBatch.of("engine", 1, [], [TokenRow(i, 1, 0, offset, [tokens[offset]], [], None) for i in stops]),
+            )
+        if num_tokens:
             router.wait_for(lambda: len(router.tokens) == 3)
         first.child.kill()
         first.child.wait()
         lane.close()
         router.attempt = 2
-        left = {i: stop for i, stop in stops.items() if i not in router.ends}
-        has = {i: list(router.tokens.get(i, [])) for i in left}
+        open_streams = {i: stop for i, stop in stops.items() if i not in router.ends}
+        received = {i: list(router.tokens.get(i, [])) for i in open_streams}
         lane = Lane(context, second.ready["address"])
-        opens = [opening(i, router, stop, 2, {0: has[i]} if has[i] else {}) for i, stop in left.items()]
+        opens = [
+            opening(i, router, stop, 2, {0: received[i]} if received[i] else {}) for i, stop in open_streams.items()
+        ]
         send(lane, TokenBatch.of("engine", 2, opens, []))
         send(
             lane,
             TokenBatch.of(
-                "engine", 2, [], [TokenRow(i, 2, 0, len(has[i]), tokens[len(has[i]) :], [], LENGTH) for i in left]
+                "engine",
+                2,
+                [],
+                [TokenRow(i, 2, 0, len(received[i]), tokens[len(received[i]) :], [], LENGTH) for i in open_streams],
             ),
         )
         router.wait_for(lambda: len(router.ends) == 3)
         assert router.tokens[1] == tokens
         assert router.texts == {
-            i: whole[: min((whole.index(one) for one in stop if one in whole), default=len(whole))]
+            i: text[: min((text.index(stop_string) for stop_string in stop if stop_string in text), default=len(text))]
             for i, stop in stops.items()
         }
         assert [router.ends[i].stop_string for i in (1, 2, 3)] == [None, stops[2][0], stops[3][0]]
@@ -333,7 +341,7 @@ def run(*flags, **variables):
 
 
 @pytest.mark.parametrize(
-    ("flags", "variables", "named"),
+    ("flags", "variables", "quoted"),
     [
         ([], {}, "model"),
         (["--model", "/nowhere"], {}, "/nowhere"),
@@ -344,27 +352,27 @@ def run(*flags, **variables):
         (["--model", str(TINY)], {"SLUICE_DETOK_PORT": "1"}, "SLUICE_DETOK_PORT"),
     ],
 )
-def test_bad_settings_are_named(flags, variables, named):
-    done = run(*flags, **variables)
-    assert done.returncode == 1
-    assert named in done.stderr
-    assert "Traceback" not in done.stderr
+def test_bad_settings_are_named(flags, variables, quoted):
+    result = run(*flags, **variables)
+    assert result.returncode == 1
+    assert quoted in result.stderr
+    assert "Traceback" not in result.stderr
 
 
 @pytest.mark.parametrize("address", ["ipc://{}/detok", "tcp://127.0.0.1:*"])
 def test_an_address_in_use_is_reported_in_one_line(context, tmp_path, address):
     inbox = Inbox(context, address.format(tmp_path), ToDetokenizer, security=Security(insecure=True))
-    done = run("--model", str(TINY), "--insecure-ring", "--listen", inbox.address)
-    who = f"process {os.getpid()}" if address.startswith("ipc") else "another process"
-    assert json.loads(done.stderr)["error"] == f"cannot listen on {inbox.address}: {who} listens there"
-    assert done.returncode == 1
+    result = run("--model", str(TINY), "--insecure-ring", "--listen", inbox.address)
+    owner = f"process {os.getpid()}" if address.startswith("ipc") else "another process"
+    assert json.loads(result.stderr)["error"] == f"cannot listen on {inbox.address}: {owner} listens there"
+    assert result.returncode == 1
     inbox.close()
 
 
 def test_help_and_light_imports():
-    done = run("--help")
-    assert done.returncode == 0
-    assert "--drain-timeout" in done.stdout
+    result = run("--help")
+    assert result.returncode == 0
+    assert "--drain-timeout" in result.stdout
     code = (
         "import sys, detok_service.__main__; print([m for m in sys.modules if m in ('torch', 'transformers', 'numpy')])"
     )

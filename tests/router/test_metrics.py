@@ -48,18 +48,18 @@ async def test_requests_and_tokens_by_outcome(client, ring):
     await client.generate(text_spec(n=2))
     await refused(client.generate(text_spec(n=1000)))
     await client.until(lambda: not client.router.ring.requests.open)
-    found = scrape(client.router)
-    assert found("requests_total", outcome="LENGTH", status="OK") == 2
-    assert found("requests_total", outcome="INVALID_ARGUMENT", status="INVALID_ARGUMENT") == 1
-    assert found("completion_tokens_total") == 3 * TOKENS
+    after = scrape(client.router)
+    assert after("requests_total", outcome="LENGTH", status="OK") == 2
+    assert after("requests_total", outcome="INVALID_ARGUMENT", status="INVALID_ARGUMENT") == 1
+    assert after("completion_tokens_total") == 3 * TOKENS
     prompts = sum(len(call.submit.prompt) for call in ring.calls)
-    assert found("prompt_tokens_total") == prompts
-    assert found("cached_tokens_total") == sum(len(call.submit.prompt) // 2 for call in ring.calls)
-    assert found("first_token_seconds_count") == found("request_seconds_count") == found("queue_seconds_count") == 2
+    assert after("prompt_tokens_total") == prompts
+    assert after("cached_tokens_total") == sum(len(call.submit.prompt) // 2 for call in ring.calls)
+    assert after("first_token_seconds_count") == after("request_seconds_count") == after("queue_seconds_count") == 2
     # The first token of each of the three sequences has no predecessor.
-    assert found("inter_token_seconds_count") == 3 * (TOKENS - 1)
-    assert found("inter_token_seconds_bucket", le="+Inf") == found("inter_token_seconds_count")
-    assert found("requests_on_ring") == found("permits") == 0
+    assert after("inter_token_seconds_count") == 3 * (TOKENS - 1)
+    assert after("inter_token_seconds_bucket", le="+Inf") == after("inter_token_seconds_count")
+    assert after("requests_on_ring") == after("permits") == 0
 
 
 async def test_lost_steps_and_subscribers_are_counted(client, ring):

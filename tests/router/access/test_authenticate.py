@@ -182,7 +182,7 @@ async def test_tokens_are_reloaded(guarded, tokens, ring):
     ("text", "problem"),
     [
         ("", "has no tokens"),
-        ("# nobody\n\n", "has no tokens"),
+        ("# no tokens\n\n", "has no tokens"),
         (f"\n{ALICE}\n", "line 2: must be TOKEN TENANT"),
         (f"{ALICE} alice user\n", "line 1: must be TOKEN TENANT"),
         (f"{ALICE} alice admin more\n", "line 1: must be TOKEN TENANT"),
@@ -219,7 +219,7 @@ async def test_unusable_settings_prevent_the_start(start, settings):
         await start(wait=False, **settings)
 
 
-class Asked:
+class RecordingLogger:
     """A logger that records its lines."""
 
     def __init__(self):
@@ -230,7 +230,7 @@ class Asked:
 
 
 def hook(function, seconds=10.0):
-    return AuthHook(function, seconds, Asked())
+    return AuthHook(function, seconds, RecordingLogger())
 
 
 async def test_the_auth_function_names_the_caller_in_a_thread_or_on_the_loop():
@@ -275,25 +275,25 @@ async def test_a_failure_of_the_auth_function_only_refuses_the_call(outcome, rea
         return plain(metadata, peer)
 
     for function in (plain, coroutine):
-        asked = hook(function)
+        auth = hook(function)
         with pytest.raises(RequestError) as error:
-            await asked.authenticate({"authorization": ALICE}, PEER)
+            await auth.authenticate({"authorization": ALICE}, PEER)
         assert error.value.metadata["cause"] == reason
-        assert ALICE not in str(asked._log.lines)
+        assert ALICE not in str(auth._log.lines)
 
 
 async def test_an_auth_function_that_never_returns_times_out_and_does_not_block_later_calls():
-    waiting = threading.Event()
-    stuck = hook(lambda metadata, peer: waiting.wait(60), 0.05)
+    go_on = threading.Event()
+    stuck = hook(lambda metadata, peer: go_on.wait(60), 0.05)
 
-    async def ask():
+    async def call_hook():
         with pytest.raises(RequestError, match="in time"):
             await stuck.authenticate({}, PEER)
 
-    before = threading.active_count()
-    await asyncio.gather(*(ask() for _ in range(3 * MAX_THREADS)))
-    assert threading.active_count() - before <= MAX_THREADS
-    waiting.set()
+    threads_before = threading.active_count()
+    await asyncio.gather(*(call_hook() for _ in range(3 * MAX_THREADS)))
+    assert threading.active_count() - threads_before <= MAX_THREADS
+    go_on.set()
 
 
 async def test_an_auth_function_together_with_tokens(ring, start, tokens, tmp_path, monkeypatch):

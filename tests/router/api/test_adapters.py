@@ -135,13 +135,13 @@ async def test_uploaded_files_are_sent_again_to_an_engine_that_lost_them(ring, s
     assert len(ring.calls) == 2
 
 
-async def test_a_request_fails_if_its_adapters_files_are_nowhere(ring, serving, start, folder):
+async def test_a_request_fails_if_neither_router_nor_engine_has_its_adapters_files(ring, serving, start, folder):
     client = await serving(recovery_attempts=2)
     await load(client, "x", files=A)
-    other = await start(listen=f"ipc://{folder}/other")
-    await other.until(lambda: other.router.ring.adapters.find("x") is not None)
+    other_client = await start(listen=f"ipc://{folder}/other")
+    await other_client.until(lambda: other_client.router.ring.adapters.find("x") is not None)
     libraries(ring)[0].host.clear()
-    details = await refused(other.events(text_spec(lora_id="x")))
+    details = await refused(other_client.events(text_spec(lora_id="x")))
     assert (details.code, details.info.reason) == (StatusCode.FAILED_PRECONDITION, "ADAPTER_MISSING")
     # The router that received the upload still has them.
     assert (await client.events(text_spec(lora_id="x")))[-1].HasField("done")
@@ -149,17 +149,17 @@ async def test_a_request_fails_if_its_adapters_files_are_nowhere(ring, serving, 
 
 async def test_every_router_and_a_new_engine_know_what_is_loaded(ring, serving, start, folder):
     client = await serving()
-    other = await start(listen=f"ipc://{folder}/other")
+    other_client = await start(listen=f"ipc://{folder}/other")
     await load(client, "x", "/a")
     await load(client, "y", "/b")
-    await other.until(lambda: other.router.ring.adapters.find("y") is not None)
-    await other.models.UnloadLora(admin.UnloadLoraRequest(lora_id="x"))
+    await other_client.until(lambda: other_client.router.ring.adapters.find("y") is not None)
+    await other_client.models.UnloadLora(admin.UnloadLoraRequest(lora_id="x"))
     await client.until(lambda: client.router.ring.adapters.find("x") is None)
     # A new process at the engine's address knows no adapters until a router sends them.
     (engine,) = ring.engines.values()
     engine.epoch += 1
     engine.serve_adapters().folders["/b"] = B
-    await client.until(lambda: {each.id for each in (engine.adapters.news(0) or A_NEWS).entries} == {"x", "y"})
+    await client.until(lambda: {entry.id for entry in (engine.adapters.news(0) or A_NEWS).entries} == {"x", "y"})
     assert (await client.events(text_spec(lora_id="y")))[-1].HasField("done")
 
 
@@ -205,9 +205,9 @@ async def test_a_refused_upload_leaves_nothing_behind(ring, serving):
         yield admin.UploadLoraRequest(header=admin.UploadLoraHeader(lora_id="x", config_json=A.config))
         yield admin.UploadLoraRequest(data=A.weights)
 
-    for call, field in ((client.models.UploadLora(parts()), "data"), (load(client, "x", files=A), "weights")):
+    for call, expected_field in ((client.models.UploadLora(parts()), "data"), (load(client, "x", files=A), "weights")):
         details = await refused(call)
-        assert (details.code, details.fields) == (StatusCode.INVALID_ARGUMENT, [field])
+        assert (details.code, details.fields) == (StatusCode.INVALID_ARGUMENT, [expected_field])
         assert not (await listed(client)).loras
         assert client.router.ring.adapters.files.nbytes == 0
     assert all(engine.adapters.news(0) is None for engine in ring.engines.values())
@@ -278,7 +278,7 @@ async def test_configured_adapters_are_loaded_from_the_start(serving):
 
 @pytest.mark.parametrize("removed", [False, True])
 async def test_a_change_by_a_call_takes_precedence_over_the_settings(ring, serving, removed):
-    """Even if this router hears of the change only after it has loaded the configured adapters."""
+    """Even if this router learns of the change only after it has loaded the configured adapters."""
     client = await serving(lora_adapters={"x": "/a"})
     adapters = client.router.ring.adapters
     await client.until(lambda: adapters.find("x") is not None)
@@ -296,9 +296,9 @@ async def test_a_request_that_arrives_before_any_heartbeat(ring, serving, start,
     await client.until(lambda: engine.adapters.news(0) is not None)
     await client.router.stop(0.0)
     monkeypatch.setattr("router.peers.learning.LEARN_SECONDS", 60.0)
-    other = await start(wait=False, listen=f"ipc://{folder}/other")
-    asked = (text_spec(lora_id="x"), text_spec(model="x"))
-    for events in await asyncio.gather(*map(other.events, asked)):
+    other_client = await start(wait=False, listen=f"ipc://{folder}/other")
+    specs = (text_spec(lora_id="x"), text_spec(model="x"))
+    for events in await asyncio.gather(*map(other_client.events, specs)):
         assert events[0].started.model_fingerprint == f"fingerprint.{A.version}"
 
 
@@ -309,7 +309,7 @@ async def test_requests_wait_for_a_configured_adapter_which_is_loaded_once_its_e
     monkeypatch.setattr("router.peers.learning.RETRY_SECONDS", 0.05)
     client = await serving(lora_adapters={"x": "/a"})
     (engine,) = ring.engines.values()
-    asked = asyncio.ensure_future(client.events(text_spec(lora_id="x")))
+    waiting = asyncio.ensure_future(client.events(text_spec(lora_id="x")))
 
     def die(_) -> None:
         engine.restart()
@@ -317,7 +317,7 @@ async def test_requests_wait_for_a_configured_adapter_which_is_loaded_once_its_e
 
     engine.adapters.on_message = die
     await client.until(lambda: client.lines("adapter_not_loaded"))
-    assert (await asked)[-1].HasField("done")
+    assert (await waiting)[-1].HasField("done")
 
 
 async def test_a_folder_whose_files_differ_between_engines_is_refused(ring, serving):
@@ -351,17 +351,19 @@ async def test_concurrent_loads_are_bounded(ring, serving):
     """Otherwise an engine would have to drop some of its answers, and their callers would wait for minutes."""
     client = await serving()
     (engine,) = ring.engines.values()
-    held, take = [], engine.adapters.on_message
-    engine.adapters.on_message = held.append
+    messages, handle = [], engine.adapters.on_message
+    engine.adapters.on_message = messages.append
     loads = [asyncio.ensure_future(load(client, f"x{i}", "/a")) for i in range(MAX_LOADS)]
-    await client.until(lambda: len([each for each in held if isinstance(each, LoadAdapter)]) == MAX_LOADS)
+    await client.until(
+        lambda: len([load_message for load_message in messages if isinstance(load_message, LoadAdapter)]) == MAX_LOADS
+    )
     details = await refused(load(client, "one-more", "/a"))
     assert (details.code, details.info.reason) == (StatusCode.RESOURCE_EXHAUSTED, "OVERLOADED")
     assert f"{MAX_LOADS} loads" in details.error.details()
-    engine.adapters.on_message = take
-    for message in held:
-        take(message)
-    assert {each.version for each in await asyncio.gather(*loads)} == {A.version}
+    engine.adapters.on_message = handle
+    for message in messages:
+        handle(message)
+    assert {load_message.version for load_message in await asyncio.gather(*loads)} == {A.version}
     await load(client, "one-more", "/a")
 
 
@@ -379,7 +381,7 @@ async def test_the_number_of_adapters_is_bounded_and_pages_list_all(serving):
         await load(client, f"x{i}", "/a")
     first = await listed(client, page_size=3)
     second = await listed(client, page_size=3, page_token=first.next_page_token)
-    assert [each.lora_id for each in (*first.loras, *second.loras)] == [f"x{i}" for i in range(5)]
+    assert [lora.lora_id for lora in (*first.loras, *second.loras)] == [f"x{i}" for i in range(5)]
     assert not second.next_page_token
     details = await refused(listed(client, page_size=1001))
     assert details.fields == ["page_size"]
@@ -389,5 +391,5 @@ async def test_the_number_of_adapters_is_bounded_and_pages_list_all(serving):
     assert details.fields == ["lora_id"]
     details = await refused(load(client, "one-more", "/a"))
     assert (details.code, details.info.reason) == (StatusCode.RESOURCE_EXHAUSTED, "OVERLOADED")
-    # An existing one can be loaded again.
+    # An adapter that is already loaded can be replaced.
     assert (await load(client, "x7", "/b")).version == B.version

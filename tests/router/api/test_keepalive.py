@@ -61,11 +61,18 @@ async def test_silent_streams_and_calls_and_idle_connections_stay_open(begin, ri
     monkeypatch.setattr(connection, "CHANNEL_OPTIONS", tuple((dict(connection.CHANNEL_OPTIONS) | fast).items()))
     client = await begin()
     ring.script = after_silence
-    async with pinging(client) as channel, AsyncClient(f"127.0.0.1:{client.router.port}", resume_timeout=0) as own:
+    async with (
+        pinging(client) as channel,
+        AsyncClient(f"127.0.0.1:{client.router.port}", resume_timeout=0) as own_client,
+    ):
         plain = Client(client.router, channel, client.logs)
-        stream = own.stream("x")
+        stream = own_client.stream("x")
         events, answer, own_answer, _, _ = await asyncio.gather(
-            plain.events(text_spec()), plain.generate(text_spec()), own.generate("x"), read(stream), stay_ready(client)
+            plain.events(text_spec()),
+            plain.generate(text_spec()),
+            own_client.generate("x"),
+            read(stream),
+            stay_ready(client),
         )
     assert events[-1].done.usage.completion_tokens == 24
     assert answer.usage.completion_tokens == own_answer.usage.completion_tokens == 24

@@ -38,11 +38,11 @@ async def busy(client, ring, **fields):
 
 async def until_full(lane, fill=lambda: None):
     """Wait until a lane is full and stays full: ZeroMQ makes room while it moves frames into the kernel's buffers."""
-    quiet = 0
-    while quiet < 30:
+    full_polls = 0
+    while full_polls < 30:
         fill()
-        quiet = 0 if lane.ready() else quiet + 1
-        await asyncio.sleep(0.05 if quiet else 0)
+        full_polls = 0 if lane.ready() else full_polls + 1
+        await asyncio.sleep(0.05 if full_polls else 0)
 
 
 async def test_a_silent_engine_is_lost_and_returns(ring, start):
@@ -96,13 +96,13 @@ async def test_a_router_that_replaces_another_reports_no_loss(ring, start):
 async def test_a_disconnected_and_silent_peer_is_lost_long_before_the_timeout(ring, start, monkeypatch):
     # Sooner than a heartbeat could be missed: a refused connection is enough.
     monkeypatch.setattr("router.peers.peers.HUNG_UP_SECONDS", 600.0)
-    dying, other = ring.add_engine("dying"), ring.add_engine("other")
+    first_engine, second_engine = ring.add_engine("dying"), ring.add_engine("other")
     ring.add_detokenizer()
     client = await start(peer_timeout=600.0)
     call = await busy(client, ring)
-    (first,) = ring.calls
+    (first_call,) = ring.calls
     ring.script = generate
-    dead = dying if first.submit.engine_epoch == dying.epoch else other
+    dead = first_engine if first_call.submit.engine_epoch == first_engine.epoch else second_engine
     await dead.close()
     await client.until(lambda: client.lines("peer_lost"))
     assert (await rest(call))[-1].HasField("done")
@@ -122,13 +122,16 @@ def accepting_without_answer(address):
 
 async def heartbeats_for(client, peer, seconds):
     """Wait until heartbeats of the peer have arrived for this number of seconds."""
-    heard = []
-    hear, peer.on_heartbeat = peer.on_heartbeat, lambda heartbeat, now: (heard.append(now), hear(heartbeat, now))
-    await client.until(lambda: heard and time.monotonic() - heard[0] > seconds)
+    arrivals = []
+    on_heartbeat, peer.on_heartbeat = (
+        peer.on_heartbeat,
+        lambda heartbeat, now: (arrivals.append(now), on_heartbeat(heartbeat, now)),
+    )
+    await client.until(lambda: arrivals and time.monotonic() - arrivals[0] > seconds)
 
 
 async def test_a_disconnected_peer_that_still_sends_heartbeats_is_not_lost(ring, start, monkeypatch):
-    # On a busy machine the fakes' heartbeats are late.
+    # Long enough for the fakes' heartbeats, which are late on a busy machine.
     monkeypatch.setattr("router.peers.peers.HUNG_UP_SECONDS", 4.0)
     engine = ring.add_engine()
     ring.add_detokenizer()
@@ -207,13 +210,13 @@ async def test_the_successor_of_a_detokenizer_gets_drops_of_given_up_attempts(ri
 
 
 async def test_an_abort_whose_engine_dies_still_ends_normally(ring, start):
-    async def deaf(call):
+    async def start_and_ignore_cancels(call):
         await call.send(start=True)
 
     engine = ring.add_engine()
     ring.add_detokenizer()
     client = await start(peer_timeout=1.0)
-    ring.script = deaf
+    ring.script = start_and_ignore_cancels
     events = asyncio.ensure_future(client.events(text_spec(request_id="r")))
     await client.until(lambda: ring.calls)
     await client.generation.Abort(pb.AbortRequest(request_id="r"))
@@ -243,13 +246,13 @@ async def test_no_peer_within_peer_wait(start):
 
 
 async def test_draining_peers_get_no_new_requests(ring, start):
-    draining, other = ring.add_engine("a"), ring.add_engine("b")
+    draining, serving = ring.add_engine("a"), ring.add_engine("b")
     ring.add_detokenizer()
     client = await start()
     draining.draining = True
     await client.until(lambda: [peer.name for peer in client.router.ring.membership.engines.usable] == ["b"])
     await asyncio.gather(*(client.events(text_spec()) for _ in range(4)))
-    assert (len(draining.calls), len(other.calls)) == (0, 4)
+    assert (len(draining.calls), len(serving.calls)) == (0, 4)
 
 
 async def test_heartbeats_from_unknown_addresses_are_counted_and_ignored(ring, start):

@@ -54,7 +54,7 @@ WAITS = (
     (dispatch, "FULL_LANE_RETRY_SECONDS"),
     (cancel_queue, "CANCEL_RETRY_SECONDS"),
 )
-"""None, because the machine runs without delays."""
+"""Delays that are set to 0, because the machine runs without delays."""
 FAULTS = ("OVERLOADED", "DRAINING", "STEP_FAILED", "ROWS_LOST", "ENGINE_LOST")
 SILENT = structlog.wrap_logger(None, processors=[lambda *_: (_ for _ in ()).throw(structlog.DropEvent)])
 
@@ -155,15 +155,15 @@ class Machine(RuleBasedStateMachine):
     @initialize(count=st.integers(1, 3))
     def begin(self, count):
         for _ in range(count):
-            self.ask(2, True, True)
+            self.add_request(2, True, True)
 
     @rule(n=st.integers(1, 3), streaming=st.booleans(), reading=st.booleans(), scored=st.booleans())
-    def ask(self, n, streaming, reading, scored=False):
+    def add_request(self, n, streaming, reading, scored=False):
         prompt = [next(self.numbers), 7, 8, *range(next(self.numbers) % 5 if scored else 0)]
         output = pb.OutputOptions(token_ids=True, prompt_logprobs=0 if scored else None)
-        spec = pb.GenerationSpec(token_ids=pb.TokenIds(ids=prompt), n=n, output=output)
-        found = parse(spec, model(), limits_of(RouterSettings(model="m"), 2048), streaming)
-        live = self.requests.add(found)
+        message = pb.GenerationSpec(token_ids=pb.TokenIds(ids=prompt), n=n, output=output)
+        parsed = parse(message, model(), limits_of(RouterSettings(model="m"), 2048), streaming)
+        live = self.requests.add(parsed)
         live.on_tokenized(prompt, live.spec.sampling, RetentionParams())
         client = Client(live)
         if reading:
@@ -172,21 +172,21 @@ class Machine(RuleBasedStateMachine):
         self.clients.append(client)
         self.do()
 
-    def make(self, name, count):
+    def run_engine(self, name, count):
         engine = self.ring.machines[name]
         engine.read_lane()
         engine.step(count)
 
-    def bring(self, name, count):
+    def deliver_batch(self, name, count):
         self.do(self.dispatcher.on_text_batch, self.ring.next_batch(name, count))
 
     @rule(name=st.sampled_from(ENGINES), count=st.integers(1, 4))
     def step(self, name, count):
-        self.make(name, count)
+        self.run_engine(name, count)
 
     @rule(name=st.sampled_from(DETOKENIZERS), count=st.integers(1, 8))
     def deliver(self, name, count):
-        self.bring(name, count)
+        self.deliver_batch(name, count)
 
     @rule(name=st.sampled_from(DETOKENIZERS), count=st.integers(1, 8))
     def deliver_twice(self, name, count):
@@ -206,7 +206,7 @@ class Machine(RuleBasedStateMachine):
         if wire:
             epoch, _, _ = wire.popleft()
             if data.draw(st.booleans()):
-                self.bring(name, 3)
+                self.deliver_batch(name, 3)
             peer = next(peer for peer in self.ring.detokenizers.all if peer.address == name)
             self.do(self.losses.on_frames_lost_between, epoch, peer)
 
@@ -246,9 +246,9 @@ class Machine(RuleBasedStateMachine):
 
     @rule()
     def heal(self):
-        self.mend()
+        self.restore_peers()
 
-    def mend(self):
+    def restore_peers(self):
         for peer in self.peers():
             peer.alive, peer.stalled, peer.heartbeat = True, False, _drained(peer.heartbeat, False)
             peer.lane.room = 1 << 60
@@ -279,9 +279,9 @@ class Machine(RuleBasedStateMachine):
         data.draw(st.sampled_from(self.clients)).reading.clear()
         for _ in range(2):
             for name in ENGINES:
-                self.make(name, 3)
+                self.run_engine(name, 3)
             for name in DETOKENIZERS:
-                self.bring(name, 100)
+                self.deliver_batch(name, 100)
 
     @precondition(lambda self: self.clients)
     @rule(data=st.data())
@@ -292,7 +292,7 @@ class Machine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.clients)
     @rule(data=st.data())
-    def go_away(self, data):
+    def disconnect(self, data):
         data.draw(st.sampled_from(self.clients)).task.cancel()
         self.do()
 
@@ -329,14 +329,14 @@ class Machine(RuleBasedStateMachine):
         """The prompt's log-probabilities are complete in `Started`, unless the request was aborted before."""
         spec, prompt = client.live.spec, client.live.prompt
         starts = [event.started for event in client.events if event.HasField("started")]
-        found = starts[0].prompt_logprobs if starts else client.prompt_logprobs
-        if not found:
+        prompt_logprobs = starts[0].prompt_logprobs if starts else client.prompt_logprobs
+        if not prompt_logprobs:
             assert spec.prompt_logprobs is None or not (starts or client.events)
             return
-        assert [its.token_id for its in found] == prompt[: len(found)]
-        assert [its.rank for its in found] == list(range(len(found)))
-        assert len(found) == len(prompt) or client.live.aborted
-        assert not found[0].HasField("logprob")
+        assert [logprob.token_id for logprob in prompt_logprobs] == prompt[: len(prompt_logprobs)]
+        assert [logprob.rank for logprob in prompt_logprobs] == list(range(len(prompt_logprobs)))
+        assert len(prompt_logprobs) == len(prompt) or client.live.aborted
+        assert not prompt_logprobs[0].HasField("logprob")
 
     def check_events(self, client):
         self.check_prompt(client)
@@ -355,16 +355,16 @@ class Machine(RuleBasedStateMachine):
 
     def teardown(self):
         try:
-            self.mend()
+            self.restore_peers()
             for client in self.clients:
                 client.reading.set()
             for _ in range(400):
                 if all(client.task.done() for client in self.clients) and not self.requests.on_ring:
                     break
                 for name in ENGINES:
-                    self.make(name, 4)
+                    self.run_engine(name, 4)
                 for name in DETOKENIZERS:
-                    self.bring(name, 1000)
+                    self.deliver_batch(name, 1000)
             for client in self.clients:
                 self.check_end(client)
             assert not self.requests.on_ring
@@ -405,16 +405,16 @@ TestRecovery.settings = examples(60, stateful_step_count=50, suppress_health_che
 def test_an_aborted_request_with_a_slow_client_is_not_paused():
     """Rows that were on their way when it was cancelled must not pause it: it would be submitted again afterwards."""
     machine = Machine()
-    machine.ask(n=1, streaming=True, reading=False)
+    machine.add_request(n=1, streaming=True, reading=False)
     (client,) = machine.clients
     (engine,) = [name for name in ENGINES if machine.ring.machines[name].peer.lane.messages]
-    machine.make(engine, 1)
+    machine.run_engine(engine, 1)
     for name in DETOKENIZERS:
-        machine.bring(name, 100)
-    machine.make(engine, 3)
+        machine.deliver_batch(name, 100)
+    machine.run_engine(engine, 3)
     machine.do(machine.dispatcher.abort, client.live)
     for name in DETOKENIZERS:
-        machine.bring(name, 100)
+        machine.deliver_batch(name, 100)
     assert client.live.log.undelivered > BOUND
     machine.teardown()
     assert client.live.attempts == 1

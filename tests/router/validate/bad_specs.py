@@ -54,8 +54,8 @@ def ids(*tokens, **fields):
     return pb.GenerationSpec(token_ids=TokenIds(ids=tokens), **fields)
 
 
-def calls(*found: pb.ToolCall) -> pb.GenerationSpec:
-    return pb.GenerationSpec(chat=ChatPrompt(messages=[ChatMessage(role="assistant", tool_calls=found)]))
+def calls(*tool_calls: pb.ToolCall) -> pb.GenerationSpec:
+    return pb.GenerationSpec(chat=ChatPrompt(messages=[ChatMessage(role="assistant", tool_calls=tool_calls)]))
 
 
 def chat(*messages, **fields):
@@ -75,8 +75,12 @@ def table(*extra_ids):
 
 def embeds(name: str = "", path: str = "", **fields):
     """A prompt of embeddings, and its invalid field, or the one at `path` of the spec."""
-    own = {key: fields.pop(key) for key in ("shape", "dtype", "data") if key in fields}
-    return pb.GenerationSpec(prompt_embeds=rows_of(**own), **fields), INVALID, f"spec.{path or f'prompt_embeds.{name}'}"
+    rows_fields = {key: fields.pop(key) for key in ("shape", "dtype", "data") if key in fields}
+    return (
+        pb.GenerationSpec(prompt_embeds=rows_of(**rows_fields), **fields),
+        INVALID,
+        f"spec.{path or f'prompt_embeds.{name}'}",
+    )
 
 
 def variables(**fields):
@@ -85,9 +89,9 @@ def variables(**fields):
     return struct
 
 
-def kept(*ranges, field="end", i=0, **fields):
+def retention(*ranges, field="end", i=0, **fields):
     """A prompt of ten tokens with these retention ranges, and the invalid field."""
-    options = KvCacheOptions(prompt_retention=[TokenRangeRetention(**found) for found in ranges])
+    options = KvCacheOptions(prompt_retention=[TokenRangeRetention(**token_range) for token_range in ranges])
     return ids(*[5] * 10, kv_cache=options, **fields), INVALID, f"spec.kv_cache.prompt_retention[{i}].{field}"
 
 
@@ -296,28 +300,28 @@ SPECS = [
     ("negative priority", text_spec(priority=-1), INVALID, "spec.priority"),
     ("long salt", text_spec(kv_cache=KvCacheOptions(salt="s" * 257)), INVALID, "spec.kv_cache.salt"),
     # Retention.
-    ("empty range", *kept({"start": 3, "end": 3})),
-    ("backward range", *kept({"start": 3, "end": 2})),
-    ("range to nothing", *kept({"end": 0})),
-    ("range beyond the prompt", *kept({"end": 10}, {"start": 10, "end": 11}, field="start", i=1)),
-    ("open range beyond the prompt", *kept({"start": HUGE}, field="start")),
-    ("range that leaves the prompt", *kept({"start": 9, "end": 11})),
-    ("range that leaves the prompt before it is cut", *kept({"end": 11}, truncate_prompt_tokens=5)),
+    ("empty range", *retention({"start": 3, "end": 3})),
+    ("backward range", *retention({"start": 3, "end": 2})),
+    ("range to nothing", *retention({"end": 0})),
+    ("range beyond the prompt", *retention({"end": 10}, {"start": 10, "end": 11}, field="start", i=1)),
+    ("open range beyond the prompt", *retention({"start": HUGE}, field="start")),
+    ("range that leaves the prompt", *retention({"start": 9, "end": 11})),
+    ("range that leaves the prompt before it is cut", *retention({"end": 11}, truncate_prompt_tokens=5)),
     (
         "range beyond a text",
         text_spec("x", kv_cache=KvCacheOptions(prompt_retention=[TokenRangeRetention(end=HUGE)])),
         INVALID,
         "spec.kv_cache.prompt_retention[0].end",
     ),
-    ("overlap", *kept({"start": 4, "end": 8}, {"start": 0, "end": 5}, field="start", i=0)),
-    ("overlap with an open one", *kept({"start": 2}, {"start": 8, "end": 9}, field="start", i=1)),
-    ("twice the same", *kept({"end": 5}, {"end": 5}, field="start", i=1)),
-    ("priority 101", *kept({"priority": 101}, field="priority")),
-    ("huge priority", *kept({"priority": HUGE}, field="priority")),
-    ("kept for no time", *kept({"duration": Duration()}, field="duration")),
-    ("kept for less", *kept({"duration": Duration(seconds=-1)}, field="duration")),
-    ("kept for very long", *kept({"duration": Duration(seconds=2_592_001)}, field="duration")),
-    ("kept for ever", *kept({"duration": Duration(seconds=2**62)}, field="duration")),
+    ("overlap", *retention({"start": 4, "end": 8}, {"start": 0, "end": 5}, field="start", i=0)),
+    ("overlap with an open one", *retention({"start": 2}, {"start": 8, "end": 9}, field="start", i=1)),
+    ("twice the same", *retention({"end": 5}, {"end": 5}, field="start", i=1)),
+    ("priority 101", *retention({"priority": 101}, field="priority")),
+    ("huge priority", *retention({"priority": HUGE}, field="priority")),
+    ("retention for no time", *retention({"duration": Duration()}, field="duration")),
+    ("retention for less", *retention({"duration": Duration(seconds=-1)}, field="duration")),
+    ("retention for very long", *retention({"duration": Duration(seconds=2_592_001)}, field="duration")),
+    ("retention for ever", *retention({"duration": Duration(seconds=2**62)}, field="duration")),
     (
         "many ranges",
         text_spec(kv_cache=KvCacheOptions(prompt_retention=[TokenRangeRetention(end=1)] * 65)),
@@ -345,7 +349,7 @@ SPECS = [
     ("a choice among resumed outputs", text_spec(best_of=2, resume=[pb.ResumeFrom()]), INVALID, "spec.best_of"),
     ("an empty bad word behind others", sampling(bad_words=["no", "no", ""]), INVALID, "spec.sampling.bad_words[2]"),
     ("an unknown adapter", text_spec(lora_id="l"), StatusCode.NOT_FOUND, "spec.lora_id"),
-    ("another's model", text_spec(lora_id="l", model="m"), StatusCode.NOT_FOUND, None),
+    ("an adapter of an unknown model", text_spec(lora_id="l", model="m"), StatusCode.NOT_FOUND, None),
     (
         "weights in a request",
         text_spec(lora_weights=pb.LoraWeights(config_json=b"{}", safetensors=b"s")),
@@ -494,7 +498,7 @@ SPECS = [
         "spec.best_of",
     ),
     (
-        "rows of the prompt's tensors that were not asked for",
+        "rows of the prompt's tensors that were not requested",
         text_spec(resume_context_rows=1, output=OutputOptions(generation_logits=True)),
         INVALID,
         "spec.resume_context_rows",

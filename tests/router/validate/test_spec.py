@@ -64,8 +64,8 @@ def paths(descriptor, prefix=""):
 
 
 def test_every_field_is_either_refused_or_has_a_sample_below():
-    every = set(paths(pb.GenerationSpec.DESCRIPTOR))
-    assert every == SAMPLES.keys() | {"model"} | REJECTED
+    all_paths = set(paths(pb.GenerationSpec.DESCRIPTOR))
+    assert all_paths == SAMPLES.keys() | {"model"} | REJECTED
     assert not SAMPLES.keys() & REJECTED
 
 
@@ -115,9 +115,9 @@ OFF = [
 def test_an_explicit_off_equals_unset(fields, model):
     request = {"request_id": "r", "text": "t", "n": fields.get("n", 1)}
     seed = Sampling(seed=1)
-    found = pb.GenerationSpec(**request, sampling=seed)
-    found.MergeFrom(pb.GenerationSpec(**fields))
-    assert spec_of(found, model) == spec_of(pb.GenerationSpec(**request, sampling=seed), model)
+    message = pb.GenerationSpec(**request, sampling=seed)
+    message.MergeFrom(pb.GenerationSpec(**fields))
+    assert spec_of(message, model) == spec_of(pb.GenerationSpec(**request, sampling=seed), model)
 
 
 PROPOSING = pb.Speculation(
@@ -219,12 +219,12 @@ SAMPLES = {
 
 
 def comparable(spec, keep):
-    found = {name: getattr(spec, name) for name in spec.__slots__}
+    values = {name: getattr(spec, name) for name in spec.__slots__}
     if "request_id" not in keep:
-        found.pop("request_id")
+        values.pop("request_id")
     if "sampling.seed" not in keep:
-        found["sampling"] = msgspec.structs.replace(spec.sampling, seed=0)
-    return found
+        values["sampling"] = msgspec.structs.replace(spec.sampling, seed=0)
+    return values
 
 
 @pytest.mark.parametrize("path", sorted(SAMPLES))
@@ -233,13 +233,13 @@ def test_supported_fields_change_the_spec(path, model):
     base = {} if {"token_ids", "chat", "prompt_embeds"} & fields.keys() else {"text": "t"}
     if path.startswith("chat."):
         message = ChatMessage(role="assistant")
-        before = pb.GenerationSpec(chat=ChatPrompt(messages=[message]))
+        base_spec = pb.GenerationSpec(chat=ChatPrompt(messages=[message]))
     else:
-        before = pb.GenerationSpec(text="t")
+        base_spec = pb.GenerationSpec(text="t")
     # A stream cannot choose among outputs that it has already sent.
     streaming = path != "best_of"
     changed = comparable(spec_of(pb.GenerationSpec(**(base | fields)), model, streaming), path)
-    assert changed != comparable(spec_of(before, model, streaming), path)
+    assert changed != comparable(spec_of(base_spec, model, streaming), path)
 
 
 def test_values_of_the_spec(model):
@@ -263,8 +263,8 @@ def test_values_of_the_spec(model):
             )
         ):
             message.MergeFrom(pb.GenerationSpec(**sample))
-    for each in message.resume:
-        each.model_fingerprint = "a1"
+    for resume in message.resume:
+        resume.model_fingerprint = "a1"
     spec = spec_of(message, model)
     assert spec.sampling == SamplingParams(
         temperature=0.0,
@@ -303,12 +303,12 @@ def test_draft_logits(model):
     assert spec.speculation == Speculation(None, (1, 2), DraftLogits("bfloat16", bytes(4 * VOCABULARY)), 0.5)
 
 
-@pytest.mark.parametrize(("asked", "drawn"), [({}, 0), ({"logprobs": 3}, 3)])
-def test_sequences_to_choose_among_are_sampled_with_logprobs(model, asked, drawn):
-    message = pb.GenerationSpec(text="t", n=2, best_of=5, output=OutputOptions(**asked))
+@pytest.mark.parametrize(("output_fields", "engine_logprobs"), [({}, 0), ({"logprobs": 3}, 3)])
+def test_sequences_to_choose_among_are_sampled_with_logprobs(model, output_fields, engine_logprobs):
+    message = pb.GenerationSpec(text="t", n=2, best_of=5, output=OutputOptions(**output_fields))
     spec = spec_of(message, model, streaming=False)
-    assert (spec.n, spec.num_outputs, spec.sampling.logprobs) == (5, 2, drawn)
-    assert spec.logprobs == asked.get("logprobs")
+    assert (spec.n, spec.num_outputs, spec.sampling.logprobs) == (5, 2, engine_logprobs)
+    assert spec.logprobs == output_fields.get("logprobs")
 
 
 def test_unset_is_the_models_default(model):
@@ -341,5 +341,5 @@ def test_an_explicit_default_equals_the_default(model):
 def test_request_ids_are_uuids_in_order_of_time():
     ids = [new_request_id() for _ in range(1000)]
     assert len(set(ids)) == 1000
-    assert {uuid.UUID(found).variant for found in ids} == {uuid.RFC_4122}
-    assert [found[:13] for found in ids] == sorted(found[:13] for found in ids)
+    assert {uuid.UUID(request_id).variant for request_id in ids} == {uuid.RFC_4122}
+    assert [request_id[:13] for request_id in ids] == sorted(request_id[:13] for request_id in ids)
