@@ -1,93 +1,27 @@
 """The detokenizer with real sockets and as a real process."""
 
-import json
-import os
 import signal
-import subprocess
-import sys
 import threading
-import time
-from pathlib import Path
 
 import pytest
 import structlog
-import zmq
 from tokenizers import Tokenizer
 
 from detok_service.decoder import load_decoders
 from detok_service.service import Detokenizer, Identity
 from sluice.ring.errors import ErrorCode, FinishReason
-from sluice.ring.heartbeats import DetokenizerHeartbeat, Hello, KeepAlive
-from sluice.ring.inbox import Gap, Inbox
-from sluice.ring.keys import Security
+from sluice.ring.heartbeats import KeepAlive
+from sluice.ring.inbox import Inbox
 from sluice.ring.lane import Lane
 from sluice.ring.params import TextParams
-from sluice.ring.rows import End, Open, TextBatch, Times, TokenBatch, TokenRow
-from sluice.ring.timing import HELLO_SECONDS
-from sluice.ring.wire import Drop, ToDetokenizer, ToRouter
+from sluice.ring.rows import End, Open, Times, TokenBatch, TokenRow
+from sluice.ring.wire import Drop, ToDetokenizer
+from tests.detok_service.processes import Process, Router, opening, send
 from tests.fakes.tokenizers import TINY
 
 pytestmark = pytest.mark.process
 
 LENGTH = End(FinishReason.LENGTH, Times(0.0, 0.0, 0.0))
-SECONDS = 60.0
-
-
-class Router:
-    """A router that collects what it receives. It reads only when a test calls `read`."""
-
-    def __init__(self, context, address, capacity=64):
-        self.inbox = Inbox(context, address, ToRouter, capacity=capacity)
-        self.address = self.inbox.address
-        self.texts, self.tokens, self.ends, self.started = {}, {}, {}, []
-        self.heartbeats, self.gaps = [], 0
-        self.attempt = 1
-        self.control, self.greeted_at = None, 0.0
-
-    def greet(self, lane):
-        """Send a hello at every `read`: a draining process considers a router lost after a few seconds of silence."""
-        self.control = lane
-        send(lane, Hello("router", self.address))
-
-    def read(self, seconds=0.0, limit=256):
-        if self.control is not None and time.monotonic() - self.greeted_at > HELLO_SECONDS:
-            self.greeted_at = time.monotonic()
-            self.control.send(Hello("router", self.address))
-        self.inbox.wait(seconds)
-        for message in self.inbox.receive(limit):
-            if isinstance(message, DetokenizerHeartbeat):
-                self.heartbeats.append(message)
-            elif isinstance(message, TextBatch):
-                self.started += message.started
-                for row in message.rows():
-                    self._add(row)
-            else:
-                self.gaps += isinstance(message, Gap)
-
-    def _add(self, row):
-        if row.attempt != self.attempt:
-            return
-        assert row.request not in self.ends, "a row after the terminal"
-        tokens = self.tokens.setdefault(row.request, [])
-        assert row.offset == len(tokens)
-        tokens += row.tokens
-        self.texts[row.request] = self.texts.get(row.request, "") + row.text
-        if row.end is not None:
-            self.ends[row.request] = row.end
-
-    def wait_for(self, condition, *other_routers):
-        end = time.monotonic() + SECONDS
-        while not condition() and time.monotonic() < end:
-            self.read(0.02)
-            for router in other_routers:
-                router.read()
-        assert condition()
-
-
-@pytest.fixture
-def context():
-    with zmq.Context() as context:
-        yield context
 
 
 @pytest.fixture
@@ -96,13 +30,6 @@ def routers(context, tmp_path):
     yield routers
     for router in routers:
         router.inbox.close()
-
-
-def send(lane, message):
-    end = time.monotonic() + SECONDS
-    while not lane.send(message):
-        assert time.monotonic() < end
-        time.sleep(0.002)
 
 
 def test_a_slow_router_loses_nothing_and_does_not_delay_others(context, routers, tmp_path, monkeypatch):
@@ -159,28 +86,6 @@ def test_a_slow_router_loses_nothing_and_does_not_delay_others(context, routers,
         assert all(router_tokens == tokens for router_tokens in router.tokens.values())
         assert router.gaps == 0
     assert service.streams == 0
-
-
-class Process:
-    """`python -m detok_service`, ready to serve."""
-
-    def __init__(self, folder: Path, *flags):
-        self.child = subprocess.Popen(
-            [sys.executable, "-m", "detok_service", "--model", str(TINY), "--listen", f"ipc://{folder}/detok", *flags],
-            stderr=subprocess.PIPE,
-            text=True,
-            cwd=Path(__file__).parents[2],
-            env={name: value for name, value in os.environ.items() if not name.startswith("SLUICE_")},
-        )
-        self.ready = json.loads(self.child.stderr.readline())
-
-    def end(self) -> list[dict]:
-        """Wait for the process to end, and return its log lines."""
-        try:
-            _, err = self.child.communicate(timeout=SECONDS)
-        finally:
-            self.child.kill()
-        return [json.loads(line) for line in err.splitlines()]
 
 
 def test_a_process_serves_and_drains(context, routers, tmp_path):
@@ -321,60 +226,3 @@ def test_a_process_does_not_wait_for_a_router_that_has_ended(context, routers, t
         lane.close()
     finally:
         process.child.kill()
-
-
-def opening(request, router, stop, attempt=1, resume=None):
-    return Open(request, attempt, 1, TextParams(stop=stop), router.address, 1, 0, resume=resume or {})
-
-
-def run(*flags, **variables):
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("SLUICE_")}
-    return subprocess.run(
-        [sys.executable, "-m", "detok_service", *flags],
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-        cwd=Path(__file__).parents[2],
-        env=clean | variables,
-        check=False,
-    )
-
-
-@pytest.mark.parametrize(
-    ("flags", "variables", "quoted"),
-    [
-        ([], {}, "model"),
-        (["--model", "/nowhere"], {}, "/nowhere"),
-        (["--model", str(TINY), "--max-streams", "0"], {}, "max_streams"),
-        (["--model", str(TINY), "--listen", "ipx://x"], {}, "ipx://x"),
-        (["--model", str(TINY)], {}, "--insecure-ring"),
-        (["--model", str(TINY), "--keys", "/no/such/folder"], {}, "/no/such/folder/secret/detok.key"),
-        (["--model", str(TINY)], {"SLUICE_DETOK_PORT": "1"}, "SLUICE_DETOK_PORT"),
-    ],
-)
-def test_bad_settings_are_named(flags, variables, quoted):
-    result = run(*flags, **variables)
-    assert result.returncode == 1
-    assert quoted in result.stderr
-    assert "Traceback" not in result.stderr
-
-
-@pytest.mark.parametrize("address", ["ipc://{}/detok", "tcp://127.0.0.1:*"])
-def test_an_address_in_use_is_reported_in_one_line(context, tmp_path, address):
-    inbox = Inbox(context, address.format(tmp_path), ToDetokenizer, security=Security(insecure=True))
-    result = run("--model", str(TINY), "--insecure-ring", "--listen", inbox.address)
-    owner = f"process {os.getpid()}" if address.startswith("ipc") else "another process"
-    assert json.loads(result.stderr)["error"] == f"cannot listen on {inbox.address}: {owner} listens there"
-    assert result.returncode == 1
-    inbox.close()
-
-
-def test_help_and_light_imports():
-    result = run("--help")
-    assert result.returncode == 0
-    assert "--drain-timeout" in result.stdout
-    code = (
-        "import sys, detok_service.__main__; print([m for m in sys.modules if m in ('torch', 'transformers', 'numpy')])"
-    )
-    imported = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert imported.stdout.strip() == "[]"
