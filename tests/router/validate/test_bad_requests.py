@@ -13,7 +13,8 @@ from sluice.v1 import generation_pb2 as pb
 from sluice.v1.sampling_pb2 import SamplingParams, StoppingCriteria
 from tests.fakes.ring_scripts import generate
 from tests.router.conftest import Details, refused, text_spec
-from tests.router.validate.bad_specs import INVALID, SPECS, UNBUILT, VOCABULARY, ids, sampling
+from tests.router.validate.bad_specs import SPECS
+from tests.router.validate.spec_builders import INVALID, UNBUILT, VOCABULARY, ids, sampling
 
 REASONS = {
     INVALID: {"INVALID_ARGUMENT", "CONTEXT_OVERFLOW"},
