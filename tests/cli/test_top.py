@@ -13,16 +13,7 @@ from typer.testing import CliRunner
 from sluice.cli.commands import app
 from sluice.top import panels
 from sluice.top.app import TopApp
-from sluice.top.snapshot import (
-    Answer,
-    DetokenizerRow,
-    EngineRow,
-    RequestRow,
-    RouterRow,
-    Snapshot,
-    TenantRow,
-    combine,
-)
+from sluice.top.snapshot import Answer, DetokenizerRow, EngineRow, RequestRow, RouterRow, Snapshot, TenantRow, combine
 from sluice.v1 import admin_pb2 as pb
 from tests.fakes.processes import LIMIT
 

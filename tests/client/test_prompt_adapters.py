@@ -3,14 +3,7 @@
 import numpy as np
 import pytest
 
-from sluice.client import (
-    AdapterNotFound,
-    AsyncClient,
-    Client,
-    PromptAdapter,
-    RouterPromptAdapters,
-    Unavailable,
-)
+from sluice.client import AdapterNotFound, AsyncClient, Client, PromptAdapter, RouterPromptAdapters, Unavailable
 from sluice.v1 import admin_pb2
 from sluice.v1 import generation_pb2 as pb
 from tests.fakes.prompt_files import some_rows, write

@@ -6,11 +6,7 @@ from dataclasses import fields
 import pytest
 
 from sluice.client.requests import build_spec
-from sluice.executor import (
-    AdditionalModelOutput,
-    GuidedDecodingParams,
-    SamplingParams,
-)
+from sluice.executor import AdditionalModelOutput, GuidedDecodingParams, SamplingParams
 from sluice.v1 import generation_pb2 as pb
 
 SAMPLING = {

@@ -111,7 +111,9 @@ class Only:
 
 def test_functions_of_requests(executor) -> None:
     functions = [Only(token) for token in (50, 51, 52)]
-    requests = [trtllm.Request(PROMPT, 5, logits_post_processor=processor, client_id=processor.token) for processor in functions]
+    requests = [
+        trtllm.Request(PROMPT, 5, logits_post_processor=processor, client_id=processor.token) for processor in functions
+    ]
     ids = executor.enqueue_requests(requests)
     for request_id, function, (response,) in zip(ids, functions, executor.await_responses(ids, LIMIT), strict=True):
         token = function.token

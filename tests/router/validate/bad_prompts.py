@@ -4,11 +4,7 @@ import math
 from struct import pack
 
 from sluice.v1 import generation_pb2 as pb
-from sluice.v1.generation_pb2 import (
-    ChatMessage,
-    ChatPrompt,
-    OutputOptions,
-)
+from sluice.v1.generation_pb2 import ChatMessage, ChatPrompt, OutputOptions
 from tests.router.conftest import text_spec
 from tests.router.validate.spec_builders import (
     CONTEXT,

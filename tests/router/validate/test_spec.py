@@ -20,11 +20,7 @@ from sluice.ring.tables import Table
 from sluice.ring.vision import Vision
 from sluice.settings.services import RouterSettings
 from sluice.v1 import generation_pb2 as pb
-from sluice.v1.generation_pb2 import (
-    ChatMessage,
-    ChatPrompt,
-    OutputOptions,
-)
+from sluice.v1.generation_pb2 import ChatMessage, ChatPrompt, OutputOptions
 from sluice.v1.sampling_pb2 import BeamSearch, GuidedDecoding
 from sluice.v1.sampling_pb2 import SamplingParams as Sampling
 from tests.router.validate.spec_samples import SAMPLES, VOCABULARY
