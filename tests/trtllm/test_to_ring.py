@@ -97,13 +97,13 @@ def test_functions_that_engines_cannot_import_are_not_replicated() -> None:
     config = trtllm.ExecutorConfig()
     config.logits_post_processor_map = {"a": only_42, "complete": complete, "without_client_id": without_client_id}
     config.logits_post_processor_batched = lambda ids, *_: calls.append(ids)
-    found = ring_arguments(config)
-    assert found["engine_args"] == {"logits_processor_replicate": False}
-    by_name = found["logits_processors"]
+    ring_options = ring_arguments(config)
+    assert ring_options["engine_args"] == {"logits_processor_replicate": False}
+    by_name = ring_options["logits_processors"]
     assert by_name["a"] == "tests.fakes.trtllm_processors:only_42"
     by_name["complete"]("ab-7", "logits", [[1]], None, 5)
     by_name["without_client_id"]("ab-7/1", "logits", [[1]], None, 5)
-    found["logits_processor_batched"](["ab-8", "ab-9"], [], [], None, [])
+    ring_options["logits_processor_batched"](["ab-8", "ab-9"], [], [], None, [])
     assert calls == [(7, "logits", [[1]], 0, 5), (7, "logits", [[1]], 0), [8, 9]]
 
 

@@ -41,8 +41,8 @@ async def test_adapters_are_listed_as_models(gateway, script):
 
 
 async def test_tokens(gateway, script):
-    found = await gateway.post("/tokenize", prompt="ab", model="tiny", add_special_tokens=False)
-    assert found.json() == {"tokens": [97, 98], "count": 2, "max_model_len": 1024}
+    response = await gateway.post("/tokenize", prompt="ab", model="tiny", add_special_tokens=False)
+    assert response.json() == {"tokens": [97, 98], "count": 2, "max_model_len": 1024}
     tokenize_request = script.seen[-2]
     assert (tokenize_request.model, tokenize_request.add_special_tokens) == ("tiny", False)
     assert (await gateway.post("/detokenize", tokens=[97, 98])).json() == {"prompt": "ab"}

@@ -185,7 +185,7 @@ def test_the_user_in_the_log():
 
 async def test_a_refusal_counts_as_the_models_text(gateway, script):
     refusals = [{"refusal": "No."}, {"content": [TEXT, {"type": "refusal", "refusal": "No."}]}]
-    messages = [*USER, *({"role": "assistant", "audio": None, "function_call": None} | each for each in refusals)]
+    messages = [*USER, *({"role": "assistant", "audio": None, "function_call": None} | refusal for refusal in refusals)]
     answer = await gateway.post("/v1/chat/completions", messages=messages)
     assert answer.status_code == 200, answer.text
-    assert [each.content for each in script.seen[-1].spec.chat.messages] == ["hi", "No.", "hi\nNo."]
+    assert [refusal.content for refusal in script.seen[-1].spec.chat.messages] == ["hi", "No.", "hi\nNo."]

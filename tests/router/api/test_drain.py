@@ -153,7 +153,7 @@ async def test_a_stream_that_is_handed_back_resumes_at_the_other_router(two_rout
         stream = client.stream("long", max_tokens=24, token_ids=True)
         tokens = asyncio.create_task(collect(stream))
         await two_routers[0].until(lambda: ring.calls)
-        (router,) = [each.router for each in two_routers if each.router.ring.requests.open]
+        (router,) = [router_client.router for router_client in two_routers if router_client.router.ring.requests.open]
         ring.script = generate
         assert await router.drain(0.2) == 1
         assert len(await asyncio.wait_for(tokens, 60)) == 24
