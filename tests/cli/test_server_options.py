@@ -9,10 +9,10 @@ import pytest
 from typer.testing import CliRunner
 
 from sluice.cli.commands import app
+from tests.fakes.breaking_routers import GONE, Plan, run_router, run_routers
 from tests.fakes.certificates import Authority
 from tests.fakes.server import serve
 from tests.fakes.server_script import Script
-from tests.fakes.storyteller import GONE, Plan, tell, tell_all
 
 UNREACHABLE = "127.0.0.1:1"
 
@@ -26,7 +26,7 @@ def test_one_available_router_of_several_is_enough(sluice, address, command) -> 
 
 def test_a_stream_continues_at_the_next_router() -> None:
     plan = Plan()
-    with tell_all(2, plan) as addresses:
+    with run_routers(2, plan) as addresses:
         run = ["generate", "x", "--max-tokens", "9", "--address", ",".join(addresses)]
         expected = CliRunner().invoke(app, run).stdout
         plan.breaks.append((4, GONE))
@@ -88,7 +88,7 @@ def test_tls(tmp_path) -> None:
     server, client = authority.issue("server"), authority.issue("client")
     pair = (server.key.read_bytes(), server.certificate.read_bytes())
     credentials = grpc.ssl_server_credentials([pair], authority.certificate.read_bytes(), True)
-    with tell(0, Plan(), credentials) as (address, _):
+    with run_router(0, Plan(), credentials) as (address, _):
         run = ["generate", "x", "--max-tokens", "5", "--address", address, "--tls-ca", str(authority.certificate)]
         mutual = ["--tls-cert", str(client.certificate), "--tls-key", str(client.key)]
         assert CliRunner().invoke(app, [*run, *mutual]).exit_code == 0

@@ -2,9 +2,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.fakes.breaking_routers import Plan, run_routers
 from tests.fakes.server import serve
 from tests.fakes.server_script import Script
-from tests.fakes.storyteller import Plan, tell_all
 
 
 @pytest.fixture
@@ -27,5 +27,5 @@ def plan() -> Plan:
 
 @pytest.fixture
 def addresses(plan) -> Iterator[list[str]]:
-    with tell_all(2, plan) as router_addresses:
+    with run_routers(2, plan) as router_addresses:
         yield router_addresses

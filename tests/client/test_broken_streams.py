@@ -21,8 +21,8 @@ from sluice.client import (
 )
 from sluice.v1 import generation_pb2 as pb
 from tests.client.joined import join
+from tests.fakes.breaking_routers import GONE, Plan, bare, run_router, run_routers, with_reason
 from tests.fakes.story import MODEL
-from tests.fakes.storyteller import GONE, Plan, bare, tell, tell_all, with_reason
 
 OPTIONS = {"n": 2, "max_tokens": 5, "logprobs": 0, "stop": "!!", "temperature": 1.0}
 CODE = grpc.StatusCode
@@ -213,7 +213,7 @@ def test_resuming_can_be_turned_off(plan, addresses) -> None:
 
 async def test_a_router_that_stops_during_a_stream(plan) -> None:
     """The connection breaks, and the address of the current router does not answer any more."""
-    with tell(0, plan) as (first, doomed), tell(1, plan) as (second, _):
+    with run_router(0, plan) as (first, doomed), run_router(1, plan) as (second, _):
         expected = join(stream_without_breaks([second]))
 
         def stop_the_server(_) -> None:
@@ -247,7 +247,7 @@ async def test_closing_a_stream_between_attempts(plan, addresses) -> None:
     # Separate routers, because a late call of the streams above could use up a break.
     second_plan = Plan()
     second_plan.breaks.extend(breaks_without_end)
-    with tell_all(2, second_plan) as addresses:
+    with run_routers(2, second_plan) as addresses:
         async with AsyncClient(addresses) as client:
             async_stream = client.stream("p", **OPTIONS)
             assert await anext(async_stream)

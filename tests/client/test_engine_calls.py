@@ -56,7 +56,7 @@ def test_invalid_arguments(address) -> None:
 
 
 async def test_a_failed_call_is_not_retried(script, address) -> None:
-    """Not even if `generate` would try the next router. The next call uses that router."""
+    """It is not retried even if `generate` would try the next router. The next call uses that router."""
     script.failure = Failure(grpc.StatusCode.UNAVAILABLE)
     with serve(script) as second_address:
         with Client([address, second_address], retry_timeout=10) as client:

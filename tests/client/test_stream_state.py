@@ -43,7 +43,7 @@ def new_state(spec: pb.GenerationSpec) -> tuple[StreamState, Retries]:
 
 
 def with_flaw(stream, at: int, flaw: str):
-    """The events up to a break; or all, with one lost or repeated, which their sequence numbers do not show."""
+    """The events up to a break; or all events, one of them lost or repeated, with consecutive sequence numbers."""
     events_of_stream = list(stream)
     event = events_of_stream[at] if at < len(events_of_stream) else None
     if flaw == "break" or event is None or not _has_content(event):

@@ -221,7 +221,7 @@ def test_a_process_does_not_wait_for_a_router_that_has_ended(context, routers, t
         process.child.send_signal(signal.SIGTERM)
         logs = process.end()
         assert process.child.returncode == 0
-        # None if its lane accepted the drain notice just before the process noticed the router's end.
+        # The set is empty if the lane accepted the drain notice just before the process noticed the router's end.
         assert {entry["reason"] for entry in logs if entry["event"] == "router_lost"} <= {"ended"}
         lane.close()
     finally:

@@ -80,7 +80,7 @@ def whole(make_decoder, params, tokens, sizes, end):
 
 
 def resumed_often(make_decoder, params, tokens, sizes, end, rows):
-    """A stream that is interrupted after every `rows` rows and resumed."""
+    """A stream that is interrupted after each of these numbers of rows, and resumed."""
     shown = Shown()
     for count in rows:
         stream = new(make_decoder(), params, shown.tokens)
@@ -98,7 +98,7 @@ def resumed_often(make_decoder, params, tokens, sizes, end, rows):
 
 
 def at_end(shown):
-    """What a caller has received if only the end is missing."""
+    """Tokens, logprobs and text that a caller has received if only the end is missing."""
     return [*shown.tokens], [*shown.logprobs], shown.text
 
 

@@ -58,7 +58,7 @@ def cut(tokens, sizes):
 
 
 def drive(stream, tokens, sizes=(), end=LENGTH, together=False):
-    """All rows of the stream. `together`: the end is in the row of the last tokens, not in its own."""
+    """All rows of the stream. `together`: the end is in the row of the last tokens, not in a separate row."""
     sent_rows = []
     rows = cut(tokens, sizes)
     for position, (offset, row) in enumerate(rows or [(0, [])]):
@@ -256,7 +256,7 @@ def test_rows_that_were_not_sent_are_joined():
 
 
 def test_times_of_a_stop_string():
-    """The queue time is the engine's; the others are by our own clock, from the Open and from the first token."""
+    """The queue time is the engine's. The detokenizer's clock measures the others, from the Open and the first token."""
     stream = make(Words(["a", "b."]), now=10.0, queue=4.0, stop=(".",))
     stream.ingest(0, [0], [], None)
     stream.advance(12.0)
@@ -270,6 +270,6 @@ def test_failed_streams_send_what_was_decoded():
     stream.ingest(0, [0], [], None)
     assert not stream.advance(1.0)
     stream.ingest(1, [1], [], None)
-    stream.fail(ErrorCode.DRAINING, "over")
+    stream.fail(ErrorCode.DRAINING, "draining")
     row = row_of(stream)
     assert (row.tokens, row.text, row.end.fault.error_code) == ([0], "a", ErrorCode.DRAINING)

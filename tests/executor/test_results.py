@@ -9,9 +9,9 @@ import pytest
 
 from sluice.client import InvalidRequest, NotImplementedByServer, Unavailable
 from sluice.executor import GenerationExecutor, GenerationRequest, RequestError, SamplingParams
+from tests.fakes.breaking_routers import GONE, Plan, run_routers
 from tests.fakes.failures import Failure, bad_request
 from tests.fakes.processes import wait_until
-from tests.fakes.storyteller import GONE, Plan, tell_all
 
 LIMIT = 60
 
@@ -237,7 +237,7 @@ def test_an_event_loop_may_close_while_it_waits(executor, script) -> None:
 
 def test_streams_resume_at_the_next_router() -> None:
     plan = Plan()
-    with tell_all(2, plan) as addresses:
+    with run_routers(2, plan) as addresses:
         options = {"iter_stats_max_iterations": 0, "tenant": "acme"}
         with GenerationExecutor.connect(addresses, **options) as executor:
             params = SamplingParams(max_tokens=8, n=2, logprobs=0)

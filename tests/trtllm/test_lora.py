@@ -37,7 +37,7 @@ def config(rows: list[list[int]], values: int = 4096, fill: float = 0.5) -> trtl
 
 
 def test_logits_are_those_of_peft(tmp_path) -> None:
-    """For an adapter with all modules, of different ranks, whose scaling is part of TensorRT-LLM's weights."""
+    """The adapter has all modules, of different ranks. Its scaling is part of TensorRT-LLM's weights."""
     from peft import LoraConfig, PeftModel, get_peft_model
     from safetensors.torch import load_file
     from transformers import Qwen3Config, Qwen3ForCausalLM
@@ -113,7 +113,7 @@ def test_unsupported_modules(row, named) -> None:
 
 @pytest.mark.parametrize("columns", [2, 5])
 def test_the_number_of_columns_is_checked_at_use(columns) -> None:
-    """Not before, since TensorRT-LLM's LoraConfig accepts any number of columns."""
+    """The constructor does not check it, since TensorRT-LLM's LoraConfig accepts any number of columns."""
     lora = config([[1] * columns])
     with pytest.raises(trtllm.OptionError, match=f"config has {columns} columns, must have 3 or 4"):
         to_peft(lora, MODEL)
@@ -173,7 +173,7 @@ def test_weights_are_sent_once() -> None:
 
 
 def test_a_folder_of_adapters(tmp_path, caplog) -> None:
-    """With TensorRT-LLM's files or peft's."""
+    """The folder may contain TensorRT-LLM's files or peft's."""
     lora = config([[1, 0, 4]])
     for name in ("0", "12", "other"):
         (tmp_path / name).mkdir()

@@ -45,7 +45,7 @@ def test_steps_are_counted_from_0() -> None:
 
 @pytest.mark.parametrize("reported", [1, 3, 5])
 def test_within_a_stream(reported) -> None:
-    """For any number of tokens that the engine had reported when the response was read."""
+    """The result does not depend on how many tokens the engine had reported when the response was read."""
     report = {"stage": pb.REQUEST_STAGE_GENERATION, "generated_tokens": reported, "iteration": 7 + reported}
     for num_tokens in range(1, 5):
         partial = metrics(num_tokens, is_final=False, **report)

@@ -7,9 +7,9 @@ from typing import Any
 import grpc
 import pytest
 
+from tests.fakes.breaking_routers import GONE, Plan, run_routers
 from tests.fakes.failures import Failure, bad_request
 from tests.fakes.gateway import running
-from tests.fakes.storyteller import GONE, Plan, tell_all
 
 USER = [{"role": "user", "content": "hi"}]
 
@@ -112,7 +112,7 @@ async def test_one_of_several_prompts_fails(gateway, script):
 async def test_a_whole_answer_is_resumed_at_the_next_router(body, events):
     """`events`: number of events before the router is lost."""
     plan = Plan()
-    with tell_all(2, plan) as addresses:
+    with run_routers(2, plan) as addresses:
         async with running(addresses) as gateway:
 
             async def complete() -> Any:
@@ -130,7 +130,7 @@ async def test_a_whole_answer_is_resumed_at_the_next_router(body, events):
 @pytest.mark.parametrize("options", [{}, {"logprobs": 1}])
 async def test_best_of_returns_the_most_likely_outputs(options):
     plan = Plan()
-    with tell_all(1, plan) as addresses:
+    with run_routers(1, plan) as addresses:
         async with running(addresses) as gateway:
             answer = await gateway.post(
                 "/v1/completions", prompt="p", seed=160, max_tokens=9, n=2, best_of=3, **options

@@ -1,4 +1,4 @@
-"""docs/http.md says how each field is handled. Compared here with the parsers and with OpenAI's client."""
+"""The handling of each field in docs/http.md agrees with the parsers and with OpenAI's client."""
 
 import re
 from collections.abc import Iterator

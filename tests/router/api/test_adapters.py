@@ -170,7 +170,7 @@ async def test_bad_loads_name_field_and_limit(serving):
 
 
 async def test_concurrent_loads_are_bounded(ring, serving):
-    """Otherwise an engine would have to drop some of its answers, and their callers would wait for minutes."""
+    """Without the limit, an engine would have to drop some answers, and their callers would wait for minutes."""
     client = await serving()
     (engine,) = ring.engines.values()
     messages, handle = [], engine.adapters.on_message

@@ -1,4 +1,4 @@
-"""Connections on which nothing happens for long, and clients that ping meanwhile.
+"""Silent streams and idle connections stay open, and clients may ping on them.
 
 Times are a tenth of the real ones; gRPC's own default, five minutes between two pings, is as it is. Its clients ping
 once a second at most.
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 
 PING_MILLISECONDS = 1000
 SILENT_SECONDS = 6.0
-"""With gRPC's default the fourth ping costs the connection."""
+"""With gRPC's default, a server closes the connection at the fourth ping, which is sent within this time."""
 READY = grpc.ChannelConnectivity.READY
 
 
@@ -80,7 +80,7 @@ async def test_silent_streams_and_calls_and_idle_connections_stay_open(begin, ri
 
 
 async def test_the_router_pings_connections_without_calls_too(begin, monkeypatch):
-    """So that a connection whose peer has vanished is noticed."""
+    """The pings detect connections whose peer has vanished."""
     monkeypatch.setattr("router.api.listener.KEEPALIVE_MILLISECONDS", 200)
     client = await begin()
     async with Connection(client.router.port) as idle:

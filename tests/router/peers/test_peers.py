@@ -1,4 +1,4 @@
-"""Epochs behind one address."""
+"""Successive processes, each with an epoch, at one address."""
 
 import time
 

@@ -37,7 +37,7 @@ CHANGES = st.lists(
 
 
 @given(st.lists(st.tuples(CHANGES, st.lists(st.floats(0, 1), max_size=3)), max_size=12), st.integers(1, 12))
-def test_the_index_is_right_whichever_heartbeats_arrive_in_any_order(rounds, max_kept):
+def test_the_index_is_right_for_any_heartbeats_in_any_order(rounds, max_kept):
     """In each round the cache changes, then any of the heartbeats sent so far arrive, possibly late or repeatedly."""
     journal, cache, heartbeats = FakeJournal(max_kept), PrefixIndex(MAX_BLOCKS), []
     for changes, arriving in rounds:

@@ -1,4 +1,4 @@
-"""However a request ends, the engine is notified, the client gets one end, and no state is left behind."""
+"""At every kind of end of a request, the engine is notified, the client gets one end, and no state is left behind."""
 
 import asyncio
 

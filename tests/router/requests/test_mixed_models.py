@@ -215,7 +215,7 @@ async def test_a_resume_with_a_model_that_is_not_served_fails_immediately(mixed,
 
 
 async def test_a_resume_with_a_model_that_may_return_is_retried(mixed, ring):
-    """By its client, because a router keeps a request that has not begun only for peer_wait."""
+    """The client retries it, because a router keeps a request that has not begun only for peer_wait."""
     client = await mixed(OLD, NEW, peer_wait=0.3)
     (old,) = engines_of(ring, OLD)
     die(old)

@@ -32,7 +32,7 @@ class DyingEngines:
         submit, engine = call.submit, call.engine
         if submit.alone:
             engine.quarantine = submit.request
-            await engine.tell()
+            await engine.report_state()
             await self.go_on.wait()
         if POISON not in submit.prompt:
             engine.quarantine = None
@@ -42,7 +42,7 @@ class DyingEngines:
             await call.send(tokens(call, 0, offset), start=True)
             if offset == PROBATION_TOKENS + len(submit.resume.get(0, ())):
                 engine.quarantine = None
-        await engine.tell()
+        await engine.report_state()
         self.deaths.append(call)
         engine.quarantine = None
         engine.epoch += 1
@@ -134,7 +134,7 @@ async def test_an_engine_that_drained_before_its_end_has_not_died(two_engines, r
         async def neighbour(self, call):
             if call.submit.attempt == 0:
                 call.engine.draining = True
-                await call.engine.tell()
+                await call.engine.report_state()
                 call.engine.epoch += 1
                 call.engine.draining = False
             else:

@@ -36,7 +36,7 @@ def test_a_second_death_in_quarantine_convicts(suspects):
     assert suspects.poisoned == 1
 
 
-def test_deaths_with_other_requests_aboard_only_make_suspects(suspects):
+def test_deaths_with_several_running_requests_only_make_suspects(suspects):
     requests = [Suspicion(), Suspicion()]
     for _ in range(5):
         assert not suspects.engine_died(dict.fromkeys(requests, False), None)

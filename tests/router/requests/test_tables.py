@@ -77,7 +77,7 @@ async def test_virtual_tokens_have_no_text(client):
 
 
 async def test_a_request_goes_where_its_own_rows_are_cached(ring, start):
-    """Not to the engine that has other rows with the same ids cached."""
+    """An engine that has other rows with the same ids cached gets none of the requests."""
     matching, differing, _ = map(ring.add_engine, ("mine", "other", "without"))
     ring.add_detokenizer()
     client = await start()
