@@ -256,7 +256,7 @@ def test_rows_that_were_not_sent_are_joined():
 
 
 def test_times_of_a_stop_string():
-    """The queue time is the engine's. The detokenizer's clock measures the others, from the Open and the first token."""
+    """The engine reports the queue time. The detokenizer's clock measures the others, from Open and first token."""
     stream = make(Words(["a", "b."]), now=10.0, queue=4.0, stop=(".",))
     stream.ingest(0, [0], [], None)
     stream.advance(12.0)

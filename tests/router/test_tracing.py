@@ -44,7 +44,7 @@ async def tree(client, collector, line):
 
 
 async def test_a_span_tree_in_the_callers_trace(client, collector):
-    before = time.time_ns()
+    time_before = time.time_ns()
     spec = text_spec(request_id="r", sampling=SamplingParams(temperature=0.5, seed=7))
     await client.events(spec, metadata=(("traceparent", TRACEPARENT), ("x-sluice-tenant", "search")))
     (line,) = client.lines()
@@ -53,7 +53,7 @@ async def test_a_span_tree_in_the_callers_trace(client, collector):
     assert root.parent_span_id.hex() == PARENT
     assert (root.name, root.kind, root.status.code) == ("text_completion tiny", root.SPAN_KIND_SERVER, 0)
     assert [span.name for span in children] == PHASES
-    assert before <= root.start_time_unix_nano < root.end_time_unix_nano <= time.time_ns()
+    assert time_before <= root.start_time_unix_nano < root.end_time_unix_nano <= time.time_ns()
     previous_end = root.start_time_unix_nano
     for span in children:
         assert span.start_time_unix_nano == previous_end

@@ -97,9 +97,9 @@ async def test_absence_earns_no_credit():
     await ring.run(100)
     for _ in range(200):
         ring.submit("late")
-    before = dict(ring.tokens)
+    tokens_before = dict(ring.tokens)
     await ring.run(100)
-    late, steady = ring.tokens["late"], ring.tokens["steady"] - before["steady"]
+    late, steady = ring.tokens["late"], ring.tokens["steady"] - tokens_before["steady"]
     assert 0.7 < late / steady < 1.4
     ring.close()
 
