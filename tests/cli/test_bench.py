@@ -75,20 +75,20 @@ def test_several_servers_take_turns(sluice, address, script, http_address, opena
     result = sluice(*command, "--warmup", "1", "--goodput", "ttft:5000", "--json", str(file), "--detailed")
     assert result.exit_code == 0, result.stderr
     ring, http_server = json.loads(file.read_text())
-    assert [(results["server"], results["backend"]) for results in (ring, http_server)] == [
+    assert [(figures["server"], figures["backend"]) for figures in (ring, http_server)] == [
         ("ring", "grpc"),
         ("other", "openai"),
     ]
     assert (ring["num_prompts"], ring["completed"], len(ring["output_lens"])) == (12, 12, 12)
-    for results in (ring, http_server):
-        assert results.keys() >= VLLM_FIELDS | DETAILS
-        rates = results["output_throughput_of_rounds"]
-        assert min(rates) < results["output_throughput"] < max(rates)
+    for figures in (ring, http_server):
+        assert figures.keys() >= VLLM_FIELDS | DETAILS
+        rates = figures["output_throughput_of_rounds"]
+        assert min(rates) < figures["output_throughput"] < max(rates)
     rows = [line.split() for line in result.stdout.splitlines() if line.strip()]
     assert rows[0] == ["ring", "other"]
     assert ["requests", "12", "12"] in rows
     # They may share an engine, so prompts must not be prefix cache hits of each other.
-    ring_prompts = [spec.text for spec in (results.spec for results in script.seen if hasattr(results, "spec"))]
+    ring_prompts = [spec.text for spec in (request.spec for request in script.seen if hasattr(request, "spec"))]
     http_prompts = [body["prompt"] for body in openai.bodies]
     assert len(ring_prompts) == len(http_prompts) == 1 + 1 + 12
     assert len({*ring_prompts[1:], *http_prompts[1:]}) == 2 * 13

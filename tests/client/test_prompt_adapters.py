@@ -43,9 +43,7 @@ async def test_each_source_is_loaded_at_every_router(addresses, script, second, 
         {"files": admin_pb2.PromptAdapterFiles(config_json=files[0], safetensors=files[1])},
         {"path": "/prompts/terse"},
     ]
-    requests = [
-        admin_pb2.LoadPromptAdapterRequest(prompt_adapter_id="terse", **router_address) for router_address in expected
-    ]
+    requests = [admin_pb2.LoadPromptAdapterRequest(prompt_adapter_id="terse", **fields) for fields in expected]
     assert script.seen == second.seen == [request for request in requests for _ in range(2)]
 
 
@@ -70,7 +68,9 @@ async def test_unloading_fails_if_no_router_has_the_adapter(addresses, script, s
         # The second router has already passed the change on.
         del updated_router.prompt_adapters["x"]
         with Client(addresses) as client:
-            assert client.unload_prompt_adapter("x") == [RouterPromptAdapters(router) for router in addresses]
+            assert client.unload_prompt_adapter("x") == [
+                RouterPromptAdapters(router_address) for router_address in addresses
+            ]
     async with AsyncClient(addresses) as client:
         with pytest.raises(AdapterNotFound, match="prompt_adapter_id is 'x'"):
             await client.unload_prompt_adapter("x")

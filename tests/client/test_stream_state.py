@@ -91,8 +91,8 @@ def test_breaks_do_not_change_the_stream(spec, plan, seed) -> None:
     if not spec.output.token_ids:
         assert not any(chunk.token_ids for chunk in broken_chunks)
         assert all(
-            emitted.text or emitted.logprobs or emitted.finish_reason or emitted.token_count or emitted.tensor
-            for emitted in broken_chunks
+            chunk.text or chunk.logprobs or chunk.finish_reason or chunk.token_count or chunk.tensor
+            for chunk in broken_chunks
         )
 
 

@@ -109,7 +109,7 @@ def test_retention() -> None:
 @pytest.mark.parametrize("inputs", ["abcdef", [7] * 6])
 def test_retention_ranges_are_clipped_to_the_prompt(executor, script, inputs) -> None:
     ranges = [(0, 4, 100), (4, 90, 50), (90, None, 10)]
-    config = KvCacheRetentionConfig([TokenRangeRetentionConfig(*sent) for sent in ranges])
+    config = KvCacheRetentionConfig([TokenRangeRetentionConfig(*token_range) for token_range in ranges])
     executor.generate(inputs, kv_cache_retention_config=config)
     sent_ranges = [(sent.start, sent.end, sent.priority) for sent in script.seen[-1].spec.kv_cache.prompt_retention]
     assert sent_ranges == [(0, 4, 100), (4, 6, 50)]

@@ -79,7 +79,7 @@ async def test_a_blocked_event_loop_is_reported_by_another_thread(ring, start, p
     with ThreadPoolExecutor(2) as threads:
         # Leaving the block waits for the responses and thus blocks the event loop.
         probes = [threads.submit(fetch_later, path) for path in ("/readyz", "/livez")]
-    (ready, why), (live, _) = [answer.result() for answer in probes]
+    (ready, why), (live, _) = [future.result() for future in probes]
     assert (ready, live) == (503, 503)
     assert why.startswith("the loop has not turned for ")
     for path in ("/readyz", "/livez"):

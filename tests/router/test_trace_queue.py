@@ -48,10 +48,10 @@ def trace(children: int = 4) -> RequestTrace:
 def test_batches_arrive_in_order(sender):
     queue = TraceQueue(sender, LOG)
     traces = [trace() for _ in range(600)]
-    for trace_batch in traces:
-        queue.put(trace_batch)
+    for sent_trace in traces:
+        queue.put(sent_trace)
     queue.close(SECONDS)
-    assert [trace_batch for batch in sender.batches for trace_batch in batch] == traces
+    assert [sent_trace for batch in sender.batches for sent_trace in batch] == traces
     assert (queue.sent, queue.dropped) == (3000, 0)
 
 

@@ -85,7 +85,7 @@ def test_the_number_of_ready_responses(executor) -> None:
     assert wait_until(lambda: executor.get_num_responses_ready() == 2 + 5 + 4)
     expected = {complete: 2, stream: 5, ended: 4}
     assert {request_id: executor.get_num_responses_ready(request_id) for request_id in expected} == expected
-    assert [len(request_id) for request_id in executor.await_responses(list(expected), LIMIT)] == [2, 5, 4]
+    assert [len(responses) for responses in executor.await_responses(list(expected), LIMIT)] == [2, 5, 4]
     assert executor.get_num_responses_ready() == 0
 
 
@@ -161,7 +161,7 @@ def test_tensors_in_the_shapes_of_tensorrt_llm(executor) -> None:
     assert (complete.context_logits.shape, complete.generation_logits.shape) == ((4, vocab), (1, 5, vocab))
     assert complete.generation_logits[0].argmax(-1).tolist() == GREEDY
     torch.testing.assert_close(complete.generation_logits[0, 0], complete.context_logits[-1])
-    shapes = {partial.name: tuple(partial.output.shape) for partial in complete.additional_outputs}
+    shapes = {output.name: tuple(output.output.shape) for output in complete.additional_outputs}
     hidden = shapes["hidden_states"][2]
     assert shapes == {
         f"{prefix}{name}": (*rows, hidden)

@@ -90,7 +90,7 @@ def test_files_of_one_rank() -> None:
 def test_the_dtype_is_preserved(dtype) -> None:
     lora = config([[1, 0, 4]])
     lora.weights = lora.weights.to(dtype)
-    assert {each.dtype for each in load(to_peft(lora, MODEL).safetensors).values()} == {dtype}
+    assert {tensor.dtype for tensor in load(to_peft(lora, MODEL).safetensors).values()} == {dtype}
 
 
 @pytest.mark.parametrize(

@@ -114,10 +114,10 @@ def test_kv_cache_events(executor) -> None:
         assert received
         events += received
         stored = [event.data for event in events if isinstance(event.data, trtllm.KVCacheStoredData)]
-        stored = [event for event in stored if event.blocks[0].tokens[0].token_id in prompt]
+        stored = [data for data in stored if data.blocks[0].tokens[0].token_id in prompt]
     stored = stored[:2]
     first, second = stored
-    tokens = [token.token_id for event in stored for token in event.blocks[0].tokens]
+    tokens = [token.token_id for data in stored for token in data.blocks[0].tokens]
     size = len(tokens) // 2
     assert tokens == prompt[: 2 * size]
     assert (first.parent_hash, second.parent_hash) == (None, first.blocks[0].block_hash)

@@ -59,8 +59,8 @@ async def test_the_bytes_of_a_stream(gateway):
     events = answer.text.split("\n\n")
     assert events[-2:] == ["data: [DONE]", ""]
     chunks = [json.loads(data.removeprefix("data: ")) for data in events[:-2]]
-    assert all((data["id"], data["object"]) == ("chatcmpl-r7", "chat.completion.chunk") for data in chunks)
-    deltas = [data["choices"][0]["delta"] for data in chunks[:-1]]
+    assert all((chunk["id"], chunk["object"]) == ("chatcmpl-r7", "chat.completion.chunk") for chunk in chunks)
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks[:-1]]
     assert deltas == [
         {"role": "assistant"} | deltas[0],
         {"content": "Hello"},
@@ -68,8 +68,8 @@ async def test_the_bytes_of_a_stream(gateway):
         {"content": "world"},
         {},
     ]
-    assert [data["choices"][0]["finish_reason"] for data in chunks[:-1]] == [None] * 4 + ["length"]
-    assert [data["usage"] for data in chunks[:-1]] == [None] * 5
+    assert [chunk["choices"][0]["finish_reason"] for chunk in chunks[:-1]] == [None] * 4 + ["length"]
+    assert [chunk["usage"] for chunk in chunks[:-1]] == [None] * 5
     assert chunks[-1]["choices"] == []
     assert chunks[-1]["usage"]["total_tokens"] == 6
 
@@ -86,13 +86,16 @@ async def test_several_prompts(gateway, script):
     answer = await gateway.post("/v1/completions", prompt=["x", "y"], headers={"x-request-id": "r"})
     assert [item["index"] for item in answer.json()["choices"]] == [0, 1]
     assert answer.json()["usage"]["total_tokens"] == 12
-    assert sorted((item.spec.text, item.spec.request_id) for item in script.seen) == [("x", "r-0"), ("y", "r-1")]
+    assert sorted((request.spec.text, request.spec.request_id) for request in script.seen) == [
+        ("x", "r-0"),
+        ("y", "r-1"),
+    ]
     chunks = await gateway.events("/v1/completions", prompt=[[1, 2], [3]])
     texts = {0: "", 1: ""}
     for chunk in chunks[:-1]:
         texts[chunk["choices"][0]["index"]] += chunk["choices"][0]["text"]
     assert texts == {0: "Hello, world", 1: "Hello, world"}
-    assert sorted(tuple(item.spec.token_ids.ids) for item in script.seen[-2:]) == [(1, 2), (3,)]
+    assert sorted(tuple(request.spec.token_ids.ids) for request in script.seen[-2:]) == [(1, 2), (3,)]
 
 
 async def test_one_of_several_prompts_fails(gateway, script):

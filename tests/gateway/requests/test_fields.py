@@ -188,4 +188,4 @@ async def test_a_refusal_counts_as_the_models_text(gateway, script):
     messages = [*USER, *({"role": "assistant", "audio": None, "function_call": None} | refusal for refusal in refusals)]
     answer = await gateway.post("/v1/chat/completions", messages=messages)
     assert answer.status_code == 200, answer.text
-    assert [refusal.content for refusal in script.seen[-1].spec.chat.messages] == ["hi", "No.", "hi\nNo."]
+    assert [message.content for message in script.seen[-1].spec.chat.messages] == ["hi", "No.", "hi\nNo."]

@@ -185,7 +185,7 @@ async def test_concurrent_loads_are_bounded(ring, serving):
     engine.adapters.on_message = handle
     for message in messages:
         handle(message)
-    assert {load_message.version for load_message in await asyncio.gather(*loads)} == {A.version}
+    assert {lora.version for lora in await asyncio.gather(*loads)} == {A.version}
     await load(client, "one-more", "/a")
 
 

@@ -62,7 +62,7 @@ async def test_random_changes_at_two_routers(ring, start, folder):
             else:
                 details = await refused(router_client.generate(named(name)))
                 assert (details.code, details.fields) == (StatusCode.NOT_FOUND, ["spec.prompt_adapter_id"])
-    assert [router_client.version for router_client in await listed(routers[0])] == [
+    assert [adapter.version for adapter in await listed(routers[0])] == [
         expected_versions[name] for name in sorted(expected_versions)
     ]
 

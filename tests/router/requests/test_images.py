@@ -140,7 +140,7 @@ async def test_a_request_goes_where_its_own_images_are_cached(ring, start, llava
     ring.add_detokenizer()
     client = await start(checkpoint=llava)
     placement = client.router.ring.placement
-    await client.until(lambda: all(placement.cache_version(placement_entry.epoch) == 3 for placement_entry in engines))
+    await client.until(lambda: all(placement.cache_version(fake_engine.epoch) == 3 for fake_engine in engines))
     placeholder = llava.vision.token_id
     for data in (SECOND, FIRST, SECOND):
         prompt = pb.TokenIds(ids=[*range(20), placeholder, placeholder])

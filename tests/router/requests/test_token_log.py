@@ -75,7 +75,7 @@ def test_nothing_is_appended_after_a_fault():
     for sequence, offset in ((0, 1), (1, 0)):
         assert log.append(row(offset, [], "", End(FinishReason.ABORTED, TIMES), sequence)) is Appended.SEEN
     assert not log.complete
-    assert [ended_sequence.end for ended_sequence in log.sequences] == [None, None]
+    assert [sequence_log.end for sequence_log in log.sequences] == [None, None]
 
 
 def test_a_closed_log_keeps_nothing():

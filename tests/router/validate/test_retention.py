@@ -22,7 +22,7 @@ LIMITS = limits_of(RouterSettings(model="m"), 2048)
 
 def parsed(*ranges, **fields):
     bad = Violations()
-    options = KvCacheOptions(prompt_retention=[TokenRangeRetention(**retention) for retention in ranges], **fields)
+    options = KvCacheOptions(prompt_retention=[TokenRangeRetention(**token_range) for token_range in ranges], **fields)
     retention = parse_retention(options, LIMITS, bad)
     bad.raise_if_any()
     return retention
