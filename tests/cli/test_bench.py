@@ -88,7 +88,7 @@ def test_several_servers_take_turns(sluice, address, script, http_address, opena
     assert rows[0] == ["ring", "other"]
     assert ["requests", "12", "12"] in rows
     # They may share an engine, so prompts must not be prefix cache hits of each other.
-    ring_prompts = [spec.text for spec in (request.spec for request in script.seen if hasattr(request, "spec"))]
+    ring_prompts = [request.spec.text for request in script.seen if hasattr(request, "spec")]
     http_prompts = [body["prompt"] for body in openai.bodies]
     assert len(ring_prompts) == len(http_prompts) == 1 + 1 + 12
     assert len({*ring_prompts[1:], *http_prompts[1:]}) == 2 * 13
