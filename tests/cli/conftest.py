@@ -11,21 +11,21 @@ from tests.fakes.server_script import Script
 
 
 @pytest.fixture(autouse=True)
-def own_output(monkeypatch) -> None:
+def _keep_output(monkeypatch) -> None:
     """A command that runs in the tests' process must not change their output."""
     monkeypatch.setattr(importlib.import_module("sluice.cli.serve"), "protect_output", lambda: None)
 
 
 @pytest.fixture
 def script() -> Script:
-    """The answers of the fake server, to be changed before the call."""
+    """The fake server's answers. Tests change them before a call."""
     return Script()
 
 
 @pytest.fixture
 def address(script: Script) -> Iterator[str]:
-    with serve(script) as found:
-        yield found
+    with serve(script) as server_address:
+        yield server_address
 
 
 @pytest.fixture

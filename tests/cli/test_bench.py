@@ -45,7 +45,7 @@ def test_a_ring(sluice, address, script) -> None:
     )
     assert (figures["total_input_tokens"], figures["total_output_tokens"]) == (15, 15)
     assert figures["request_rate"] == "inf"
-    specs = [each.spec for each in script.seen if hasattr(each, "spec")]
+    specs = [request.spec for request in script.seen if hasattr(request, "spec")]
     assert len(specs) == 1 + 1 + 5
     assert all(spec.stopping.ignore_eos for spec in specs)
     assert len({spec.text for spec in specs}) == len(specs)
@@ -74,21 +74,24 @@ def test_several_servers_take_turns(sluice, address, script, http_address, opena
     command = ["bench", f"ring={address}", f"other=http://{http_address}", "--requests", "4", "--rounds", "3"]
     result = sluice(*command, "--warmup", "1", "--goodput", "ttft:5000", "--json", str(file), "--detailed")
     assert result.exit_code == 0, result.stderr
-    ring, other = json.loads(file.read_text())
-    assert [(each["server"], each["backend"]) for each in (ring, other)] == [("ring", "grpc"), ("other", "openai")]
+    ring, http_server = json.loads(file.read_text())
+    assert [(figures["server"], figures["backend"]) for figures in (ring, http_server)] == [
+        ("ring", "grpc"),
+        ("other", "openai"),
+    ]
     assert (ring["num_prompts"], ring["completed"], len(ring["output_lens"])) == (12, 12, 12)
-    for each in (ring, other):
-        assert each.keys() >= VLLM_FIELDS | DETAILS
-        rates = each["output_throughput_of_rounds"]
-        assert min(rates) < each["output_throughput"] < max(rates)
+    for figures in (ring, http_server):
+        assert figures.keys() >= VLLM_FIELDS | DETAILS
+        rates = figures["output_throughput_of_rounds"]
+        assert min(rates) < figures["output_throughput"] < max(rates)
     rows = [line.split() for line in result.stdout.splitlines() if line.strip()]
     assert rows[0] == ["ring", "other"]
     assert ["requests", "12", "12"] in rows
     # They may share an engine, so prompts must not be prefix cache hits of each other.
-    asked = [spec.text for spec in (each.spec for each in script.seen if hasattr(each, "spec"))]
-    also = [body["prompt"] for body in openai.bodies]
-    assert len(asked) == len(also) == 1 + 1 + 12
-    assert len({*asked[1:], *also[1:]}) == 2 * 13
+    ring_prompts = [request.spec.text for request in script.seen if hasattr(request, "spec")]
+    http_prompts = [body["prompt"] for body in openai.bodies]
+    assert len(ring_prompts) == len(http_prompts) == 1 + 1 + 12
+    assert len({*ring_prompts[1:], *http_prompts[1:]}) == 2 * 13
 
 
 def test_one_of_several_servers_completes_no_request(sluice, address, http_address, openai) -> None:
@@ -104,7 +107,7 @@ QUICK = ("--requests", "1", "--warmup", "0")
 
 def shown_tokens(script, openai) -> tuple[set, set]:
     """The Authorization headers that the ring and the OpenAI server received."""
-    return {each.get("authorization") for each in script.metadata}, set(openai.tokens)
+    return {metadata.get("authorization") for metadata in script.metadata}, set(openai.tokens)
 
 
 @pytest.mark.parametrize("server", ["ring", "other"])
@@ -144,7 +147,7 @@ def test_a_token_without_a_server_is_refused_for_several_servers(
 
 def test_chats_of_a_ring(sluice, address, script) -> None:
     assert sluice("bench", address, "--chat", "--requests", "1", "--warmup", "0").exit_code == 0
-    specs = [each.spec for each in script.seen if hasattr(each, "spec")]
+    specs = [request.spec for request in script.seen if hasattr(request, "spec")]
     assert [message.role for spec in specs for message in spec.chat.messages] == ["user", "user"]
 
 

@@ -33,21 +33,21 @@ def served(monkeypatch, tmp_path):
 
 
 def test_options_and_settings_are_read_from_the_file(served) -> None:
-    made, _ = served(
+    ring_arguments, _ = served(
         "model: the/model\nport: 6000\nmax_batch_size: 8\ninsecure: true\npriority_aging_seconds: 5\n"
         "engine:\n  chunked_context: false\n  kv_host_memory: 8GiB\n"
         "router: {tenant_weights: {search: 2}}\ndetokenizer:\n"
     )
-    assert (made["model"], made["port"]) == ("the/model", 6000)
-    assert made["engine_args"] == {"max_batch_size": 8, "chunked_context": False, "kv_host_memory": 8 << 30}
-    assert made["router_args"] == {"insecure": True, "tenant_weights": {"search": 2.0}}
-    assert made["detokenizer_args"] == {}
-    assert made["shared_args"] == {"priority_aging_seconds": 5.0}
+    assert (ring_arguments["model"], ring_arguments["port"]) == ("the/model", 6000)
+    assert ring_arguments["engine_args"] == {"max_batch_size": 8, "chunked_context": False, "kv_host_memory": 8 << 30}
+    assert ring_arguments["router_args"] == {"insecure": True, "tenant_weights": {"search": 2.0}}
+    assert ring_arguments["detokenizer_args"] == {}
+    assert ring_arguments["shared_args"] == {"priority_aging_seconds": 5.0}
 
 
 def test_the_command_line_takes_precedence(served) -> None:
-    made, _ = served("model: a\nport: 6000\nengines: 2\n", "--port", "7000", "--model", "b")
-    assert (made["model"], made["port"], made["engines"]) == ("b", 7000, 2)
+    ring_arguments, _ = served("model: a\nport: 6000\nengines: 2\n", "--port", "7000", "--model", "b")
+    assert (ring_arguments["model"], ring_arguments["port"], ring_arguments["engines"]) == ("b", 7000, 2)
     assert served("model: a\n", "c")[0]["model"] == "c"
     file = "max_batch_size: 3\nengine:\n  max_batch_size: 2\n  threads: 4\n"
     for arguments, size in (((), 3), (("--max-batch-size", "5"), 5), (("--set", "engine.max_batch_size=6"), 6)):
@@ -59,7 +59,7 @@ def test_an_empty_file_and_an_empty_key_mean_the_defaults(served) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "named"),
+    ("text", "message"),
     [
         ("prot: 1\n", "unknown key prot; did you mean port?"),
         ("max-batch-size: 1\n", "unknown key max-batch-size; did you mean max_batch_size?"),
@@ -75,15 +75,15 @@ def test_an_empty_file_and_an_empty_key_mean_the_defaults(served) -> None:
         ("a: {\n", "cannot read"),
     ],
 )
-def test_errors_name_the_key(served, text, named) -> None:
-    made, result = served(text)
-    assert made == {}
+def test_errors_name_the_key(served, text, message) -> None:
+    ring_arguments, result = served(text)
+    assert ring_arguments == {}
     assert result.exit_code == 2
-    assert named in " ".join(result.stderr.split())
+    assert message in " ".join(result.stderr.split())
 
 
 def test_the_model_as_argument_or_option(served) -> None:
     assert served(None, "m")[0]["model"] == served(None, "--model", "m")[0]["model"] == "m"
-    made, result = served(None, "m", "--model", "n")
-    assert made == {}
+    ring_arguments, result = served(None, "m", "--model", "n")
+    assert ring_arguments == {}
     assert json.loads(result.stderr)["error"] == "the model is given twice: m and --model n"

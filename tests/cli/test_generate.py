@@ -130,7 +130,7 @@ def test_buffered_outputs_are_printed_if_the_stream_breaks(capsys) -> None:
         def __iter__(self):
             yield Chunk(0, text="a")
             yield Chunk(2, text="c")
-            raise SluiceError("the router is gone")
+            raise SluiceError("the router was lost")
 
     with pytest.raises(SluiceError):
         print_stream(BrokenStream, 3)

@@ -41,8 +41,8 @@ def test_help_of_commands(command, flag) -> None:
 @pytest.mark.process
 @pytest.mark.parametrize("service", ["router", "engine_worker", "detok_service"])
 def test_help_of_services(service) -> None:
-    shown = subprocess.run([sys.executable, "-m", service, "-h"], capture_output=True, text=True, check=True)
-    assert shown.stdout.startswith(f"usage: python -m {service}")
+    process = subprocess.run([sys.executable, "-m", service, "-h"], capture_output=True, text=True, check=True)
+    assert process.stdout.startswith(f"usage: python -m {service}")
 
 
 @pytest.mark.process

@@ -27,9 +27,9 @@ def keygen(*arguments: str) -> Result:
 
 
 def printed(*arguments: str) -> dict[str, dict]:
-    done = keygen("--kubernetes", "ring", *arguments)
-    assert done.exit_code == 0, done.stderr
-    return {secret["metadata"]["name"]: secret for secret in yaml.safe_load_all(done.stdout)}
+    result = keygen("--kubernetes", "ring", *arguments)
+    assert result.exit_code == 0, result.stderr
+    return {secret["metadata"]["name"]: secret for secret in yaml.safe_load_all(result.stdout)}
 
 
 def mount(secrets: dict[str, dict], role: str, folder: Path) -> Path:
@@ -111,13 +111,13 @@ def test_a_rotated_role_has_a_new_key_and_its_former_key_stays_valid(tmp_path: P
     """The current keys are read from a folder of `keygen`, and from the public Secret as it is mounted."""
     for role in ROLES:
         generate(tmp_path / "keys", role)
-    before = {role: Keys(tmp_path / "keys", role).own for role in ROLES}
+    former = {role: Keys(tmp_path / "keys", role).own for role in ROLES}
     secrets = printed("--rotate", "engine", "--from", str(tmp_path / "keys" / ("public" if flat else "")))
     # Services must learn the new public key before it is used.
     assert list(secrets) == ["ring-key-public", "ring-key-engine"]
     keys = Keys(mount(secrets, "engine", tmp_path / "mounted"), "engine")
-    assert keys.public("engine") == (keys.own.public, before["engine"].public)
-    assert keys.public("router") == (before["router"].public,)
+    assert keys.public("engine") == (keys.own.public, former["engine"].public)
+    assert keys.public("router") == (former["router"].public,)
 
 
 def test_a_rotation_is_finished(tmp_path: Path) -> None:
@@ -151,15 +151,15 @@ def test_a_rotation_is_finished(tmp_path: Path) -> None:
 )
 def test_invalid_combinations_are_refused(arguments: list[str], message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
-    done = keygen(*arguments)
-    assert done.exit_code == 1
-    assert message in " ".join(done.stderr.split())
-    assert done.stdout == ""
+    result = keygen(*arguments)
+    assert result.exit_code == 1
+    assert message in " ".join(result.stderr.split())
+    assert result.stdout == ""
 
 
 def test_a_pod_creates_the_secrets(api: type[Api], tmp_path: Path) -> None:
-    done = keygen("--kubernetes", "ring", "--namespace", "llm", "--create")
-    assert (done.exit_code, done.stdout.splitlines()) == (0, [f"{name} created" for name in NAMES])
+    result = keygen("--kubernetes", "ring", "--namespace", "llm", "--create")
+    assert (result.exit_code, result.stdout.splitlines()) == (0, [f"{name} created" for name in NAMES])
     assert list(api.secrets) == NAMES
     for role in ROLES:
         assert Keys(mount(api.secrets, role, tmp_path / "pod" / role), role).own
@@ -167,32 +167,32 @@ def test_a_pod_creates_the_secrets(api: type[Api], tmp_path: Path) -> None:
 
 def test_existing_secrets_are_not_changed(api: type[Api]) -> None:
     keygen("--kubernetes", "ring", "--create")
-    before = dict(api.secrets)
-    assert before[NAMES[0]]["metadata"]["namespace"] == "llm"
-    done = keygen("--kubernetes", "ring", "--create")
-    assert done.exit_code == 0
-    assert done.stdout.splitlines() == [f"{name} exists already and was not changed" for name in NAMES]
-    assert api.secrets == before
+    secrets_before = dict(api.secrets)
+    assert secrets_before[NAMES[0]]["metadata"]["namespace"] == "llm"
+    result = keygen("--kubernetes", "ring", "--create")
+    assert result.exit_code == 0
+    assert result.stdout.splitlines() == [f"{name} exists already and was not changed" for name in NAMES]
+    assert api.secrets == secrets_before
 
 
 def test_an_incomplete_set_is_not_completed_with_new_keys(api: type[Api]) -> None:
     keygen("--kubernetes", "ring", "--create")
     del api.secrets["ring-key-engine"]
-    done = keygen("--kubernetes", "ring", "--create")
-    assert done.exit_code == 1
-    assert "ring-key-engine do not" in " ".join(done.stderr.split())
+    result = keygen("--kubernetes", "ring", "--create")
+    assert result.exit_code == 1
+    assert "ring-key-engine do not" in " ".join(result.stderr.split())
     assert "ring-key-engine" not in api.secrets
 
 
 def test_a_refusal_is_reported(api: type[Api]) -> None:
     api.allowed = False
-    done = keygen("--kubernetes", "ring", "--create")
-    assert done.exit_code == 1
-    assert '"ring-key-public" is forbidden' in " ".join(done.stderr.split())
+    result = keygen("--kubernetes", "ring", "--create")
+    assert result.exit_code == 1
+    assert '"ring-key-public" is forbidden' in " ".join(result.stderr.split())
 
 
 def test_an_unreachable_server_is_reported(api: type[Api], tmp_path: Path) -> None:
     (tmp_path / "ca.crt").write_bytes(Authority(tmp_path, "another").certificate.read_bytes())
-    done = keygen("--kubernetes", "ring", "--create")
-    assert done.exit_code == 1
-    assert "cannot reach https://127.0.0.1:" in " ".join(done.stderr.split())
+    result = keygen("--kubernetes", "ring", "--create")
+    assert result.exit_code == 1
+    assert "cannot reach https://127.0.0.1:" in " ".join(result.stderr.split())

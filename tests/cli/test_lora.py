@@ -23,14 +23,17 @@ def test_load_by_path(sluice, script, address) -> None:
 
 
 def test_upload_to_every_router(sluice, script, address, folder) -> None:
-    other = Script()
-    with serve(other) as second:
+    second_script = Script()
+    with serve(second_script) as second_address:
         result = sluice(
-            *("lora", "load", "sql", "--upload", str(folder)), *("--address", f"{address},{second}", "--token", "key")
+            *("lora", "load", "sql", "--upload", str(folder)),
+            *("--address", f"{address},{second_address}", "--token", "key"),
         )
     assert result.exit_code == 0
-    assert [line.split(",")[0] for line in result.stdout.splitlines()] == [f"{each}: sql" for each in (address, second)]
-    for router in (script, other):
+    assert [line.split(",")[0] for line in result.stdout.splitlines()] == [
+        f"{router_address}: sql" for router_address in (address, second_address)
+    ]
+    for router in (script, second_script):
         assert router.uploads == {"sql": [b"{}", b"weights"]}
         assert router.metadata[0]["authorization"] == "Bearer key"
 
@@ -56,8 +59,11 @@ def test_unload(sluice, script, address) -> None:
     script.loras["sql"] = admin_pb2.Lora(lora_id="sql")
     result = sluice("lora", "unload", "sql")
     assert (result.exit_code, result.stdout) == (0, f"{address}: sql unloaded\n")
-    again = sluice("lora", "unload", "sql")
-    assert (again.exit_code, again.stderr) == (1, "error: lora_id is 'sql'; no adapter is loaded under this id\n")
+    second_result = sluice("lora", "unload", "sql")
+    assert (second_result.exit_code, second_result.stderr) == (
+        1,
+        "error: lora_id is 'sql'; no adapter is loaded under this id\n",
+    )
 
 
 def test_list(sluice, script) -> None:
@@ -75,20 +81,20 @@ def test_list(sluice, script) -> None:
 
 def test_routers_with_different_adapters_are_listed_separately(sluice, script, address) -> None:
     script.loras["a"] = admin_pb2.Lora(lora_id="a")
-    with serve(Script()) as second:
-        result = sluice("lora", "list", "--address", f"{address},{second}")
-        assert (result.exit_code, f"{second}:" in result.stdout) == (0, True)
+    with serve(Script()) as second_address:
+        result = sluice("lora", "list", "--address", f"{address},{second_address}")
+        assert (result.exit_code, f"{second_address}:" in result.stdout) == (0, True)
         script.loras.clear()
-        assert f"{second}:" not in sluice("lora", "list", "--address", f"{address},{second}").stdout
+        assert f"{second_address}:" not in sluice("lora", "list", "--address", f"{address},{second_address}").stdout
 
 
 def test_a_router_that_fails_is_named(sluice, script, address) -> None:
     failure = Failure(grpc.StatusCode.PERMISSION_DENIED, "needs a token that is marked admin")
-    with serve(Script(failure=failure)) as second:
+    with serve(Script(failure=failure)) as second_address:
         for command in (["load", "sql", "/a"], ["list"], ["unload", "sql"]):
-            result = sluice("lora", *command, "--address", f"{second},{address}")
+            result = sluice("lora", *command, "--address", f"{second_address},{address}")
             assert result.exit_code == 1
-            assert result.stderr == f"error: {second}: needs a token that is marked admin\n"
+            assert result.stderr == f"error: {second_address}: needs a token that is marked admin\n"
             assert "sql" in result.stdout
 
 
@@ -96,4 +102,4 @@ def test_generate_and_chat_with_an_adapter(sluice, script) -> None:
     sluice("generate", "hi", "--lora", "sql")
     assert script.seen[-1].spec.lora_id == "sql"
     sluice("chat", "--lora", "sql", stdin="one\n/clear\ntwo\n")
-    assert [each.spec.lora_id for each in script.seen[-2:]] == ["sql", "sql"]
+    assert [request.spec.lora_id for request in script.seen[-2:]] == ["sql", "sql"]

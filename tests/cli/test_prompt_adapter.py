@@ -34,12 +34,12 @@ def test_list_and_unload(sluice, script, address) -> None:
     rows = [line.split() for line in sluice("prompt-adapter", "list").stdout.splitlines() if "0f0f" in line]
     assert rows == [["[b]", "16", "0f" * 16, "uploaded"]]
     assert sluice("prompt-adapter", "unload", "[b]").stdout == f"{address}: [b] unloaded\n"
-    again = sluice("prompt-adapter", "unload", "[b]")
+    second_result = sluice("prompt-adapter", "unload", "[b]")
     expected = "error: prompt_adapter_id is '[b]'; no adapter is loaded under this id\n"
-    assert (again.exit_code, again.stderr) == (1, expected)
+    assert (second_result.exit_code, second_result.stderr) == (1, expected)
 
 
 def test_generate_and_chat(sluice, script) -> None:
     sluice("generate", "hi", "--prompt-adapter", "terse")
     sluice("chat", "--prompt-adapter", "terse", stdin="one\n")
-    assert [each.spec.prompt_adapter_id for each in script.seen if hasattr(each, "spec")] == ["terse", "terse"]
+    assert [request.spec.prompt_adapter_id for request in script.seen if hasattr(request, "spec")] == ["terse", "terse"]

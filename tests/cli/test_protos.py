@@ -31,11 +31,11 @@ def test_exported_files_compile_on_their_own(sluice, tmp_path) -> None:
     command = [sys.executable, "-m", "grpc_tools.protoc", f"-I{folder}", f"--descriptor_set_out={compiled}", *paths]
     subprocess.run(command, check=True)
     descriptors = descriptor_pb2.FileDescriptorSet.FromString(compiled.read_bytes())
-    ours = next(file for file in descriptors.file if file.name == "sluice/v1/generation.proto")
-    for file in (ours, expected := descriptor_pb2.FileDescriptorProto()):
+    exported = next(file for file in descriptors.file if file.name == "sluice/v1/generation.proto")
+    for file in (exported, expected := descriptor_pb2.FileDescriptorProto()):
         file.ClearField("source_code_info")
     generation_pb2.DESCRIPTOR.CopyToProto(expected)
-    assert [message.name for message in ours.message_type] == [message.name for message in expected.message_type]
+    assert [message.name for message in exported.message_type] == [message.name for message in expected.message_type]
 
 
 @pytest.mark.process
@@ -43,8 +43,8 @@ def test_buf_accepts_the_exported_files(sluice, tmp_path) -> None:
     sluice("protos", "export", str(tmp_path))
     buf = str(Path(sys.executable).with_name("buf"))
     for command in (["lint"], ["build"], ["breaking", "--against", str(RELEASED)]):
-        done = subprocess.run([buf, *command], cwd=tmp_path, capture_output=True, text=True)
-        assert done.returncode == 0, done.stdout + done.stderr
+        process = subprocess.run([buf, *command], cwd=tmp_path, capture_output=True, text=True)
+        assert process.returncode == 0, process.stdout + process.stderr
 
 
 def test_a_folder_that_cannot_be_written(sluice, tmp_path) -> None:

@@ -96,9 +96,9 @@ def serving(tmp_path):
         return started[-1]
 
     yield start
-    for each in started:
-        if each.process.poll() is None:
-            each.process.kill()
+    for serve in started:
+        if serve.process.poll() is None:
+            serve.process.kill()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
@@ -163,10 +163,10 @@ def test_exits_and_recoveries_are_reported_until_a_role_has_no_service(serving, 
     assert serve.process.poll() is None
     (tmp_path / "engine-0.do").write_text("refuse")
     os.kill(serve.pid("engine-0"), signal.SIGKILL)
-    ended = serve.line("service_exited")
-    while not ended.get("given_up"):
-        ended = serve.line("service_exited")
-    assert (ended["id"], ended["how"]) == ("engine-0", "ended with code 1: the disk is full")
+    exited = serve.line("service_exited")
+    while not exited.get("given_up"):
+        exited = serve.line("service_exited")
+    assert (exited["id"], exited["how"]) == ("engine-0", "ended with code 1: the disk is full")
     assert serve.line("failed")["error"] == "no engine is left: stopping"
     assert serve.end()[0] == 1
 
@@ -175,10 +175,10 @@ def test_a_rolling_restart_on_a_signal(serving) -> None:
     serve = serving("--routers", "2")
     assert len(serve.ready()["addresses"]) == 2
     names = ("engine-0", "detok-0", "detok-1", "router-0", "router-1")
-    before = [serve.pid(name) for name in names]
+    pids_before = [serve.pid(name) for name in names]
     serve.process.send_signal(signal.SIGUSR2)
     serve.line("restarted")
-    assert not set(before) & {serve.pid(name) for name in names}
+    assert not set(pids_before) & {serve.pid(name) for name in names}
     serve.process.send_signal(signal.SIGINT)
     assert serve.end()[0] == 0
 
@@ -210,24 +210,24 @@ def test_why_a_service_cannot_start_is_reported_once(serving, tmp_path) -> None:
 
 @pytest.mark.parametrize("setting", ["port", "admin_port", "metrics_port", "http_port"])
 def test_a_port_in_use_is_reported_before_anything_is_started(serving, setting) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        number = taken.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
         flag = f"--{setting.replace('_', '-')}"
         # A gateway needs to know the routers' port.
-        serve = serving(flag, str(number), *(("--port", str(free_ports(1))) if setting == "http_port" else ()))
+        serve = serving(flag, str(port), *(("--port", str(free_ports(1))) if setting == "http_port" else ()))
         code, out, err = serve.end()
     assert (code, out) == (1, "")
     error = json.loads(err)["error"]
     # The following ports may be in use by other programs too.
-    assert f"port {number} on 127.0.0.1 ({'gateway' if setting == 'http_port' else 'router'}) is in use" in error
+    assert f"port {port} on 127.0.0.1 ({'gateway' if setting == 'http_port' else 'router'}) is in use" in error
     assert error.endswith(f": stop the process that uses it, or choose another with {flag}")
     assert list(serve.folder.glob("*.json")) == []
 
 
 def test_the_terminal_shows_short_lines(tmp_path) -> None:
     master, slave = pty.openpty()
-    page = free_ports(4)
-    code = CODE.format(services=str(SERVICES), folder=str(tmp_path), arguments=("--metrics-port", str(page)))
+    metrics_port = free_ports(4)
+    code = CODE.format(services=str(SERVICES), folder=str(tmp_path), arguments=("--metrics-port", str(metrics_port)))
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "TERM": "dumb", "NO_COLOR": "1"}
     process = subprocess.Popen([sys.executable, "-c", code], stdout=slave, stderr=slave, env=environment, cwd=ROOT)
     os.close(slave)
@@ -236,11 +236,11 @@ def test_the_terminal_shows_short_lines(tmp_path) -> None:
         shown += os.read(master, 4096)
     process.send_signal(signal.SIGINT)
     with suppress(OSError):
-        while more := os.read(master, 4096):
-            shown += more
+        while output := os.read(master, 4096):
+            shown += output
     assert process.wait(LIMIT) == 0
     text = shown.decode()
-    parts = rf"status page on port {page}, 1 router, 1 engine, 2 detokenizers"
+    parts = rf"status page on port {metrics_port}, 1 router, 1 engine, 2 detokenizers"
     assert re.search(rf"ready: tiny on 127.0.0.1:\d+, {parts}. Ctrl-C stops it. Try: .* generate", text)
     assert "draining; press Ctrl-C again to stop immediately" in text
     assert "{" not in text

@@ -149,27 +149,27 @@ def test_the_launcher_passes_the_engines_shares(engine_settings):
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "found"),
+    ("name", "value", "expected"),
     [
         ("threads", 3, (3, None)),
         ("kv_memory_fraction", 0.125, (None, 0.125)),
         ("kv_cache_tokens", 4096, (None, None)),
     ],
 )
-@pytest.mark.parametrize("where", ["flag", "environment", "file"])
+@pytest.mark.parametrize("source", ["flag", "environment", "file"])
 def test_explicit_settings_override_the_launchers_shares(
-    engine_settings, monkeypatch, tmp_path, where, name, value, found
+    engine_settings, monkeypatch, tmp_path, source, name, value, expected
 ):
     flags = []
-    if where == "flag":
+    if source == "flag":
         flags = ["--set", f"engine.{name}={value}"]
-    elif where == "environment":
+    elif source == "environment":
         monkeypatch.setenv(f"SLUICE_ENGINE_{name.upper()}", str(value))
     else:
         (tmp_path / "engine.yaml").write_text(f"{name}: {value}\n")
         monkeypatch.setenv("SLUICE_ENGINE_CONFIG", str(tmp_path / "engine.yaml"))
     settings = engine_settings(*flags)
-    threads, fraction = found
+    threads, fraction = expected
     assert settings.step_threads == (threads or settings.default_threads)
     assert settings.kv_memory_fraction == fraction
 

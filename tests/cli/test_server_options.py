@@ -9,30 +9,30 @@ import pytest
 from typer.testing import CliRunner
 
 from sluice.cli.commands import app
+from tests.fakes.breaking_routers import GONE, Plan, run_router, run_routers
 from tests.fakes.certificates import Authority
 from tests.fakes.server import serve
 from tests.fakes.server_script import Script
-from tests.fakes.storyteller import GONE, Plan, tell, tell_all
 
-NOBODY = "127.0.0.1:1"
+UNREACHABLE = "127.0.0.1:1"
 
 
 @pytest.mark.parametrize("command", [["generate", "x"], ["stats"], ["chat"]])
 def test_one_available_router_of_several_is_enough(sluice, address, command) -> None:
-    for addresses in (f"{NOBODY},{address}", f"{address}, {NOBODY}"):
+    for addresses in (f"{UNREACHABLE},{address}", f"{address}, {UNREACHABLE}"):
         result = sluice(*command, "--address", addresses, stdin="")
         assert (result.exit_code, result.stderr) == (0, "")
 
 
 def test_a_stream_continues_at_the_next_router() -> None:
     plan = Plan()
-    with tell_all(2, plan) as addresses:
+    with run_routers(2, plan) as addresses:
         run = ["generate", "x", "--max-tokens", "9", "--address", ",".join(addresses)]
-        calm = CliRunner().invoke(app, run).stdout
+        expected = CliRunner().invoke(app, run).stdout
         plan.breaks.append((4, GONE))
         broken = CliRunner().invoke(app, run)
-    assert (broken.exit_code, broken.stdout, broken.stderr) == (0, calm, "")
-    assert len(calm) > 5
+    assert (broken.exit_code, broken.stdout, broken.stderr) == (0, expected, "")
+    assert len(expected) > 5
     assert len(plan.seen) == 3
 
 
@@ -57,23 +57,23 @@ def test_the_port_of_a_gateway_is_recognized(sluice) -> None:
 
 
 def test_health_shows_every_router(sluice, address) -> None:
-    with serve(Script()) as other:
-        result = sluice("health", "--address", f"{address},{other}")
+    with serve(Script()) as second_address:
+        result = sluice("health", "--address", f"{address},{second_address}")
         assert result.exit_code == 0
         assert f"{address} serves tiny" in result.stdout
-        assert f"{other} serves tiny" in result.stdout
-    result = sluice("health", "--address", f"{NOBODY},{address}")
+        assert f"{second_address} serves tiny" in result.stdout
+    result = sluice("health", "--address", f"{UNREACHABLE},{address}")
     assert result.exit_code == 1
     assert f"{address} serves tiny" in result.stdout
-    assert f"no Sluice server answers at {NOBODY}" in result.stderr
+    assert f"no Sluice server answers at {UNREACHABLE}" in result.stderr
 
 
 def test_token_and_tenant(script, address) -> None:
     run = ["generate", "x", "--address", address]
     assert CliRunner().invoke(app, run, env={"SLUICE_TOKEN": "s3cret", "SLUICE_TENANT": "acme"}).exit_code == 0
     assert CliRunner().invoke(app, [*run, "--token", "s3cret", "--tenant", "acme"]).exit_code == 0
-    for found in script.metadata:
-        assert (found["authorization"], found["x-sluice-tenant"]) == ("Bearer s3cret", "acme")
+    for metadata in script.metadata:
+        assert (metadata["authorization"], metadata["x-sluice-tenant"]) == ("Bearer s3cret", "acme")
     assert len(script.metadata) == 2
     result = CliRunner().invoke(app, [*run, "--token", "two words"])
     assert (result.exit_code, result.stderr) == (
@@ -88,7 +88,7 @@ def test_tls(tmp_path) -> None:
     server, client = authority.issue("server"), authority.issue("client")
     pair = (server.key.read_bytes(), server.certificate.read_bytes())
     credentials = grpc.ssl_server_credentials([pair], authority.certificate.read_bytes(), True)
-    with tell(0, Plan(), credentials) as (address, _):
+    with run_router(0, Plan(), credentials) as (address, _):
         run = ["generate", "x", "--max-tokens", "5", "--address", address, "--tls-ca", str(authority.certificate)]
         mutual = ["--tls-cert", str(client.certificate), "--tls-key", str(client.key)]
         assert CliRunner().invoke(app, [*run, *mutual]).exit_code == 0

@@ -30,13 +30,16 @@ def test_a_version_without_engines_is_pointed_out(sluice, script) -> None:
 
 def test_every_router_is_changed(sluice, script, address) -> None:
     script.info.serving_version, script.info.serving_engines = "v1", 2
-    other = Script()
-    other.info.serving_engines = 3
-    with serve(other) as second:
-        result = sluice("serving-version", "v2", "--address", f"{address},{second}", "--token", "secret")
+    second_script = Script()
+    second_script.info.serving_engines = 3
+    with serve(second_script) as second_address:
+        result = sluice("serving-version", "v2", "--address", f"{address},{second_address}", "--token", "secret")
     assert result.exit_code == 0
-    assert result.stdout.splitlines() == [f"{address}: v2 (was v1), 2 engines", f"{second}: v2 (was any), 3 engines"]
-    for router in (script, other):
+    assert result.stdout.splitlines() == [
+        f"{address}: v2 (was v1), 2 engines",
+        f"{second_address}: v2 (was any), 3 engines",
+    ]
+    for router in (script, second_script):
         assert router.seen == [admin_pb2.SetServingVersionRequest(version="v2")]
         assert router.metadata[0]["authorization"] == "Bearer secret"
 
@@ -49,10 +52,10 @@ def test_any_resets_the_version(sluice, script, address) -> None:
 
 def test_a_router_that_refuses_is_named_and_the_others_change(sluice, script, address) -> None:
     message = "version is 'v9', must be one of 'v1'"
-    with serve(Script(failure=Failure(grpc.StatusCode.NOT_FOUND, message))) as second:
-        result = sluice("serving-version", "v9", "--address", f"{second},{address}")
+    with serve(Script(failure=Failure(grpc.StatusCode.NOT_FOUND, message))) as second_address:
+        result = sluice("serving-version", "v9", "--address", f"{second_address},{address}")
     assert result.exit_code == 1
-    assert result.stderr == f"error: {second}: {message}\n"
+    assert result.stderr == f"error: {second_address}: {message}\n"
     assert result.stdout == f"{address}: v9 (was any), 0 engines that accept work: new requests go to other versions\n"
 
 

@@ -46,16 +46,16 @@ def test_engines_with_different_models(sluice, script) -> None:
     script.stats.engines.add(engine_id="engine-0", model_fingerprint="0123456789abcdef")
     script.stats.engines.add(engine_id="engine-1", model_fingerprint="fedcba9876543210")
     script.stats.serving_model_fingerprint = "fedcba9876543210"
-    shown = sluice("stats").stdout
-    assert "The engines serve 2 different models; new requests go to engines with model fedcba98." in shown
-    (old,) = (line for line in shown.splitlines() if "engine-0" in line)
-    assert "01234567" in old
+    stdout = sluice("stats").stdout
+    assert "The engines serve 2 different models; new requests go to engines with model fedcba98." in stdout
+    (engine_line,) = (line for line in stdout.splitlines() if "engine-0" in line)
+    assert "01234567" in engine_line
     script.stats.serving_model_fingerprint = ""
     assert "new requests go to all engines" in sluice("stats").stdout
 
 
 def test_engines_with_one_model(sluice, script) -> None:
     script.stats.engines.add(engine_id="engine-0", model_fingerprint="0123456789abcdef")
-    shown = sluice("stats").stdout
-    assert "models" not in shown
-    assert "01234567" not in shown
+    stdout = sluice("stats").stdout
+    assert "models" not in stdout
+    assert "01234567" not in stdout

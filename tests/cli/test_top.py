@@ -13,16 +13,7 @@ from typer.testing import CliRunner
 from sluice.cli.commands import app
 from sluice.top import panels
 from sluice.top.app import TopApp
-from sluice.top.snapshot import (
-    Answer,
-    DetokenizerRow,
-    EngineRow,
-    RequestRow,
-    RouterRow,
-    Snapshot,
-    TenantRow,
-    combine,
-)
+from sluice.top.snapshot import Answer, DetokenizerRow, EngineRow, RequestRow, RouterRow, Snapshot, TenantRow, combine
 from sluice.v1 import admin_pb2 as pb
 from tests.fakes.processes import LIMIT
 
@@ -49,9 +40,9 @@ def snapshot(turn: int) -> Snapshot:
     )
 
 
-def column(screen: TopApp, panel: str, at: int = 0) -> list[str]:
+def column(screen: TopApp, panel: str, index: int = 0) -> list[str]:
     table = screen.query_one(f"#{panel}", DataTable)
-    return [str(table.get_row_at(i)[at]) for i in range(table.row_count)]
+    return [str(table.get_row_at(i)[index]) for i in range(table.row_count)]
 
 
 def head(screen: TopApp) -> str:
@@ -65,9 +56,9 @@ def screen() -> TopApp:
 
 
 async def until(pilot, condition) -> None:
-    end = time.monotonic() + LIMIT
+    deadline = time.monotonic() + LIMIT
     while not condition():
-        assert time.monotonic() < end, "it did not happen in time"
+        assert time.monotonic() < deadline, f"the condition was still false after {LIMIT} s"
         await pilot.pause(0.02)
 
 
@@ -128,11 +119,11 @@ async def test_pause_and_quit(screen):
         await until(pilot, lambda: column(screen, "engines"))
         await pilot.press("p")
         assert head(screen).endswith("paused")
-        before = column(screen, "engines", 8)
+        speeds_before = column(screen, "engines", 8)
         await pilot.pause(0.2)
-        assert column(screen, "engines", 8) == before
+        assert column(screen, "engines", 8) == speeds_before
         await pilot.press("p")
-        await until(pilot, lambda: column(screen, "engines", 8) != before)
+        await until(pilot, lambda: column(screen, "engines", 8) != speeds_before)
         await pilot.press("q")
         await until(pilot, lambda: not screen.is_running)
 
@@ -241,14 +232,14 @@ def test_without_a_server_there_is_still_json():
 
 
 def test_an_address_that_accepts_connections_but_does_not_answer():
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        address = f"127.0.0.1:{silent.getsockname()[1]}"
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
         result = top_once(address)
     assert result.exit_code == 1
     assert result.stderr == f"error: {address} did not answer within 2 s: check that a router listens there\n"
 
 
-def test_a_router_that_does_not_answer_is_reported_beside_the_others(address, filled):
+def test_a_router_that_does_not_answer_is_reported_along_with_the_others(address, filled):
     result = top_once(address, "127.0.0.1:1")
     assert result.exit_code == 0
     assert "router-0" in result.stdout

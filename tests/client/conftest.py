@@ -2,30 +2,30 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.fakes.breaking_routers import Plan, run_routers
 from tests.fakes.server import serve
 from tests.fakes.server_script import Script
-from tests.fakes.storyteller import Plan, tell_all
 
 
 @pytest.fixture
 def script() -> Script:
-    """The answers of the fake server, which a test may change before a call."""
+    """The fake server's answers. Tests change them before a call."""
     return Script()
 
 
 @pytest.fixture
 def address(script: Script) -> Iterator[str]:
-    with serve(script) as found:
-        yield found
+    with serve(script) as server_address:
+        yield server_address
 
 
 @pytest.fixture
 def plan() -> Plan:
-    """When and how the routers break off, which a test may change before a call."""
+    """When and how the fake routers fail. Tests change it before a call."""
     return Plan()
 
 
 @pytest.fixture
 def addresses(plan) -> Iterator[list[str]]:
-    with tell_all(2, plan) as found:
-        yield found
+    with run_routers(2, plan) as router_addresses:
+        yield router_addresses

@@ -1,4 +1,4 @@
-"""Both clients with routers that break off: the caller sees one uninterrupted stream."""
+"""Both clients with routers that fail during a stream: the caller sees one uninterrupted stream."""
 
 import asyncio
 import threading
@@ -21,8 +21,8 @@ from sluice.client import (
 )
 from sluice.v1 import generation_pb2 as pb
 from tests.client.joined import join
+from tests.fakes.breaking_routers import GONE, Plan, bare, run_router, run_routers, with_reason
 from tests.fakes.story import MODEL
-from tests.fakes.storyteller import GONE, Plan, bare, tell, tell_all, with_reason
 
 OPTIONS = {"n": 2, "max_tokens": 5, "logprobs": 0, "stop": "!!", "temperature": 1.0}
 CODE = grpc.StatusCode
@@ -44,15 +44,15 @@ def stream_without_breaks(addresses: list[str]) -> list[Chunk]:
 
 
 def num_resumed_tokens(spec: pb.GenerationSpec) -> int:
-    return sum(len(each.token_ids) for each in spec.resume)
+    return sum(len(resume_from.token_ids) for resume_from in spec.resume)
 
 
 @pytest.mark.parametrize("routers", [1, 2])
 async def test_a_break_at_every_event(plan, addresses, routers) -> None:
     expected, addresses, resumed = join(stream_without_breaks(addresses)), addresses[:routers], []
     with Client(addresses) as client:
-        for at in range(1, 14):
-            plan.breaks.append((at, GONE))
+        for num_events in range(1, 14):
+            plan.breaks.append((num_events, GONE))
             stream = client.stream("p", **OPTIONS)
             assert join(stream) == expected
             assert stream.usage.completion_tokens == 11
@@ -61,8 +61,8 @@ async def test_a_break_at_every_event(plan, addresses, routers) -> None:
     assert resumed == sorted(resumed, reverse=True)
     assert 6 <= sum(resumed) < len(resumed)
     async with AsyncClient(addresses) as client:
-        for at in (1, 2, 4, 6):
-            plan.breaks.append((at, GONE))
+        for num_events in (1, 2, 4, 6):
+            plan.breaks.append((num_events, GONE))
             async_stream = client.stream("p", **OPTIONS)
             assert join([chunk async for chunk in async_stream]) == expected
             assert async_stream.resumed == 1
@@ -72,11 +72,13 @@ async def test_a_break_does_not_change_the_collected_result(plan, addresses) -> 
     outputs = join(stream_without_breaks(addresses))
     with Client(addresses) as client:
         expected = client.stream("p", **OPTIONS).collect()
-        assert [each.text for each in expected.outputs] == [outputs[index].text for index in sorted(outputs)]
-        assert [each.token_ids for each in expected.outputs] == [outputs[index].token_ids for index in sorted(outputs)]
+        assert [output.text for output in expected.outputs] == [outputs[index].text for index in sorted(outputs)]
+        assert [output.token_ids for output in expected.outputs] == [
+            outputs[index].token_ids for index in sorted(outputs)
+        ]
         assert expected.usage.completion_tokens == 11
-        for at in (1, 3, 5):
-            plan.breaks.append((at, GONE))
+        for num_events in (1, 3, 5):
+            plan.breaks.append((num_events, GONE))
             assert client.stream("p", **OPTIONS).collect() == expected
     async with AsyncClient(addresses) as client:
         plan.breaks.append((4, GONE))
@@ -84,10 +86,10 @@ async def test_a_break_does_not_change_the_collected_result(plan, addresses) -> 
     assert sum(bool(spec.resume) for _, spec in plan.seen) >= 3
 
 
-@pytest.mark.parametrize("how", BREAKS)
-async def test_every_kind_of_break(plan, addresses, how) -> None:
+@pytest.mark.parametrize("error_name", BREAKS)
+async def test_every_kind_of_break(plan, addresses, error_name) -> None:
     expected = join(stream_without_breaks(addresses))
-    plan.breaks.extend([(3, BREAKS[how]), (3, BREAKS[how])])
+    plan.breaks.extend([(3, BREAKS[error_name]), (3, BREAKS[error_name])])
     with Client(addresses) as client:
         stream = client.stream("p", **OPTIONS)
         assert join(stream) == expected
@@ -97,8 +99,8 @@ async def test_every_kind_of_break(plan, addresses, how) -> None:
     assert (second.request_id, second.sampling.seed) == (stream.request_id, stream.seed)
     assert not first.resume
     assert 0 < num_resumed_tokens(second) < num_resumed_tokens(third)
-    assert {each.model_fingerprint for spec in (second, third) for each in spec.resume} == {MODEL}
-    plan.breaks.append((3, BREAKS[how]))
+    assert {resume_from.model_fingerprint for spec in (second, third) for resume_from in spec.resume} == {MODEL}
+    plan.breaks.append((3, BREAKS[error_name]))
     async with AsyncClient(addresses) as client:
         assert join([chunk async for chunk in client.stream("p", **OPTIONS)]) == expected
 
@@ -142,7 +144,7 @@ def test_progress_resets_the_number_of_engine_deaths(plan, addresses) -> None:
 
 
 @pytest.mark.parametrize(
-    ("how", "kind"),
+    ("failure", "kind"),
     [
         (with_reason(CODE.INTERNAL, "STEP_FAILED"), ServerError),
         (POISON, Poison),
@@ -152,8 +154,8 @@ def test_progress_resets_the_number_of_engine_deaths(plan, addresses) -> None:
         (with_reason(CODE.FAILED_PRECONDITION, "MODEL_CHANGED"), ModelChanged),
     ],
 )
-def test_errors_that_are_not_retried_at_other_routers(plan, addresses, how, kind) -> None:
-    plan.breaks.append((3, how))
+def test_errors_that_are_not_retried_at_other_routers(plan, addresses, failure, kind) -> None:
+    plan.breaks.append((3, failure))
     with Client(addresses) as client, pytest.raises(kind) as caught:
         list(client.stream("p", **OPTIONS))
     assert type(caught.value) is kind
@@ -211,7 +213,7 @@ def test_resuming_can_be_turned_off(plan, addresses) -> None:
 
 async def test_a_router_that_stops_during_a_stream(plan) -> None:
     """The connection breaks, and the address of the current router does not answer any more."""
-    with tell(0, plan) as (first, doomed), tell(1, plan) as (second, _):
+    with run_router(0, plan) as (first, doomed), run_router(1, plan) as (second, _):
         expected = join(stream_without_breaks([second]))
 
         def stop_the_server(_) -> None:
@@ -239,13 +241,13 @@ async def test_closing_a_stream_between_attempts(plan, addresses) -> None:
         assert next(stream)
         threading.Timer(0.1, stream.close).start()
         list(stream)
-        other = client.stream("p", **OPTIONS)
+        closed_with_client = client.stream("p", **OPTIONS)
     with pytest.raises(Cancelled):
-        list(other)
+        list(closed_with_client)
     # Separate routers, because a late call of the streams above could use up a break.
     second_plan = Plan()
     second_plan.breaks.extend(breaks_without_end)
-    with tell_all(2, second_plan) as addresses:
+    with run_routers(2, second_plan) as addresses:
         async with AsyncClient(addresses) as client:
             async_stream = client.stream("p", **OPTIONS)
             assert await anext(async_stream)

@@ -9,7 +9,7 @@ from sluice.client import AsyncClient, Client, DeadlineExceeded, Unavailable
 from sluice.v1 import admin_pb2
 from tests.fakes.failures import Failure
 
-PATIENCE = 60
+LIMIT = 60
 STEPS = [
     admin_pb2.StreamStepsResponse(steps=[admin_pb2.EngineStats(engine_id="e", iteration=iteration)])
     for iteration in (1, 2)
@@ -22,7 +22,7 @@ def test_steps_are_received_until_closed(script, address) -> None:
         assert [next(steps), next(steps)] == STEPS
         threading.Timer(0.1, steps.close).start()
         assert list(steps) == []
-    assert script.gone.wait(PATIENCE)
+    assert script.gone.wait(LIMIT)
 
 
 async def test_steps_are_received_until_closed_async(script, address) -> None:
@@ -32,7 +32,7 @@ async def test_steps_are_received_until_closed_async(script, address) -> None:
         assert [await anext(steps), await anext(steps)] == STEPS
         steps.close()
         assert [step async for step in steps] == []
-    assert script.gone.wait(PATIENCE)
+    assert script.gone.wait(LIMIT)
 
 
 def events_of(*numbers: int, engine: str = "e", epoch: int = 1) -> admin_pb2.StreamCacheEventsResponse:
@@ -53,7 +53,7 @@ async def test_cache_events(script, address) -> None:
 def test_a_deleted_stream_ends_at_the_server(script, address) -> None:
     with Client(address) as client:
         client.stream_steps()
-        assert script.gone.wait(PATIENCE)
+        assert script.gone.wait(LIMIT)
 
 
 async def test_errors_are_typed(script, address) -> None:

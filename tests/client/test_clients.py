@@ -1,10 +1,7 @@
-"""Both clients with a fake server: results, streams, and how streams end early."""
+"""Both clients with a fake server: results, streams, metadata and other calls."""
 
-import asyncio
 import subprocess
 import sys
-import threading
-from contextlib import suppress
 
 import grpc
 import pytest
@@ -49,14 +46,14 @@ async def test_generate(script, address) -> None:
 async def test_a_collected_stream_equals_the_result_of_generate(script, address) -> None:
     script.stop_string = "!"
     with Client(address) as client:
-        whole = client.generate("x", token_ids=True)
-        assert client.stream("x", token_ids=True).collect() == whole
+        expected = client.generate("x", token_ids=True)
+        assert client.stream("x", token_ids=True).collect() == expected
         closed = client.stream("x")
         closed.close()
         with pytest.raises(Cancelled, match="closed"):
             closed.collect()
     async with AsyncClient(address) as client:
-        assert await client.stream("x", token_ids=True).collect() == whole
+        assert await client.stream("x", token_ids=True).collect() == expected
 
 
 async def test_stream(script, address) -> None:
@@ -81,15 +78,15 @@ async def test_stream(script, address) -> None:
 
 async def test_a_stream_that_fails_and_is_not_resumed(script, address) -> None:
     script.failure, script.fail_after = Failure(grpc.StatusCode.UNAVAILABLE, "engine lost"), 2
-    got = []
+    texts = []
     with Client(address, resume_timeout=0) as client, pytest.raises(Unavailable, match="engine lost"):
-        got.extend(chunk.text for chunk in client.stream("x"))
+        texts.extend(chunk.text for chunk in client.stream("x"))
     async with AsyncClient(address, resume_timeout=0) as client:
         stream = client.stream("x")
         with pytest.raises(Unavailable, match="engine lost"):
-            _ = [got.append(chunk.text) async for chunk in stream]
+            _ = [texts.append(chunk.text) async for chunk in stream]
         assert stream.usage is None
-    assert set(got) <= {"Hello", ", "}
+    assert set(texts) <= {"Hello", ", "}
 
 
 @pytest.mark.parametrize("flaw", ["lose_event", "omit_done"])
@@ -102,161 +99,35 @@ async def test_lost_events_are_detected(script, address, flaw) -> None:
             _ = [chunk async for chunk in client.stream("x")]
 
 
-def leave_by_close(client: Client) -> None:
-    stream = client.stream("x")
-    next(stream)
-    stream.close()
-    assert list(stream) == []
-
-
-def leave_by_with(client: Client) -> None:
-    with client.stream("x") as stream:
-        next(stream)
-
-
-def leave_by_break(client: Client) -> None:
-    for _ in client.stream("x"):
-        break
-
-
-def leave_by_exception(client: Client) -> None:
-    with suppress(ZeroDivisionError), client.stream("x") as stream:
-        _ = [1 / 0 for _ in stream]
-
-
-@pytest.mark.parametrize("leave", [leave_by_close, leave_by_with, leave_by_break, leave_by_exception])
-def test_ending_a_stream_early_cancels_its_request(script, address, leave) -> None:
-    script.hangs = True
-    with Client(address) as client:
-        leave(client)
-        assert script.gone.wait(60)
-
-
-async def leave_async_by_close(client: AsyncClient) -> None:
-    stream = client.stream("x")
-    await anext(stream)
-    stream.close()
-    assert [chunk async for chunk in stream] == []
-
-
-async def leave_async_by_with(client: AsyncClient) -> None:
-    async with client.stream("x") as stream:
-        await anext(stream)
-
-
-async def leave_async_by_break(client: AsyncClient) -> None:
-    async for _ in client.stream("x"):
-        break
-
-
-async def leave_async_by_task(client: AsyncClient) -> None:
-    begun = asyncio.Event()
-
-    async def read() -> None:
-        async for _ in client.stream("x"):
-            begun.set()
-
-    task = asyncio.create_task(read())
-    await begun.wait()
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-
-
-@pytest.mark.parametrize(
-    "leave", [leave_async_by_close, leave_async_by_with, leave_async_by_break, leave_async_by_task]
-)
-async def test_ending_an_async_stream_early_cancels_its_request(script, address, leave) -> None:
-    script.hangs = True
-    async with AsyncClient(address) as client:
-        await leave(client)
-        assert await asyncio.to_thread(script.gone.wait, 60)
-
-
-def test_close_from_another_thread_ends_the_stream(script, address) -> None:
-    script.hangs = True
-    with Client(address) as client:
-        stream, texts = client.stream("x"), []
-        for chunk in stream:
-            texts.append(chunk.text)
-            if len(texts) == len(script.texts):
-                # Later, while the client waits for a chunk that the server does not send.
-                threading.Timer(0.1, stream.close).start()
-        assert texts == script.texts
-
-
-async def test_close_from_another_task_ends_the_stream(script, address) -> None:
-    script.hangs = True
-    async with AsyncClient(address) as client:
-        stream, texts = client.stream("x"), []
-        async for chunk in stream:
-            texts.append(chunk.text)
-            if len(texts) == len(script.texts):
-                asyncio.get_running_loop().call_later(0.1, stream.close)
-        assert texts == script.texts
-
-
-async def test_closing_the_client_during_a_call(script, address) -> None:
-    script.hangs = True
-    client = AsyncClient(address)
-    stream, unary = client.stream("x"), asyncio.create_task(client.generate("x"))
-    await anext(stream)
-    await client.close()
-    with pytest.raises(Cancelled):
-        _ = [chunk async for chunk in stream]
-    with pytest.raises(Cancelled):
-        await unary
-    blocking = Client(address)
-    live = blocking.stream("x")
-    next(live)
-    threading.Timer(0.1, blocking.close).start()
-    with pytest.raises(Cancelled):
-        list(live)
-
-
-async def test_a_closed_client(address) -> None:
-    client = Client(address)
-    client.close()
-    for ask in (client.stream, client.generate, client.tokenize):
-        with pytest.raises(Cancelled, match="closed"):
-            ask("x")
-    async_client = AsyncClient(address)
-    await async_client.close()
-    with pytest.raises(Cancelled, match="closed"):
-        async_client.stream("x")
-    with pytest.raises(Cancelled, match="closed"):
-        await async_client.generate("x")
-
-
 def test_async_client_needs_an_event_loop() -> None:
     with pytest.raises(RuntimeError):
         AsyncClient()
 
 
 async def test_metadata_of_a_call(script, address) -> None:
-    given, mine = (("x-trace", "1"), ("authorization", "Bearer mine")), ("x-trace", "authorization", "x-all")
+    metadata, keys = (("x-trace", "1"), ("authorization", "Bearer mine")), ("x-trace", "authorization", "x-all")
     with Client(address, token="all", metadata=(("x-all", "2"),)) as client:
         calls = (
-            lambda: client.generate("x", metadata=given),
-            lambda: list(client.stream("x", metadata=given)),
-            lambda: client.tokenize("x", metadata=given),
-            lambda: client.detokenize([97], metadata=given),
-            lambda: client.models(metadata=given),
+            lambda: client.generate("x", metadata=metadata),
+            lambda: list(client.stream("x", metadata=metadata)),
+            lambda: client.tokenize("x", metadata=metadata),
+            lambda: client.detokenize([97], metadata=metadata),
+            lambda: client.models(metadata=metadata),
         )
         for call in calls:
             call()
-            assert [script.metadata[-1].get(name) for name in mine] == ["1", "Bearer mine", "2"]
+            assert [script.metadata[-1].get(name) for name in keys] == ["1", "Bearer mine", "2"]
         client.generate("x")
-        assert [script.metadata[-1].get(name) for name in mine] == [None, "Bearer all", "2"]
+        assert [script.metadata[-1].get(name) for name in keys] == [None, "Bearer all", "2"]
     async with AsyncClient(address, token="all") as client:
-        await client.generate("x", metadata=given)
+        await client.generate("x", metadata=metadata)
         assert script.metadata[-1]["authorization"] == "Bearer mine"
-        [_ async for _ in client.stream("x", metadata=given)]
+        [_ async for _ in client.stream("x", metadata=metadata)]
         assert script.metadata[-1]["authorization"] == "Bearer mine"
         for answer in (client.tokenize, client.detokenize):
-            await answer("a" if answer == client.tokenize else [97], metadata=given)
+            await answer("a" if answer == client.tokenize else [97], metadata=metadata)
             assert script.metadata[-1]["authorization"] == "Bearer mine"
-        await client.models(metadata=given)
+        await client.models(metadata=metadata)
         assert script.metadata[-1]["authorization"] == "Bearer mine"
 
 
@@ -266,13 +137,13 @@ async def test_each_attempt_sends_the_metadata_of_its_call(script, address) -> N
         with pytest.raises(LostEvents):
             [_ async for _ in client.stream("x", metadata=(("x-trace", "1"),))]
     assert len(script.metadata) > 1
-    assert {each["x-trace"] for each in script.metadata} == {"1"}
+    assert {metadata["x-trace"] for metadata in script.metadata} == {"1"}
 
 
 def test_tokens_of_a_chat(script, address) -> None:
     with Client(address) as client:
-        found = client.tokenize([{"role": "user", "content": "ab"}], template_kwargs={"x": 1}, tools_json="[]")
-        assert found.token_ids == (97, 98)
+        tokenized = client.tokenize([{"role": "user", "content": "ab"}], template_kwargs={"x": 1}, tools_json="[]")
+        assert tokenized.token_ids == (97, 98)
         with pytest.raises(TypeError, match="continue_final_message: for chats only"):
             client.tokenize("ab", continue_final_message=True)
     chat = script.seen[-1].chat

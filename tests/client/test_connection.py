@@ -8,9 +8,9 @@ import pytest
 
 from sluice import AsyncClient, Client
 from sluice.client import Forbidden, TlsOptions, Unauthenticated, Unavailable, connection
+from tests.fakes.breaking_routers import Plan, run_router, with_reason
 from tests.fakes.certificates import Authority
 from tests.fakes.http2 import frozen_server
-from tests.fakes.storyteller import Plan, tell, with_reason
 
 
 @pytest.fixture(scope="module")
@@ -28,30 +28,30 @@ def credentials(authority: Authority, mutual: bool) -> grpc.ServerCredentials:
 
 async def test_tls(authority, tmp_path) -> None:
     stranger = Authority(tmp_path, "stranger")
-    with tell(0, Plan(), credentials(authority, mutual=False)) as (address, _):
+    with run_router(0, Plan(), credentials(authority, mutual=False)) as (address, _):
         tls = TlsOptions(ca=authority.certificate)
         with Client(address, tls=tls) as client:
-            assert client.generate("p").text == "told by 0"
+            assert client.generate("p").text == "served by 0"
         async with AsyncClient(address, tls=tls) as client:
             assert [chunk async for chunk in client.stream("p")]
-        for wrong in (TlsOptions(ca=stranger.certificate), None):
-            with Client(address, tls=wrong) as client, pytest.raises(Unavailable):
+        for rejected in (TlsOptions(ca=stranger.certificate), None):
+            with Client(address, tls=rejected) as client, pytest.raises(Unavailable):
                 client.generate("p")
 
 
 async def test_mutual_tls(authority, tmp_path) -> None:
     known, stranger = authority.issue("client"), Authority(tmp_path, "strangers").issue("stranger")
-    with tell(0, Plan(), credentials(authority, mutual=True)) as (address, _):
+    with run_router(0, Plan(), credentials(authority, mutual=True)) as (address, _):
         tls = TlsOptions(authority.certificate, known.certificate, known.key)
         with Client(address, tls=tls) as client:
             assert list(client.stream("p"))
         async with AsyncClient(address, tls=tls) as client:
-            assert (await client.generate("p")).text == "told by 0"
-        for wrong in (
+            assert (await client.generate("p")).text == "served by 0"
+        for rejected in (
             TlsOptions(authority.certificate),
             TlsOptions(authority.certificate, stranger.certificate, stranger.key),
         ):
-            with Client(address, tls=wrong) as client, pytest.raises(Unavailable):
+            with Client(address, tls=rejected) as client, pytest.raises(Unavailable):
                 client.generate("p")
 
 
@@ -66,15 +66,15 @@ def test_mutually_exclusive_options(authority, tmp_path) -> None:
 
 async def test_token_and_tenant_are_sent_with_every_call() -> None:
     plan = Plan()
-    with tell(0, plan) as (address, _):
+    with run_router(0, plan) as (address, _):
         options = {"token": "s3cret", "tenant": "acme", "metadata": (("x-trace", "1"),)}
         with Client(address, **options) as client:
             list(client.stream("p"))
         async with AsyncClient(address, **options) as client:
             assert [chunk async for chunk in client.stream("p")]
-    for found in plan.metadata:
+    for metadata in plan.metadata:
         expected = {"authorization": "Bearer s3cret", "x-sluice-tenant": "acme", "x-trace": "1"}
-        assert expected.items() <= found.items()
+        assert expected.items() <= metadata.items()
     assert len(plan.metadata) == 2
 
 
@@ -95,21 +95,21 @@ def test_an_invalid_token_is_not_in_the_error(name, value) -> None:
 )
 def test_rejected_callers(code, reason, kind) -> None:
     plan = Plan()
-    with tell(0, plan) as (address, _), Client(address, retry_timeout=60) as client:
-        for ask in (lambda: client.generate("p"), lambda: list(client.stream("p"))):
+    with run_router(0, plan) as (address, _), Client(address, retry_timeout=60) as client:
+        for call in (lambda: client.generate("p"), lambda: list(client.stream("p"))):
             plan.breaks.append((0, with_reason(code, reason)))
             with pytest.raises(kind) as caught:
-                ask()
+                call()
             assert not caught.value.retryable
     assert len(plan.seen) == 2
 
 
 async def test_a_stopped_router_is_abandoned(monkeypatch) -> None:
-    """Its machine still acknowledges packets. With gRPC's defaults, calls would wait for a minute."""
-    soon = {"grpc.keepalive_time_ms": 200, "grpc.http2.ping_timeout_ms": 200}
+    """The router's machine still acknowledges packets. With gRPC's defaults, calls would wait for a minute."""
+    short_timeouts = {"grpc.keepalive_time_ms": 200, "grpc.http2.ping_timeout_ms": 200}
     options = dict(connection.CHANNEL_OPTIONS)
-    assert options.keys() >= soon.keys()
-    monkeypatch.setattr(connection, "CHANNEL_OPTIONS", tuple((options | soon).items()))
+    assert options.keys() >= short_timeouts.keys()
+    monkeypatch.setattr(connection, "CHANNEL_OPTIONS", tuple((options | short_timeouts).items()))
     async with frozen_server() as port, AsyncClient(f"127.0.0.1:{port}", resume_timeout=0) as client:
         with pytest.raises(Unavailable):
             await asyncio.wait_for(client.generate("p"), 50)

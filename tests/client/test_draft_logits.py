@@ -11,7 +11,7 @@ from sluice.client.results import Tensor
 ROWS = torch.tensor([[0.5, -1.25, 3.0], [-torch.inf, 2.0, 0.0]])
 
 
-def sent(logits):
+def sent_draft_logits(logits):
     return build_spec(
         "x", {"speculation": {"draft_token_ids": [1, 2], "draft_logits": logits}}
     ).speculation.draft_logits
@@ -20,24 +20,24 @@ def sent(logits):
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_tensors(dtype) -> None:
     # A view whose rows are not contiguous.
-    found = sent(torch.stack([ROWS, ROWS], dim=1).to(getattr(torch, dtype)).requires_grad_()[:, 0])
-    assert found.dtype == dtype
-    assert np.array_equal(Tensor(0, "", 0, False, (2, 3), found.dtype, found.data).array(), ROWS.numpy())
+    draft_logits = sent_draft_logits(torch.stack([ROWS, ROWS], dim=1).to(getattr(torch, dtype)).requires_grad_()[:, 0])
+    assert draft_logits.dtype == dtype
+    assert np.array_equal(Tensor(0, "", 0, False, (2, 3), draft_logits.dtype, draft_logits.data).array(), ROWS.numpy())
 
 
 @pytest.mark.parametrize("dtype", ["<f4", ">f4", "<f2", "<f8"])
 def test_arrays(dtype) -> None:
-    found = sent(ROWS.numpy().astype(dtype))
-    assert found.dtype == ("float16" if dtype == "<f2" else "float32")
-    assert np.array_equal(Tensor(0, "", 0, False, (2, 3), found.dtype, found.data).array(), ROWS.numpy())
+    draft_logits = sent_draft_logits(ROWS.numpy().astype(dtype))
+    assert draft_logits.dtype == ("float16" if dtype == "<f2" else "float32")
+    assert np.array_equal(Tensor(0, "", 0, False, (2, 3), draft_logits.dtype, draft_logits.data).array(), ROWS.numpy())
 
 
 def test_a_mapping_is_sent_unchanged() -> None:
-    assert sent({"dtype": "float16", "data": b"ab"}).data == b"ab"
+    assert sent_draft_logits({"dtype": "float16", "data": b"ab"}).data == b"ab"
 
 
 @pytest.mark.parametrize(
-    ("logits", "error", "named"),
+    ("logits", "error", "message"),
     [
         (ROWS[0], InvalidRequest, r"draft_logits has the shape \(3,\)"),
         (ROWS.long(), InvalidRequest, "int64"),
@@ -45,6 +45,6 @@ def test_a_mapping_is_sent_unchanged() -> None:
     ],
     ids=["a row", "integers", "a list"],
 )
-def test_invalid_arrays(logits, error, named) -> None:
-    with pytest.raises(error, match=named):
-        sent(logits)
+def test_invalid_arrays(logits, error, message) -> None:
+    with pytest.raises(error, match=message):
+        sent_draft_logits(logits)

@@ -56,16 +56,16 @@ def test_invalid_arguments(address) -> None:
 
 
 async def test_a_failed_call_is_not_retried(script, address) -> None:
-    """Not even if `generate` would try the next router. The next call uses that router."""
+    """It is not retried even if `generate` would try the next router. The next call uses that router."""
     script.failure = Failure(grpc.StatusCode.UNAVAILABLE)
-    with serve(script) as other:
-        with Client([address, other], retry_timeout=10) as client:
-            before = client._routers.current
+    with serve(script) as second_address:
+        with Client([address, second_address], retry_timeout=10) as client:
+            router_before = client._routers.current
             with pytest.raises(Unavailable):
                 client.call_engines("m")
-            assert client._routers.current is not before
+            assert client._routers.current is not router_before
         assert len(script.seen) == 1
-        async with AsyncClient([address, other], retry_timeout=10) as client:
+        async with AsyncClient([address, second_address], retry_timeout=10) as client:
             with pytest.raises(Unavailable):
                 await client.call_engines("m")
         assert len(script.seen) == 2
@@ -74,8 +74,8 @@ async def test_a_failed_call_is_not_retried(script, address) -> None:
 def test_a_refused_call_stays_at_its_router(script, address) -> None:
     script.failure = bad_request("method", "is '', must not be empty")
     with Client([address, address]) as client:
-        before = client._routers.current
+        router_before = client._routers.current
         with pytest.raises(InvalidRequest) as error:
             client.call_engines("")
         assert error.value.violations[0].field == "method"
-        assert client._routers.current is before
+        assert client._routers.current is router_before

@@ -48,7 +48,7 @@ def folder(tmp_path):
 
 
 async def test_every_router_loads_a_path(addresses, script, second) -> None:
-    loaded = [RouterLoras(each, (Lora("sql", "1", 8, "/adapters/sql"),)) for each in addresses]
+    loaded = [RouterLoras(router_address, (Lora("sql", "1", 8, "/adapters/sql"),)) for router_address in addresses]
     with Client(addresses) as client:
         assert client.load_lora("sql", path="/adapters/sql") == loaded
     async with AsyncClient(addresses) as client:
@@ -60,8 +60,8 @@ async def test_every_router_loads_a_path(addresses, script, second) -> None:
 async def test_a_folder_is_uploaded_to_every_router(addresses, script, second, folder) -> None:
     with Client(addresses) as client:
         loaded = client.load_lora("sql", folder=folder)
-    first, other = loaded
-    assert first.loras == other.loras
+    first, last = loaded
+    assert first.loras == last.loras
     assert (first.loras[0].lora_id, first.loras[0].path) == ("sql", "")
     async with AsyncClient(addresses) as client:
         assert await client.load_lora("again", folder=str(folder)) != loaded
@@ -119,13 +119,13 @@ def test_a_configuration_that_is_too_large(address, folder) -> None:
         client.load_lora("sql", folder=folder)
 
 
-@pytest.mark.parametrize("given", [{}, {"path": "/a", "folder": "b"}])
-async def test_exactly_one_source_is_required(address, script, given) -> None:
+@pytest.mark.parametrize("source", [{}, {"path": "/a", "folder": "b"}])
+async def test_exactly_one_source_is_required(address, script, source) -> None:
     with Client(address) as client, pytest.raises(TypeError, match="give either path"):
-        client.load_lora("sql", **given)
+        client.load_lora("sql", **source)
     async with AsyncClient(address) as client:
         with pytest.raises(TypeError, match="give either path"):
-            await client.load_lora("sql", **given)
+            await client.load_lora("sql", **source)
     assert not script.seen
 
 
@@ -137,9 +137,9 @@ async def test_a_failure_of_one_router_is_in_its_result(addresses, script) -> No
         assert isinstance(failed.error, Unavailable)
         assert (failed.address, failed.loras) == (addresses[0], ())
         assert (loaded.error, len(loaded.loras)) == (None, 1)
-        assert [type(each.error) for each in client.list_loras()] == [Unavailable, type(None)]
+        assert [type(result.error) for result in client.list_loras()] == [Unavailable, type(None)]
     async with AsyncClient(addresses, retry_timeout=10) as client:
-        assert [type(each.error) for each in await client.unload_lora("sql")] == [Unavailable, type(None)]
+        assert [type(result.error) for result in await client.unload_lora("sql")] == [Unavailable, type(None)]
     assert len(script.seen) == 3
 
 
@@ -157,15 +157,15 @@ async def test_the_first_error_is_raised_if_all_routers_failed(addresses, script
 async def test_all_pages_are_listed(addresses, script, second) -> None:
     script.loras = {name: admin_pb2.Lora(lora_id=name, rank=1) for name in "abcde"}
     second.loras = {"f": admin_pb2.Lora(lora_id="f", path="/f", rank=2, version="v")}
-    shown = [
+    expected = [
         RouterLoras(addresses[0], tuple(Lora(name, "", 1) for name in "abcde")),
         RouterLoras(addresses[1], (Lora("f", "v", 2, "/f"),)),
     ]
     with Client(addresses) as client:
-        assert client.list_loras() == shown
+        assert client.list_loras() == expected
     async with AsyncClient(addresses) as client:
-        assert await client.list_loras() == shown
-    assert [each.page_token for each in script.seen] == ["", "b", "d"] * 2
+        assert await client.list_loras() == expected
+    assert [request.page_token for request in script.seen] == ["", "b", "d"] * 2
     assert len(second.seen) == 2
 
 
@@ -173,7 +173,7 @@ async def test_unloading(addresses, script, second) -> None:
     """A router that has learned of the change from another router counts as successful."""
     script.loras = {"sql": admin_pb2.Lora(lora_id="sql")}
     with Client(addresses) as client:
-        assert client.unload_lora("sql") == [RouterLoras(each) for each in addresses]
+        assert client.unload_lora("sql") == [RouterLoras(router_address) for router_address in addresses]
         with pytest.raises(AdapterNotFound, match="no adapter is loaded under this id"):
             client.unload_lora("sql")
     async with AsyncClient(addresses) as client:
@@ -186,9 +186,9 @@ def test_a_request_names_an_adapter_or_has_its_weights(address, script, folder) 
     with Client(address) as client:
         client.generate("x", lora_id="sql")
         client.generate("x", lora_weights=read_lora(folder))
-    named, brought = (each.spec for each in script.seen)
-    assert named == pb.GenerationSpec(text="x", lora_id="sql")
-    assert brought.lora_weights == pb.LoraWeights(config_json=CONFIG, safetensors=WEIGHTS)
+    with_id, with_weights = (request.spec for request in script.seen)
+    assert with_id == pb.GenerationSpec(text="x", lora_id="sql")
+    assert with_weights.lora_weights == pb.LoraWeights(config_json=CONFIG, safetensors=WEIGHTS)
 
 
 def test_weights_of_the_wrong_type(address) -> None:

@@ -3,14 +3,7 @@
 import numpy as np
 import pytest
 
-from sluice.client import (
-    AdapterNotFound,
-    AsyncClient,
-    Client,
-    PromptAdapter,
-    RouterPromptAdapters,
-    Unavailable,
-)
+from sluice.client import AdapterNotFound, AsyncClient, Client, PromptAdapter, RouterPromptAdapters, Unavailable
 from sluice.v1 import admin_pb2
 from sluice.v1 import generation_pb2 as pb
 from tests.fakes.prompt_files import some_rows, write
@@ -37,7 +30,10 @@ async def test_each_source_is_loaded_at_every_router(addresses, script, second, 
     files = [(folder / name).read_bytes() for name in ("adapter_config.json", "adapter_model.safetensors")]
     for source in sources:
         path = source.get("path", "")
-        loaded = [RouterPromptAdapters(each, (PromptAdapter("terse", "1", 8, path),)) for each in addresses]
+        loaded = [
+            RouterPromptAdapters(router_address, (PromptAdapter("terse", "1", 8, path),))
+            for router_address in addresses
+        ]
         with Client(addresses) as client:
             assert client.load_prompt_adapter("terse", **source) == loaded
         async with AsyncClient(addresses) as client:
@@ -47,7 +43,7 @@ async def test_each_source_is_loaded_at_every_router(addresses, script, second, 
         {"files": admin_pb2.PromptAdapterFiles(config_json=files[0], safetensors=files[1])},
         {"path": "/prompts/terse"},
     ]
-    requests = [admin_pb2.LoadPromptAdapterRequest(prompt_adapter_id="terse", **each) for each in expected]
+    requests = [admin_pb2.LoadPromptAdapterRequest(prompt_adapter_id="terse", **fields) for fields in expected]
     assert script.seen == second.seen == [request for request in requests for _ in range(2)]
 
 
@@ -66,13 +62,15 @@ async def test_all_pages_are_listed(addresses, script) -> None:
 
 
 async def test_unloading_fails_if_no_router_has_the_adapter(addresses, script, second) -> None:
-    for forget in (script, second):
-        for each in (script, second):
-            each.prompt_adapters["x"] = admin_pb2.PromptAdapter(prompt_adapter_id="x")
+    for updated_router in (script, second):
+        for router in (script, second):
+            router.prompt_adapters["x"] = admin_pb2.PromptAdapter(prompt_adapter_id="x")
         # The second router has already passed the change on.
-        del forget.prompt_adapters["x"]
+        del updated_router.prompt_adapters["x"]
         with Client(addresses) as client:
-            assert client.unload_prompt_adapter("x") == [RouterPromptAdapters(each) for each in addresses]
+            assert client.unload_prompt_adapter("x") == [
+                RouterPromptAdapters(router_address) for router_address in addresses
+            ]
     async with AsyncClient(addresses) as client:
         with pytest.raises(AdapterNotFound, match="prompt_adapter_id is 'x'"):
             await client.unload_prompt_adapter("x")

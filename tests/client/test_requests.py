@@ -86,13 +86,13 @@ def test_embeddings_from_tensors_arrays_and_lists(rows, dtype) -> None:
     as_table = build_spec("x", {"prompt_table": rows}).prompt_table.embeddings
     assert as_prompt == as_table
     assert (list(as_prompt.shape), as_prompt.dtype) == ([3, 2], dtype)
-    found = torch.frombuffer(bytearray(as_prompt.data), dtype=getattr(torch, dtype))
-    assert found.view(3, 2).tolist() == ROWS
+    values = torch.frombuffer(bytearray(as_prompt.data), dtype=getattr(torch, dtype))
+    assert values.view(3, 2).tolist() == ROWS
 
 
 def test_a_table_with_extra_ids() -> None:
-    found = build_spec([4096, 5], {"prompt_table": {"embeddings": ROWS, "token_extra_ids": [7, 0]}}).prompt_table
-    assert (list(found.token_extra_ids), list(found.embeddings.shape)) == ([7, 0], [3, 2])
+    table = build_spec([4096, 5], {"prompt_table": {"embeddings": ROWS, "token_extra_ids": [7, 0]}}).prompt_table
+    assert (list(table.token_extra_ids), list(table.embeddings.shape)) == ([7, 0], [3, 2])
 
 
 @pytest.mark.parametrize("rows", ["text", 5, [[1.0], [1.0, 2.0]], {"shape": [1, 1]}, {"rows": 1}], ids=str)

@@ -9,7 +9,7 @@ import pytest
 
 from sluice import AsyncClient, Client
 from sluice.client import AlreadyExists, Cancelled, Overloaded, Unavailable
-from tests.fakes.storyteller import GONE, bare, with_reason
+from tests.fakes.breaking_routers import GONE, bare, with_reason
 
 CODE = grpc.StatusCode
 LIMIT = 60
@@ -19,10 +19,10 @@ async def test_an_unreachable_address_is_skipped(plan, addresses) -> None:
     for _ in range(4):
         with Client(["127.0.0.1:1", addresses[0]]) as client:
             assert list(client.stream("p"))
-            assert client.generate("p").text == "told by 0"
+            assert client.generate("p").text == "served by 0"
         async with AsyncClient(["127.0.0.1:1", addresses[0]]) as client:
             assert [chunk async for chunk in client.stream("p")]
-            assert (await client.generate("p")).text == "told by 0"
+            assert (await client.generate("p")).text == "served by 0"
 
 
 async def test_each_address_is_tried_once_before_a_request_is_accepted(plan, addresses) -> None:
@@ -47,15 +47,15 @@ async def test_calls_wait_while_the_only_router_restarts(plan, addresses) -> Non
     """With default options, calls wait for a router that has answered before."""
     address = addresses[0]
     with Client(address) as client:
-        assert client.generate("p").text == "told by 0"
+        assert client.generate("p").text == "served by 0"
         plan.breaks.extend([(0, GONE)] * 2)
-        assert client.generate("p").text == "told by 0"
+        assert client.generate("p").text == "served by 0"
         plan.breaks.extend([(0, GONE)] * 2)
         assert list(client.stream("p"))
     async with AsyncClient(address) as client:
-        assert (await client.generate("p")).text == "told by 0"
+        assert (await client.generate("p")).text == "served by 0"
         plan.breaks.extend([(0, GONE)] * 2)
-        assert (await client.generate("p")).text == "told by 0"
+        assert (await client.generate("p")).text == "served by 0"
         plan.breaks.extend([(0, GONE)] * 2)
         assert [chunk async for chunk in client.stream("p")]
     plan.breaks.append((0, GONE))
@@ -70,12 +70,12 @@ async def test_a_call_that_grpc_cancels_is_retried(plan, addresses, routers) -> 
     cancelled = [(0, bare(CODE.CANCELLED, ""))]
     with Client(addresses[:routers], retry_timeout=LIMIT) as client:
         plan.breaks.extend(cancelled * 3)
-        assert client.generate("p").text.startswith("told")
+        assert client.generate("p").text.startswith("served")
         plan.breaks.extend(cancelled * 3)
         assert list(client.stream("p"))
     async with AsyncClient(addresses[:routers], retry_timeout=LIMIT) as client:
         plan.breaks.extend(cancelled * 3)
-        assert (await client.generate("p")).text.startswith("told")
+        assert (await client.generate("p")).text.startswith("served")
         plan.breaks.extend(cancelled * 3)
         assert [chunk async for chunk in client.stream("p")]
     assert not plan.breaks
@@ -107,11 +107,11 @@ async def test_retry_timeout(plan, addresses) -> None:
         stream = client.stream("p")
         assert list(stream)
         assert stream.resumed == 0
-        assert client.generate("p").text.startswith("told")
+        assert client.generate("p").text.startswith("served")
     plan.breaks.extend(busy * 2)
     async with AsyncClient(addresses, retry_timeout=LIMIT) as client:
         assert [chunk async for chunk in client.stream("p")]
-        assert (await client.generate("p")).text.startswith("told")
+        assert (await client.generate("p")).text.startswith("served")
     assert not plan.breaks
 
 

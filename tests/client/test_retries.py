@@ -15,20 +15,20 @@ def new_retries(addresses: int = 1, timeout: float | None = None, retry: float =
 
 
 def test_other_addresses_are_tried_before_growing_pauses() -> None:
-    found = new_retries(addresses=3, retry=1e6)
-    pauses = [found.on_failure(LOST, 100.0) for _ in range(12)]
+    retries = new_retries(addresses=3, retry=1e6)
+    pauses = [retries.on_failure(LOST, 100.0) for _ in range(12)]
     assert pauses[:2] == [0.0, 0.0]
     assert 0.1 <= pauses[2] <= 0.15
     assert 0.2 <= pauses[3] <= 0.3
     assert LONGEST_PAUSE_SECONDS <= pauses[-1] <= 1.5 * LONGEST_PAUSE_SECONDS
-    found.on_progress()
-    assert found.on_failure(LOST, 100.0) == 0.0
+    retries.on_progress()
+    assert retries.on_failure(LOST, 100.0) == 0.0
 
 
 def test_the_server_suggests_the_pause() -> None:
-    found = new_retries(retry=1e6)
+    retries = new_retries(retry=1e6)
     for _ in range(5):
-        assert 3.0 <= found.on_failure(Overloaded("full", retry_after=3.0), 100.0) <= 4.5
+        assert 3.0 <= retries.on_failure(Overloaded("full", retry_after=3.0), 100.0) <= 4.5
 
 
 def test_an_overloaded_router_does_not_change_the_router() -> None:
@@ -37,15 +37,15 @@ def test_an_overloaded_router_does_not_change_the_router() -> None:
 
 
 def test_the_resume_timeout_counts_from_the_first_failure_since_progress() -> None:
-    found = new_retries(resume=10.0)
-    found.on_admitted()
-    found.on_failure(LOST, 1000.0)
-    found.on_admitted()
-    found.on_failure(LOST, 1009.0)
-    found.on_progress()
-    found.on_failure(LOST, 1018.0)
+    retries = new_retries(resume=10.0)
+    retries.on_admitted()
+    retries.on_failure(LOST, 1000.0)
+    retries.on_admitted()
+    retries.on_failure(LOST, 1009.0)
+    retries.on_progress()
+    retries.on_failure(LOST, 1018.0)
     with pytest.raises(Unavailable):
-        found.on_failure(LOST, 1028.0)
+        retries.on_failure(LOST, 1028.0)
 
 
 @pytest.mark.parametrize(
@@ -64,65 +64,65 @@ def test_the_resume_timeout_counts_from_the_first_failure_since_progress() -> No
 )
 def test_which_errors_are_final(error, fresh, begun) -> None:
 
-    def is_retried(found: Retries) -> bool:
+    def is_retried(retries: Retries) -> bool:
         try:
-            found.on_failure(error, 100.0)
+            retries.on_failure(error, 100.0)
         except SluiceError:
             return False
         return True
 
     assert is_retried(new_retries(retry=60.0)) == fresh
-    found = new_retries()
-    found.on_admitted()
-    assert is_retried(found) == begun
-    off = new_retries(addresses=2, resume=0.0)
-    off.on_admitted()
-    assert not is_retried(off)
+    retries = new_retries()
+    retries.on_admitted()
+    assert is_retried(retries) == begun
+    without_resume = new_retries(addresses=2, resume=0.0)
+    without_resume.on_admitted()
+    assert not is_retried(without_resume)
 
 
 def test_a_request_that_kills_engines_gets_one_attempt_per_router() -> None:
-    found = new_retries(addresses=3)
-    found.on_admitted()
+    retries = new_retries(addresses=3)
+    retries.on_admitted()
     lost = Unavailable("tried often", reason="ENGINE_LOST", retry_after=0.5)
-    assert [found.on_failure(lost, 100.0), found.on_failure(lost, 100.0)] == [0.0, 0.0]
+    assert [retries.on_failure(lost, 100.0), retries.on_failure(lost, 100.0)] == [0.0, 0.0]
     with pytest.raises(Unavailable):
-        found.on_failure(lost, 100.0)
+        retries.on_failure(lost, 100.0)
 
 
 def test_routers_that_have_answered_are_waited_for() -> None:
     answered = threading.Event()
 
-    def fresh(resume: float = 10.0) -> Retries:
+    def retries_after_answer(resume: float = 10.0) -> Retries:
         return Retries(1, None, 0.0, resume, 100.0, answered)
 
-    for away in (LOST, LostEvents("a hole")):
-        with pytest.raises(type(away)):
-            fresh().on_failure(away, 100.0)
-    fresh().on_admitted()
+    for error in (LOST, LostEvents("a hole")):
+        with pytest.raises(type(error)):
+            retries_after_answer().on_failure(error, 100.0)
+    retries_after_answer().on_admitted()
     draining = Unavailable("it stops", reason="DRAINING", retry_after=0.5)
-    for away in (LOST, LostEvents("a hole"), Cancelled("not by this client"), draining):
-        found = fresh()
-        assert found.on_failure(away, 100.0) > 0
-        assert found.on_failure(away, 105.0) > 0
-        with pytest.raises(type(away)):
-            found.on_failure(away, 111.0)
-        with pytest.raises(type(away)):
-            fresh(resume=0.0).on_failure(away, 100.0)
-    for there in (Overloaded("full", retry_after=1.0), Unavailable("none there", reason="NO_ENGINE")):
-        with pytest.raises(type(there)):
-            fresh().on_failure(there, 100.0)
+    for error in (LOST, LostEvents("a hole"), Cancelled("not by this client"), draining):
+        retries = retries_after_answer()
+        assert retries.on_failure(error, 100.0) > 0
+        assert retries.on_failure(error, 105.0) > 0
+        with pytest.raises(type(error)):
+            retries.on_failure(error, 111.0)
+        with pytest.raises(type(error)):
+            retries_after_answer(resume=0.0).on_failure(error, 100.0)
+    for answer in (Overloaded("full", retry_after=1.0), Unavailable("none there", reason="NO_ENGINE")):
+        with pytest.raises(type(answer)):
+            retries_after_answer().on_failure(answer, 100.0)
 
 
 def test_an_error_with_a_reason_counts_as_an_answer() -> None:
     answered = threading.Event()
-    found = Retries(1, None, 0.0, 10.0, 100.0, answered)
-    assert found.on_failure(Unavailable("it stops", reason="DRAINING", retry_after=0.5), 100.0) > 0
+    retries = Retries(1, None, 0.0, 10.0, 100.0, answered)
+    assert retries.on_failure(Unavailable("it stops", reason="DRAINING", retry_after=0.5), 100.0) > 0
     assert answered.is_set()
 
 
 def test_the_timeout_shortens_a_pause() -> None:
-    found = new_retries(timeout=5.0, retry=1e6)
-    assert (found.time_left(101.0), found.elapsed(101.0)) == (4.0, 1.0)
-    assert found.on_failure(Overloaded("full", retry_after=50.0), 104.0) == 1.0
-    assert found.time_left(107.0) == 0.0
+    retries = new_retries(timeout=5.0, retry=1e6)
+    assert (retries.time_left(101.0), retries.elapsed(101.0)) == (4.0, 1.0)
+    assert retries.on_failure(Overloaded("full", retry_after=50.0), 104.0) == 1.0
+    assert retries.time_left(107.0) == 0.0
     assert new_retries().time_left(107.0) is None

@@ -29,8 +29,11 @@ def expected(addresses) -> list[ServingVersion]:
 def test_every_router_changes(addresses, script, second) -> None:
     with Client(addresses) as client:
         assert client.set_serving_version("v2") == expected(addresses)
-        assert [each.version for each in client.serving_versions()] == ["v2", "v2"]
-        assert [(each.version, each.former) for each in client.set_serving_version("")] == [("", "v2"), ("", "v2")]
+        assert [result.version for result in client.serving_versions()] == ["v2", "v2"]
+        assert [(result.version, result.former) for result in client.set_serving_version("")] == [
+            ("", "v2"),
+            ("", "v2"),
+        ]
     assert script.seen == second.seen
     assert script.seen[0] == admin_pb2.SetServingVersionRequest(version="v2")
 
@@ -38,15 +41,15 @@ def test_every_router_changes(addresses, script, second) -> None:
 async def test_every_router_changes_async(addresses) -> None:
     async with AsyncClient(addresses) as client:
         assert await client.set_serving_version("v2") == expected(addresses)
-        assert [each.version for each in await client.serving_versions()] == ["v2", "v2"]
+        assert [result.version for result in await client.serving_versions()] == ["v2", "v2"]
 
 
 async def test_every_router_answers(addresses) -> None:
-    shown = [ServingVersion(addresses[0]), ServingVersion(addresses[1], "v1", 3)]
+    expected_versions = [ServingVersion(addresses[0]), ServingVersion(addresses[1], "v1", 3)]
     with Client(addresses) as client:
-        assert client.serving_versions() == shown
+        assert client.serving_versions() == expected_versions
     async with AsyncClient(addresses) as client:
-        assert await client.serving_versions() == shown
+        assert await client.serving_versions() == expected_versions
 
 
 async def test_a_failure_of_one_router_is_in_its_result(addresses, script, second) -> None:
@@ -60,9 +63,9 @@ async def test_a_failure_of_one_router_is_in_its_result(addresses, script, secon
     script.failure = Failure(grpc.StatusCode.UNAVAILABLE)
     async with AsyncClient(addresses, retry_timeout=10) as async_client:
         refused, changed = await async_client.set_serving_version("v3")
-        asked, _ = await async_client.serving_versions()
+        unreachable, _ = await async_client.serving_versions()
     assert isinstance(refused.error, Unavailable)
-    assert isinstance(asked.error, Unavailable)
+    assert isinstance(unreachable.error, Unavailable)
     assert changed.version == "v3"
     assert (len(script.seen), len(second.seen)) == (3, 3)
 
@@ -70,5 +73,5 @@ async def test_a_failure_of_one_router_is_in_its_result(addresses, script, secon
 def test_nothing_is_raised_if_all_routers_failed(script, address) -> None:
     script.failure = Failure(grpc.StatusCode.UNAVAILABLE)
     with Client(address) as client:
-        (found,) = client.set_serving_version("v2")
-    assert isinstance(found.error, Unavailable)
+        (result,) = client.set_serving_version("v2")
+    assert isinstance(result.error, Unavailable)

@@ -43,7 +43,7 @@ def new_state(spec: pb.GenerationSpec) -> tuple[StreamState, Retries]:
 
 
 def with_flaw(stream, at: int, flaw: str):
-    """The events up to a break; or all, with one lost or repeated, which their sequence numbers do not show."""
+    """The events up to a break; or all events, one of them lost or repeated, with consecutive sequence numbers."""
     events_of_stream = list(stream)
     event = events_of_stream[at] if at < len(events_of_stream) else None
     if flaw == "break" or event is None or not _has_content(event):
@@ -81,17 +81,18 @@ def run_stream(spec: pb.GenerationSpec, plan: list[tuple[int, str]], seed: int) 
 @examples(300)
 @given(spec=specs, plan=st.lists(flaws, max_size=6), seed=st.integers(0, 99))
 def test_breaks_do_not_change_the_stream(spec, plan, seed) -> None:
-    calm, whole = run_stream(spec, [], seed + 1)
-    broken, resume = run_stream(spec, plan, seed)
-    expected, found = join(calm), join(broken)
-    assert found == expected
-    assert resume.usage == whole.usage
-    assert (resume.request_id, resume.seed) == (whole.request_id, whole.seed)
-    assert all(output.ends for output in found.values())
+    undisturbed_chunks, undisturbed = run_stream(spec, [], seed + 1)
+    broken_chunks, resume = run_stream(spec, plan, seed)
+    expected, joined = join(undisturbed_chunks), join(broken_chunks)
+    assert joined == expected
+    assert resume.usage == undisturbed.usage
+    assert (resume.request_id, resume.seed) == (undisturbed.request_id, undisturbed.seed)
+    assert all(output.ends for output in joined.values())
     if not spec.output.token_ids:
-        assert not any(chunk.token_ids for chunk in broken)
+        assert not any(chunk.token_ids for chunk in broken_chunks)
         assert all(
-            each.text or each.logprobs or each.finish_reason or each.token_count or each.tensor for each in broken
+            chunk.text or chunk.logprobs or chunk.finish_reason or chunk.token_count or chunk.tensor
+            for chunk in broken_chunks
         )
 
 
@@ -110,7 +111,7 @@ def test_the_request_of_the_next_attempt() -> None:
             break
     attempts.on_failure(Unavailable("it broke"), 4.0)
     second = resume.request(4.0).spec
-    assert {each.index: len(each.token_ids) for each in second.resume} == deltas
+    assert {resume_from.index: len(resume_from.token_ids) for resume_from in second.resume} == deltas
     assert (second.request_id, second.sampling.seed, second.text) == ("drawn", DRAWN_SEED, "p")
     assert second.time_limit.ToTimedelta() == timedelta(seconds=6)
     # The server ends the request, as it would have done.
@@ -119,25 +120,26 @@ def test_the_request_of_the_next_attempt() -> None:
 
 def test_a_stream_that_the_caller_resumes_can_be_resumed() -> None:
     spec = pb.GenerationSpec(text="p", sampling={"seed": 3}, stopping={"max_tokens": 6})
-    whole, _ = run_stream(spec, [], 1)
+    all_chunks, _ = run_stream(spec, [], 1)
     ids = [
-        pb.ResumeFrom(index=0, token_ids=each.delta.token_ids[:1]) for each in list(events(spec, random.Random(1)))[1:2]
+        pb.ResumeFrom(index=0, token_ids=event.delta.token_ids[:1])
+        for event in list(events(spec, random.Random(1)))[1:2]
     ]
     spec.resume.extend(ids)
     spec.output.token_ids = True
     chunks, _ = run_stream(spec, [(2, "break")], 2)
     assert (chunks[0].token_offset, chunks[-1].completion_tokens) == (1, 6)
-    assert "".join(chunk.text for chunk in whole).endswith("".join(chunk.text for chunk in chunks))
+    assert "".join(chunk.text for chunk in all_chunks).endswith("".join(chunk.text for chunk in chunks))
 
 
 def run_attempt(resume: StreamState, *messages) -> list[Chunk]:
     """The chunks of an attempt with these events."""
     resume.request(0.0)
-    found = []
-    for number, each in enumerate(messages, 1):
-        kind = {pb.Started: "started", pb.Delta: "delta", pb.Finished: "finished"}[type(each)]
-        found += resume.on_event(pb.GenerateStreamResponse(sequence=number, **{kind: each}))
-    return found
+    chunks = []
+    for number, message in enumerate(messages, 1):
+        kind = {pb.Started: "started", pb.Delta: "delta", pb.Finished: "finished"}[type(message)]
+        chunks += resume.on_event(pb.GenerateStreamResponse(sequence=number, **{kind: message}))
+    return chunks
 
 
 def test_text_before_a_lost_end_is_not_returned_twice() -> None:
@@ -162,8 +164,8 @@ def test_a_beam_search_restarts() -> None:
     second = pb.Delta(index=1, text="c", token_ids=[3], token_count=1), pb.Finished(index=1, completion_tokens=1)
     first = run_attempt(search, pb.Started(request_id="r", seed=1), *best, second[0])
     assert not search.request(0.0).spec.resume
-    again = run_attempt(search, pb.Started(), *best, *second)
-    assert [(chunk.index, chunk.text) for chunk in first + again] == [(0, "ab"), (0, ""), (1, "c"), (1, "")]
+    restarted = run_attempt(search, pb.Started(), *best, *second)
+    assert [(chunk.index, chunk.text) for chunk in first + restarted] == [(0, "ab"), (0, ""), (1, "c"), (1, "")]
 
 
 def test_events_received_before_are_dropped() -> None:
@@ -176,8 +178,8 @@ def test_events_received_before_are_dropped() -> None:
     # The second output ended before its first token, which a resume cannot express: the next attempt generates some.
     empty = pb.Finished(index=1, finish_reason=pb.FINISH_REASON_EOS)
     assert len(run_attempt(resume, pb.Started(), empty)) == 1
-    again = pb.Delta(index=1, text="c", token_ids=[3], token_count=1)
-    assert run_attempt(resume, pb.Started(), again, pb.Finished(index=1, completion_tokens=1)) == []
+    regenerated = pb.Delta(index=1, text="c", token_ids=[3], token_count=1)
+    assert run_attempt(resume, pb.Started(), regenerated, pb.Finished(index=1, completion_tokens=1)) == []
 
 
 @pytest.mark.parametrize("offset", [0, 2])
@@ -206,32 +208,32 @@ def test_the_fingerprint_belongs_to_the_model_of_the_tokens() -> None:
     """A stream without tokens is requested from the start, and another model may serve it."""
     resume, _ = new_state(pb.GenerationSpec(text="p", sampling={"seed": 3}))
     attempts = iter([("old", 0), ("new", 2), ("new", 1)])
-    asked = []
+    fingerprints = []
     for model, tokens in attempts:
-        asked.append([each.model_fingerprint for each in resume.request(0.0).spec.resume])
+        fingerprints.append([resume_from.model_fingerprint for resume_from in resume.request(0.0).spec.resume])
         known = sum(len(output.token_ids) for output in resume._outputs.values())
         resume.on_event(pb.GenerateStreamResponse(sequence=1, started=pb.Started(seed=3, model_fingerprint=model)))
         delta = pb.Delta(text="x", token_ids=[7] * tokens, token_offset=known, token_count=tokens)
         if tokens:
             resume.on_event(pb.GenerateStreamResponse(sequence=2, delta=delta))
-    assert asked == [[], [], ["new"]]
+    assert fingerprints == [[], [], ["new"]]
 
 
 def test_a_resume_of_the_caller_keeps_its_fingerprint() -> None:
     resume, _ = new_state(pb.GenerationSpec(text="p", resume=[pb.ResumeFrom(token_ids=[1], model_fingerprint="old")]))
-    assert [each.model_fingerprint for each in resume.request(0.0).spec.resume] == ["old"]
-    assert [each.model_fingerprint for each in resume.request(0.0).spec.resume] == ["old"]
+    assert [resume_from.model_fingerprint for resume_from in resume.request(0.0).spec.resume] == ["old"]
+    assert [resume_from.model_fingerprint for resume_from in resume.request(0.0).spec.resume] == ["old"]
 
 
-@pytest.mark.parametrize("given", [{"lora_id": "sql"}, {"lora_weights": {"config_json": b"{}", "safetensors": b"w"}}])
-def test_a_stream_with_an_adapter_resumes_with_the_same_weights(given) -> None:
+@pytest.mark.parametrize("adapter", [{"lora_id": "sql"}, {"lora_weights": {"config_json": b"{}", "safetensors": b"w"}}])
+def test_a_stream_with_an_adapter_resumes_with_the_same_weights(adapter) -> None:
     """The fingerprint contains the adapter's version, since the id may have other weights at the next attempt."""
-    resume, _ = new_state(pb.GenerationSpec(text="p", sampling={"seed": 3}, **given))
+    resume, _ = new_state(pb.GenerationSpec(text="p", sampling={"seed": 3}, **adapter))
     model = "model." + "0f" * 16
-    for asked in ([], [model], [model]):
+    for expected in ([], [model], [model]):
         spec = resume.request(0.0).spec
-        assert [each.model_fingerprint for each in spec.resume] == asked
-        for name, value in given.items():
+        assert [resume_from.model_fingerprint for resume_from in spec.resume] == expected
+        for name, value in adapter.items():
             assert getattr(spec, name) == getattr(pb.GenerationSpec(**{name: value}), name)
         known = sum(len(output.token_ids) for output in resume._outputs.values())
         resume.on_event(pb.GenerateStreamResponse(sequence=1, started=pb.Started(seed=3, model_fingerprint=model)))

@@ -14,7 +14,7 @@ POISON = 13
 
 
 class Letters:
-    """A decoder where token 0 is "a", and so on. The token POISON raises."""
+    """A decoder that maps token 0 to "a", token 1 to "b" and so on. The token POISON raises an error."""
 
     def feed(self, tokens):
         if POISON in tokens:
@@ -60,14 +60,14 @@ class Bench:
 
     def texts(self, address="router"):
         """Text and finish reason or fault code by (request, sequence)."""
-        found = {}
+        texts = {}
         for row in self.lanes[address].rows():
-            text, end = found.get((row.request, row.sequence), ("", None))
+            text, end = texts.get((row.request, row.sequence), ("", None))
             assert end is None, "a row after the terminal"
             if row.end is not None:
                 end = row.end.fault.error_code if row.end.fault else row.end.reason
-            found[row.request, row.sequence] = (text + row.text, end)
-        return found
+            texts[row.request, row.sequence] = (text + row.text, end)
+        return texts
 
 
 def opened(request, n=1, router="router", attempt=1, resume=(), ended=(), **text):

@@ -17,8 +17,14 @@ ABORTED = End(FinishReason.ABORTED, Times(0.0, 0.0, 0.0))
 def rows(bench, address="router"):
     """(request, attempt, sequence), offset, tokens, text, whether it is the last."""
     return [
-        ((one.request, one.attempt, one.sequence), one.offset, one.tokens, one.text, one.end is not None)
-        for one in bench.lanes[address].rows()
+        (
+            (text_row.request, text_row.attempt, text_row.sequence),
+            text_row.offset,
+            text_row.tokens,
+            text_row.text,
+            text_row.end is not None,
+        )
+        for text_row in bench.lanes[address].rows()
     ]
 
 
@@ -76,8 +82,8 @@ def test_a_late_earlier_attempt_is_ignored():
     bench = Bench()
     bench.handle(Hello("r", "router"))
     bench.handle(batch(row(1, 0, [0], attempt=3), opens=[opened(1, attempt=3)], engine="other"))
-    late = batch(row(1, 0, [4]), row(1, 0, [4], sequence=1), row(1, 0, [4], attempt=2), opens=[opened(1, n=2)])
-    bench.handle(late, batch(row(1, 1, [1], LENGTH, attempt=3), engine="other"))
+    late_batch = batch(row(1, 0, [4]), row(1, 0, [4], sequence=1), row(1, 0, [4], attempt=2), opens=[opened(1, n=2)])
+    bench.handle(late_batch, batch(row(1, 1, [1], LENGTH, attempt=3), engine="other"))
     assert bench.texts() == {(1, 0): ("ab", FinishReason.LENGTH)}
     assert (
         bench.service.decode_loop.stale_opens,
@@ -93,7 +99,7 @@ def test_a_repeated_open_is_ignored():
     bench.handle(batch(row(1, 0, [0]), opens=[opened(1)]))
     bench.handle(batch(row(1, 0, [0]), row(1, 1, [1], LENGTH), opens=[opened(1)]))
     assert bench.texts() == {(1, 0): ("ab", FinishReason.LENGTH)}
-    assert [len(one.started) for one in bench.lanes["router"].batches] == [1, 0]
+    assert [len(text_batch.started) for text_batch in bench.lanes["router"].batches] == [1, 0]
     assert (bench.service.decode_loop.stale_opens, bench.remembered, bench.service.streams) == (1, 0, 0)
 
 
@@ -111,7 +117,7 @@ def test_a_drop_ends_an_attempt_without_a_row_and_discards_waiting_rows():
     bench.handle(batch(row(1, 2, [3])), batch(row(1, 3, [], ABORTED), row(1, 1, [], ABORTED, sequence=1)))
     bench.handle(batch(row(2, 1, [1], LENGTH), row(3, 0, [0], ABORTED)))
     assert bench.texts() == {(2, 0): ("ab", FinishReason.LENGTH)}
-    assert [one.request for batch in lane.batches for one in batch.started] == [1, 2]
+    assert [started.request for batch in lane.batches for started in batch.started] == [1, 2]
     assert (bench.service.streams, bench.remembered, bench.service.decode_loop.unknown_rows) == (0, 0, 0)
 
 
@@ -161,7 +167,11 @@ def test_the_memory_of_dropped_attempts_is_bounded():
         bench.handle(batch(row(request, 0, [0]), opens=[opened(request, resume={0: [1, 2, 3]})], engine="crowd"))
         bench.handle(Drop(request, 1))
     assert (bench.service.streams, bench.service.waiting, bench.remembered) == (0, 0, 10)
-    assert [thing for thing in gc.get_objects() if type(thing) is TextStream and thing.engine == ("crowd", 1)] == []
+    assert [
+        gc_object
+        for gc_object in gc.get_objects()
+        if type(gc_object) is TextStream and gc_object.engine == ("crowd", 1)
+    ] == []
 
 
 class Ticking(Bench):
@@ -169,9 +179,9 @@ class Ticking(Bench):
 
     def __init__(self, **options):
         super().__init__(**options)
-        self.service.decode_loop._clock = self.look
+        self.service.decode_loop._clock = self.read_clock
 
-    def look(self):
+    def read_clock(self):
         self.now += REPLAY_SECONDS / 2 + 1e-9
         return self.now
 
@@ -191,7 +201,7 @@ def test_long_replays_are_decoded_in_slices_between_other_streams():
     step = 0
     while bench.service.decode_loop.replaying:
         step += 1
-        assert ((3, 1, 0), step - 1) in [one[:2] for one in rows(bench)]
+        assert ((3, 1, 0), step - 1) in [text_row[:2] for text_row in rows(bench)]
         bench.handle(batch(row(1, len(long) + step, [2], attempt=2), row(3, step, [1])))
     assert max(feeds) <= REPLAY_TOKENS
     assert step == 5

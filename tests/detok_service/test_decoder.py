@@ -100,9 +100,9 @@ def test_text_after_n_tokens_does_not_depend_on_how_they_are_split(kind):
     @given(ids_of(kind), st.lists(st.integers(0, 5), max_size=20))
     def run(tokens, sizes):
         _, decoders = built(kind)
-        cut_so, one_by_one = decoders.new(True), decoders.new(True)
+        in_rows, one_by_one = decoders.new(True), decoders.new(True)
         for row in cut(tokens, sizes):
-            assert cut_so.feed(row) == "".join(one_by_one.feed([token]) for token in row)
+            assert in_rows.feed(row) == "".join(one_by_one.feed([token]) for token in row)
 
     run()
 
@@ -127,23 +127,23 @@ def test_incomplete_characters_are_held_back_and_invalid_bytes_are_not():
 @pytest.mark.parametrize("data", [b"\xff", b"\x80", b"\xf0\x9f", b"\xe2\x82\xac\xff", b"\xf0\x9f\x99\x82"])
 def test_a_long_run_of_bytes_takes_linear_time(kind, data, monkeypatch):
     """Measured in bytes passed to the UTF-8 decoder: at most four per token."""
-    seen = Counter()
+    counts = Counter()
 
-    def counting(data, errors, final):
-        seen["bytes"] += len(data)
+    def count_and_decode(data, errors, final):
+        counts["bytes"] += len(data)
         return codecs.utf_8_decode(data, errors, final)
 
     tokenizer, decoders = built(kind)
     cycle = byte_tokens(kind, data)
     tokens = (cycle * (100_000 // len(cycle) + 1))[:100_000]
-    monkeypatch.setattr(decoder_module, "utf_8_decode", counting)
+    monkeypatch.setattr(decoder_module, "utf_8_decode", count_and_decode)
     decoder = decoders.new(True)
-    shown = [decoder.feed([token]) for token in tokens]
-    shown.append(decoder.flush())
-    assert "".join(shown) == tokenizer.decode(tokens)
-    assert 0 < seen["bytes"] <= 4 * len(tokens)
+    pieces = [decoder.feed([token]) for token in tokens]
+    pieces.append(decoder.flush())
+    assert "".join(pieces) == tokenizer.decode(tokens)
+    assert 0 < counts["bytes"] <= 4 * len(tokens)
     if data != b"\xf0\x9f\x99\x82":
-        assert sum(map(len, shown[:50_000])) > 10_000
+        assert sum(map(len, pieces[:50_000])) > 10_000
 
 
 def test_the_work_per_token_of_a_window_decoder_is_bounded():
@@ -154,8 +154,8 @@ def test_the_work_per_token_of_a_window_decoder_is_bounded():
         return "�" * len(tokens)
 
     decoder = WindowDecoder(decode, frozenset([7]))
-    shown = "".join(decoder.feed([7]) for _ in range(1000)) + decoder.flush()
-    assert shown == "�" * 1000
+    text = "".join(decoder.feed([7]) for _ in range(1000)) + decoder.flush()
+    assert text == "�" * 1000
     assert max(calls) <= 2 * MAX_UNSETTLED
     assert len(calls) <= 2001
 

@@ -25,8 +25,8 @@ def test_heartbeats_report_lost_frames_by_engine_epoch():
 
 def test_a_new_epoch_of_an_engine_ends_the_streams_of_the_old_one():
     bench = Bench()
-    others = batch(row(2, 0, [0]), opens=[opened(2)], engine="other")
-    bench.handle(batch(row(1, 0, [0]), opens=[opened(1)]), others)
+    other_batch = batch(row(2, 0, [0]), opens=[opened(2)], engine="other")
+    bench.handle(batch(row(1, 0, [0]), opens=[opened(1)]), other_batch)
     bench.handle(batch(row(1, 1, [1])), batch(row(3, 0, [3]), opens=[opened(3)], epoch=2))
     assert bench.texts() == {(1, 0): ("ab", ErrorCode.ENGINE_LOST), (2, 0): ("a", None), (3, 0): ("d", None)}
 
@@ -75,7 +75,7 @@ def test_the_silence_of_an_idle_engine_logs_no_warning():
         for _ in range(int(ENGINE_SILENCE_SECONDS) + 1):
             bench.handle(Hello("r", "router"))
             bench.heartbeat(1.0)
-    levels = {each["engine"]: each["log_level"] for each in logs if each["event"] == "engine_lost"}
+    levels = {line["engine"]: line["log_level"] for line in logs if line["event"] == "engine_lost"}
     assert levels == {"idle": "info", "engine": "warning"}
 
 

@@ -34,17 +34,17 @@ from tests.fakes.tokenizers import TINY
 class Flood:
     """An inbox that always holds more messages than one read returns, until the test ends."""
 
-    over = False
+    ended = False
 
     @property
     def waiting(self) -> bool:
-        return not self.over
+        return not self.ended
 
     def wait(self, seconds: float) -> None:
         time.sleep(min(seconds, 0.01))
 
     def receive(self, limit: int) -> list[KeepAlive]:
-        return [] if self.over else [KeepAlive("engine", 1)] * limit
+        return [] if self.ended else [KeepAlive("engine", 1)] * limit
 
     gaps = malformed = 0
 
@@ -54,17 +54,17 @@ def test_a_persistent_backlog_makes_the_detokenizer_unready():
     decoders = load_decoders(TINY / "tokenizer.json")
     service = Detokenizer(Identity("detok", 1, "here"), decoders, MemoryLane, 10, structlog.get_logger())
     settings = DetokenizerSettings(model="nowhere", drain_timeout=0)
-    found = Health(loop, 60.0, 0.5, lambda: unready(service))
+    health = Health(loop, 60.0, 0.5, lambda: unready(service))
     thread = threading.Thread(
         target=serve, args=(service, inbox, settings, loop, StatusFile({}), structlog.get_logger())
     )
     thread.start()
     try:
         assert MAX_MESSAGES > 1
-        assert wait_until(lambda: (found.not_ready() or "").startswith("there is work, and nothing has moved for"))
-        assert found.dead() is None
-        inbox.over = True
-        assert wait_until(lambda: found.not_ready() is None)
+        assert wait_until(lambda: (health.not_ready() or "").startswith("there is work, and nothing has moved for"))
+        assert health.dead() is None
+        inbox.ended = True
+        assert wait_until(lambda: health.not_ready() is None)
     finally:
         service.drain()
         thread.join(LIMIT)
@@ -72,7 +72,7 @@ def test_a_persistent_backlog_makes_the_detokenizer_unready():
     assert unready(service) == "it is draining"
 
 
-def ask(port: int, path: str) -> tuple[int, str]:
+def probe(port: int, path: str) -> tuple[int, str]:
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=LIMIT) as answer:
             return answer.status, answer.read().decode()
@@ -89,19 +89,19 @@ def test_a_draining_process_is_alive_but_not_ready(tmp_path):
     with subprocess.Popen([*command, "--metrics-port", str(port)], stderr=subprocess.PIPE, env=environment) as process:
         try:
             ready = json.loads(process.stderr.readline())
-            assert ask(port, "/readyz") == ask(port, "/livez") == (200, "ok\n")
+            assert probe(port, "/readyz") == probe(port, "/livez") == (200, "ok\n")
             lane = connected(Lane(context, ready["address"]))
             router = f"ipc://{tmp_path}/router"
 
             def shows(path: str, answer: tuple[int, str]) -> bool:
                 # While draining, a router that is silent for some seconds counts as lost, and the process would exit.
                 lane.send(Hello("router", router))
-                return ask(port, path) == answer
+                return probe(port, path) == answer
 
             assert lane.send(Hello("router", router))
             assert lane.send(TokenBatch.of("engine", 1, [Open(1, 1, 1, TextParams(), router, 1, 0)], []))
             with_stream = "sluice_detok_streams 1.0"
-            assert wait_until(lambda: with_stream in ask(port, "/metrics")[1])
+            assert wait_until(lambda: with_stream in probe(port, "/metrics")[1])
             process.send_signal(signal.SIGTERM)
             assert wait_until(lambda: shows("/readyz", (503, "it is draining\n")))
             assert wait_until(lambda: shows("/livez", (200, "ok\n")))

@@ -35,15 +35,15 @@ ODD = [0, 1, 2, -1, 7, 1000, 1 << 31, (1 << 63) - 1, (1 << 64) - 1, -(1 << 63), 
 def mutated(value, random: random.Random):
     """The message with one leaf value replaced."""
     if isinstance(value, list) and value:
-        at = random.randrange(len(value))
-        return [*value[:at], mutated(value[at], random), *value[at + 1 :]]
+        index = random.randrange(len(value))
+        return [*value[:index], mutated(value[index], random), *value[index + 1 :]]
     if isinstance(value, dict) and value:
         key = random.choice([*value])
         if random.random() < 0.3 and isinstance(key, int):
             return {mutated(key, random): value[key]}
         return value | {key: mutated(value[key], random)}
-    same = [one for one in ODD if type(one) is type(value)]
-    return random.choice(same if same and random.random() < 0.8 else ODD)
+    same_type = [odd_value for odd_value in ODD if type(odd_value) is type(value)]
+    return random.choice(same_type if same_type and random.random() < 0.8 else ODD)
 
 
 def test_mutated_frames_do_not_affect_other_streams():
@@ -54,7 +54,7 @@ def test_mutated_frames_do_not_affect_other_streams():
     decoders = load_decoders(TINY / "tokenizer.json")
     bench = Bench(max_streams=5000, new=lambda: decoders.new(True))
     bench.handle(Hello("r", "good"), batch(opens=[opened(1 << 50, router="good")], engine="good"))
-    taken = 0
+    sent = 0
     with capture_logs():
         for step in range(FRAMES):
             try:
@@ -62,15 +62,15 @@ def test_mutated_frames_do_not_affect_other_streams():
             except (msgspec.MsgspecError, ValueError, TypeError):
                 continue
             gap = [Gap(step, shuffle.getrandbits(64))] if shuffle.random() < 0.1 else []
-            bench.handle(*gap, message, Hello("r", "good"), batch(row(1 << 50, taken, [ord("a") % 64]), engine="good"))
-            taken += 1
+            bench.handle(*gap, message, Hello("r", "good"), batch(row(1 << 50, sent, [ord("a") % 64]), engine="good"))
+            sent += 1
             bench.heartbeat(0.001)
-        assert taken > FRAMES // 10
-        bench.handle(batch(row(1 << 50, taken, [], LENGTH), engine="good"))
+        assert sent > FRAMES // 10
+        bench.handle(batch(row(1 << 50, sent, [], LENGTH), engine="good"))
         for _ in range(1300):
             bench.handle(Hello("r", "good"), KeepAlive("good", 1))
             bench.heartbeat()
-    mine = [one for one in bench.lanes["good"].rows() if one.request == 1 << 50]
-    assert sum(len(one.tokens) for one in mine) == taken
-    assert [one.end for one in mine if one.end is not None] == [LENGTH]
+    valid_rows = [text_row for text_row in bench.lanes["good"].rows() if text_row.request == 1 << 50]
+    assert sum(len(text_row.tokens) for text_row in valid_rows) == sent
+    assert [text_row.end for text_row in valid_rows if text_row.end is not None] == [LENGTH]
     assert (bench.service.streams, bench.service.waiting) == (0, 0)

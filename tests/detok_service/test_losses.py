@@ -97,12 +97,12 @@ def test_streams_of_a_silent_engine_end():
 def test_streams_of_a_silent_router_are_freed():
     bench = Bench()
     bench.handle(Hello("r", "router"), batch(row(1, 0, [0]), row(2, 0, [0]), opens=[opened(1), opened(2, router="x")]))
-    gone, kept = bench.lanes["x"], bench.lanes["router"]
-    gone.room = 0
+    silent_lane, live_lane = bench.lanes["x"], bench.lanes["router"]
+    silent_lane.room = 0
     for _ in range(int(ROUTER_SILENCE_SECONDS) + 1):
         bench.handle(Hello("r", "router"), KeepAlive("engine", 1))
         bench.heartbeat(1.0)
-    assert (gone.closed, kept.closed, bench.service.streams) == (True, False, 1)
+    assert (silent_lane.closed, live_lane.closed, bench.service.streams) == (True, False, 1)
     bench.handle(batch(row(1, 1, [1], LENGTH), row(2, 1, [1], LENGTH)))
     assert bench.texts() == {(1, 0): ("ab", FinishReason.LENGTH)}
     assert (bench.service.waiting, bench.remembered) == (0, 0)
@@ -110,15 +110,15 @@ def test_streams_of_a_silent_router_are_freed():
 
 def test_a_router_that_returns_gets_a_report_of_lost_rows():
     bench = Bench()
-    both = [Hello("r", "router"), Hello("x", "other")]
-    bench.handle(*both, KeepAlive("one", 11), batch(row(1, 0, [0]), opens=[opened(1, router="other")], epoch=22))
+    hellos = [Hello("r", "router"), Hello("x", "other")]
+    bench.handle(*hellos, KeepAlive("one", 11), batch(row(1, 0, [0]), opens=[opened(1, router="other")], epoch=22))
     bench.heartbeat()
     for times in (1, 2):
         for _ in range(int(ROUTER_SILENCE_SECONDS) + 1):
             bench.handle(Hello("r", "router"), KeepAlive("one", 11))
             bench.heartbeat(1.0)
         assert bench.service.streams == 0
-        bench.handle(*both)
+        bench.handle(*hellos)
         bench.heartbeat()
         assert bench.lanes["other"].heartbeats[-1].missed == {11: times, 22: times}
     bench.handle(Gap(3, 4), KeepAlive("one", 11))

@@ -1,93 +1,27 @@
 """The detokenizer with real sockets and as a real process."""
 
-import json
-import os
 import signal
-import subprocess
-import sys
 import threading
-import time
-from pathlib import Path
 
 import pytest
 import structlog
-import zmq
 from tokenizers import Tokenizer
 
 from detok_service.decoder import load_decoders
 from detok_service.service import Detokenizer, Identity
 from sluice.ring.errors import ErrorCode, FinishReason
-from sluice.ring.heartbeats import DetokenizerHeartbeat, Hello, KeepAlive
-from sluice.ring.inbox import Gap, Inbox
-from sluice.ring.keys import Security
+from sluice.ring.heartbeats import KeepAlive
+from sluice.ring.inbox import Inbox
 from sluice.ring.lane import Lane
 from sluice.ring.params import TextParams
-from sluice.ring.rows import End, Open, TextBatch, Times, TokenBatch, TokenRow
-from sluice.ring.timing import HELLO_SECONDS
-from sluice.ring.wire import Drop, ToDetokenizer, ToRouter
+from sluice.ring.rows import End, Open, Times, TokenBatch, TokenRow
+from sluice.ring.wire import Drop, ToDetokenizer
+from tests.detok_service.processes import Process, Router, opening, send
 from tests.fakes.tokenizers import TINY
 
 pytestmark = pytest.mark.process
 
 LENGTH = End(FinishReason.LENGTH, Times(0.0, 0.0, 0.0))
-SECONDS = 60.0
-
-
-class Router:
-    """A router that collects what it receives. It reads only when a test calls `look`."""
-
-    def __init__(self, context, address, capacity=64):
-        self.inbox = Inbox(context, address, ToRouter, capacity=capacity)
-        self.address = self.inbox.address
-        self.texts, self.tokens, self.ends, self.started = {}, {}, {}, []
-        self.heartbeats, self.gaps = [], 0
-        self.attempt = 1
-        self.control, self.greeted_at = None, 0.0
-
-    def greet(self, lane):
-        """Send a hello at every `look`: a draining process considers a router lost after a few seconds of silence."""
-        self.control = lane
-        send(lane, Hello("router", self.address))
-
-    def look(self, seconds=0.0, limit=256):
-        if self.control is not None and time.monotonic() - self.greeted_at > HELLO_SECONDS:
-            self.greeted_at = time.monotonic()
-            self.control.send(Hello("router", self.address))
-        self.inbox.wait(seconds)
-        for message in self.inbox.receive(limit):
-            if isinstance(message, DetokenizerHeartbeat):
-                self.heartbeats.append(message)
-            elif isinstance(message, TextBatch):
-                self.started += message.started
-                for row in message.rows():
-                    self._add(row)
-            else:
-                self.gaps += isinstance(message, Gap)
-
-    def _add(self, row):
-        if row.attempt != self.attempt:
-            return
-        assert row.request not in self.ends, "a row after the terminal"
-        tokens = self.tokens.setdefault(row.request, [])
-        assert row.offset == len(tokens)
-        tokens += row.tokens
-        self.texts[row.request] = self.texts.get(row.request, "") + row.text
-        if row.end is not None:
-            self.ends[row.request] = row.end
-
-    def wait_for(self, what, *others):
-        end = time.monotonic() + SECONDS
-        while not what() and time.monotonic() < end:
-            self.look(0.02)
-            for other in others:
-                other.look()
-        assert what()
-
-
-@pytest.fixture
-def context():
-    with zmq.Context() as context:
-        yield context
 
 
 @pytest.fixture
@@ -96,13 +30,6 @@ def routers(context, tmp_path):
     yield routers
     for router in routers:
         router.inbox.close()
-
-
-def send(lane, message):
-    end = time.monotonic() + SECONDS
-    while not lane.send(message):
-        assert time.monotonic() < end
-        time.sleep(0.002)
 
 
 def test_a_slow_router_loses_nothing_and_does_not_delay_others(context, routers, tmp_path, monkeypatch):
@@ -136,14 +63,14 @@ def test_a_slow_router_loses_nothing_and_does_not_delay_others(context, routers,
     tokens = []
     opens = [Open(i, 1, 1, TextParams(), routers[i % 2].address, 1, 0) for i in range(streams)]
     try:
-        full = False
-        while not full:
-            full = len(tokens) >= 300 and service.waiting > 2
-            at, token = len(tokens), cycle[len(tokens) % len(cycle)]
+        last = False
+        while not last:
+            last = len(tokens) >= 300 and service.waiting > 2
+            offset, token = len(tokens), cycle[len(tokens) % len(cycle)]
             tokens.append(token)
-            rows = [TokenRow(i, 1, 0, at, [token], [], LENGTH if full else None) for i in range(streams)]
-            send(lane, TokenBatch.of("engine", 1, [] if at else opens, rows))
-            quick.look()
+            rows = [TokenRow(i, 1, 0, offset, [token], [], LENGTH if last else None) for i in range(streams)]
+            send(lane, TokenBatch.of("engine", 1, [] if offset else opens, rows))
+            quick.read()
         quick.wait_for(lambda: len(quick.ends) == streams // 2)
         assert len(slow.ends) == 0
         slow.wait_for(lambda: len(slow.ends) == streams // 2)
@@ -153,34 +80,12 @@ def test_a_slow_router_loses_nothing_and_does_not_delay_others(context, routers,
         lane.close()
         service.close(0.0)
         inbox.close()
-    whole = tokenizer.decode(tokens)
+    text_of_all = tokenizer.decode(tokens)
     for router in routers:
-        assert set(router.texts.values()) == {whole}
-        assert all(got == tokens for got in router.tokens.values())
+        assert set(router.texts.values()) == {text_of_all}
+        assert all(router_tokens == tokens for router_tokens in router.tokens.values())
         assert router.gaps == 0
     assert service.streams == 0
-
-
-class Process:
-    """`python -m detok_service`, ready to serve."""
-
-    def __init__(self, folder: Path, *flags):
-        self.child = subprocess.Popen(
-            [sys.executable, "-m", "detok_service", "--model", str(TINY), "--listen", f"ipc://{folder}/detok", *flags],
-            stderr=subprocess.PIPE,
-            text=True,
-            cwd=Path(__file__).parents[2],
-            env={name: value for name, value in os.environ.items() if not name.startswith("SLUICE_")},
-        )
-        self.ready = json.loads(self.child.stderr.readline())
-
-    def end(self) -> list[dict]:
-        """Wait for the process to end, and return its log lines."""
-        try:
-            _, err = self.child.communicate(timeout=SECONDS)
-        finally:
-            self.child.kill()
-        return [json.loads(line) for line in err.splitlines()]
 
 
 def test_a_process_serves_and_drains(context, routers, tmp_path):
@@ -231,41 +136,49 @@ def test_streams_that_outlive_the_drain_end_with_an_error(context, routers, tmp_
         process.child.kill()
 
 
-@pytest.mark.parametrize("sent", [0, 1, 17, 60])
-def test_streams_of_a_killed_process_continue_in_another(context, routers, tmp_path, sent):
-    """The other process knows nothing but the caller's tokens."""
+@pytest.mark.parametrize("num_tokens", [0, 1, 17, 60])
+def test_streams_of_a_killed_process_continue_in_another(context, routers, tmp_path, num_tokens):
+    """The other process has only the tokens that the caller has received."""
     router, _ = routers
     tokenizer = Tokenizer.from_file(str(TINY / "tokenizer.json"))
     tokens = tokenizer.encode("def f(n):\n    return '🚀 日本 👩\u200d🚀' + n  # ✓ done\n" * 3).ids
     stops = {1: (), 2: ("n  # ✓ do", "never"), 3: ("日本 👩\u200d", "\n\n")}
-    whole = tokenizer.decode(tokens)
+    text = tokenizer.decode(tokens)
     first, second = [Process(tmp_path / str(i), "--drain-timeout", "60") for i in range(2)]
     try:
         lane = Lane(context, first.ready["address"])
         send(lane, TokenBatch.of("engine", 1, [opening(i, router, stop) for i, stop in stops.items()], []))
-        for at in range(sent):
-            send(lane, TokenBatch.of("engine", 1, [], [TokenRow(i, 1, 0, at, [tokens[at]], [], None) for i in stops]))
-        if sent:
+        for offset in range(num_tokens):
+            send(
+                lane,
+                TokenBatch.of("engine", 1, [], [TokenRow(i, 1, 0, offset, [tokens[offset]], [], None) for i in stops]),
+            )
+        if num_tokens:
             router.wait_for(lambda: len(router.tokens) == 3)
         first.child.kill()
         first.child.wait()
         lane.close()
         router.attempt = 2
-        left = {i: stop for i, stop in stops.items() if i not in router.ends}
-        has = {i: list(router.tokens.get(i, [])) for i in left}
+        open_streams = {i: stop for i, stop in stops.items() if i not in router.ends}
+        received = {i: list(router.tokens.get(i, [])) for i in open_streams}
         lane = Lane(context, second.ready["address"])
-        opens = [opening(i, router, stop, 2, {0: has[i]} if has[i] else {}) for i, stop in left.items()]
+        opens = [
+            opening(i, router, stop, 2, {0: received[i]} if received[i] else {}) for i, stop in open_streams.items()
+        ]
         send(lane, TokenBatch.of("engine", 2, opens, []))
         send(
             lane,
             TokenBatch.of(
-                "engine", 2, [], [TokenRow(i, 2, 0, len(has[i]), tokens[len(has[i]) :], [], LENGTH) for i in left]
+                "engine",
+                2,
+                [],
+                [TokenRow(i, 2, 0, len(received[i]), tokens[len(received[i]) :], [], LENGTH) for i in open_streams],
             ),
         )
         router.wait_for(lambda: len(router.ends) == 3)
         assert router.tokens[1] == tokens
         assert router.texts == {
-            i: whole[: min((whole.index(one) for one in stop if one in whole), default=len(whole))]
+            i: text[: min((text.index(stop_string) for stop_string in stop if stop_string in text), default=len(text))]
             for i, stop in stops.items()
         }
         assert [router.ends[i].stop_string for i in (1, 2, 3)] == [None, stops[2][0], stops[3][0]]
@@ -308,65 +221,8 @@ def test_a_process_does_not_wait_for_a_router_that_has_ended(context, routers, t
         process.child.send_signal(signal.SIGTERM)
         logs = process.end()
         assert process.child.returncode == 0
-        # None if its lane accepted the drain notice just before the process noticed the router's end.
+        # The set is empty if the lane accepted the drain notice just before the process noticed the router's end.
         assert {entry["reason"] for entry in logs if entry["event"] == "router_lost"} <= {"ended"}
         lane.close()
     finally:
         process.child.kill()
-
-
-def opening(request, router, stop, attempt=1, resume=None):
-    return Open(request, attempt, 1, TextParams(stop=stop), router.address, 1, 0, resume=resume or {})
-
-
-def run(*flags, **variables):
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("SLUICE_")}
-    return subprocess.run(
-        [sys.executable, "-m", "detok_service", *flags],
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-        cwd=Path(__file__).parents[2],
-        env=clean | variables,
-        check=False,
-    )
-
-
-@pytest.mark.parametrize(
-    ("flags", "variables", "named"),
-    [
-        ([], {}, "model"),
-        (["--model", "/nowhere"], {}, "/nowhere"),
-        (["--model", str(TINY), "--max-streams", "0"], {}, "max_streams"),
-        (["--model", str(TINY), "--listen", "ipx://x"], {}, "ipx://x"),
-        (["--model", str(TINY)], {}, "--insecure-ring"),
-        (["--model", str(TINY), "--keys", "/no/such/folder"], {}, "/no/such/folder/secret/detok.key"),
-        (["--model", str(TINY)], {"SLUICE_DETOK_PORT": "1"}, "SLUICE_DETOK_PORT"),
-    ],
-)
-def test_bad_settings_are_named(flags, variables, named):
-    done = run(*flags, **variables)
-    assert done.returncode == 1
-    assert named in done.stderr
-    assert "Traceback" not in done.stderr
-
-
-@pytest.mark.parametrize("address", ["ipc://{}/detok", "tcp://127.0.0.1:*"])
-def test_an_address_in_use_is_reported_in_one_line(context, tmp_path, address):
-    inbox = Inbox(context, address.format(tmp_path), ToDetokenizer, security=Security(insecure=True))
-    done = run("--model", str(TINY), "--insecure-ring", "--listen", inbox.address)
-    who = f"process {os.getpid()}" if address.startswith("ipc") else "another process"
-    assert json.loads(done.stderr)["error"] == f"cannot listen on {inbox.address}: {who} listens there"
-    assert done.returncode == 1
-    inbox.close()
-
-
-def test_help_and_light_imports():
-    done = run("--help")
-    assert done.returncode == 0
-    assert "--drain-timeout" in done.stdout
-    code = (
-        "import sys, detok_service.__main__; print([m for m in sys.modules if m in ('torch', 'transformers', 'numpy')])"
-    )
-    imported = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert imported.stdout.strip() == "[]"

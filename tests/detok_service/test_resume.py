@@ -54,14 +54,18 @@ def feed(stream, shown, tokens, sizes, end, rows=1 << 30):
     """Send the tokens that the caller lacks in rows of these sizes, until `rows` rows have been returned."""
     start = len(shown.tokens)
     cuts = [*itertools.accumulate(itertools.chain([start], sizes, itertools.repeat(1, len(tokens))))]
-    spans = [(at, min(to, len(tokens))) for at, to in itertools.pairwise(cuts) if at < len(tokens)]
+    spans = [
+        (start_offset, min(end_offset, len(tokens)))
+        for start_offset, end_offset in itertools.pairwise(cuts)
+        if start_offset < len(tokens)
+    ]
     if not spans or end.reason in ALONE:
         spans.append((len(tokens), len(tokens)))
-    for at, to in spans:
+    for start_offset, end_offset in spans:
         if stream.end is None:
-            part = tokens[at:to]
-            logprobs = [TokenLogprob(-float(i), 1, []) for i in range(at, to)]
-            stream.ingest(at, list(part), logprobs, end if (at, to) == spans[-1] else None)
+            part = tokens[start_offset:end_offset]
+            logprobs = [TokenLogprob(-float(i), 1, []) for i in range(start_offset, end_offset)]
+            stream.ingest(start_offset, list(part), logprobs, end if (start_offset, end_offset) == spans[-1] else None)
         if stream.advance(1.0):
             shown.add(stream.row())
             rows -= 1
@@ -69,17 +73,17 @@ def feed(stream, shown, tokens, sizes, end, rows=1 << 30):
             return
 
 
-def whole(make, params, tokens, sizes, end):
+def whole(make_decoder, params, tokens, sizes, end):
     shown = Shown()
-    feed(new(make(), params), shown, tokens, sizes, end)
+    feed(new(make_decoder(), params), shown, tokens, sizes, end)
     return shown
 
 
-def resumed_often(make, params, tokens, sizes, end, rows):
-    """A stream that is interrupted after every `rows` rows and resumed."""
+def resumed_often(make_decoder, params, tokens, sizes, end, rows):
+    """A stream that is interrupted after each of these numbers of rows, and resumed."""
     shown = Shown()
     for count in rows:
-        stream = new(make(), params, shown.tokens)
+        stream = new(make_decoder(), params, shown.tokens)
         replay(stream)
         if stream.end is not None:
             shown.add(stream.row())
@@ -87,25 +91,25 @@ def resumed_often(make, params, tokens, sizes, end, rows):
             feed(stream, shown, tokens, sizes, end, count)
         if shown.end is not None:
             return shown
-    stream = new(make(), params, shown.tokens)
+    stream = new(make_decoder(), params, shown.tokens)
     replay(stream, (1, 4))
     feed(stream, shown, tokens, sizes, end)
     return shown
 
 
 def at_end(shown):
-    """What a caller has received if only the end is missing."""
+    """Tokens, logprobs and text that a caller has received if only the end is missing."""
     return [*shown.tokens], [*shown.logprobs], shown.text
 
 
 def params_for(text):
     """Parameters whose stop strings occur in the text."""
-    spot = st.integers(0, max(0, len(text) - 1))
-    inside = st.builds(lambda at, size: text[at : at + size], spot, st.integers(1, 4))
+    position = st.integers(0, max(0, len(text) - 1))
+    inside = st.builds(lambda start, size: text[start : start + size], position, st.integers(1, 4))
     stops = st.lists(st.one_of(inside, st.text("ab�e", min_size=1, max_size=3)), max_size=3)
     return st.builds(
         TextParams,
-        stop=stops.map(lambda found: tuple(stop for stop in found if stop)),
+        stop=stops.map(lambda stop_strings: tuple(stop for stop in stop_strings if stop)),
         include_stop=st.booleans(),
         min_tokens=st.integers(0, 20),
         skip_special_tokens=st.booleans(),
@@ -129,8 +133,8 @@ def test_a_stream_resumed_at_any_point_is_the_same_stream(kind):
             return decoders.new(params.skip_special_tokens)
 
         expected = whole(make, params, tokens, sizes, end)
-        got = resumed_often(make, params, tokens, other_sizes, end, rows)
-        assert vars(got) == vars(expected)
+        resumed = resumed_often(make, params, tokens, other_sizes, end, rows)
+        assert vars(resumed) == vars(expected)
 
     run()
 
@@ -141,21 +145,21 @@ def test_the_text_shown_after_n_tokens_depends_only_on_these(kind):
     tokenizer, decoders = built(kind)
 
     @given(st.data(), ids_of(kind), ends(), SIZES, st.integers(0, 40))
-    def run(data, tokens, end, sizes, at):
+    def run(data, tokens, end, sizes, count):
         params = data.draw(params_for(tokenizer.decode(tokens, skip_special_tokens=False)))
 
         def make():
             return decoders.new(params.skip_special_tokens)
 
         expected = whole(make, params, tokens, sizes, end)
-        at = min(at, len(expected.tokens))
+        count = min(count, len(expected.tokens))
         shown = Shown()
-        if at == len(expected.tokens) and end.reason in BY_TOKEN:
+        if count == len(expected.tokens) and end.reason in BY_TOKEN:
             shown.tokens, shown.logprobs, shown.text = at_end(expected)
         else:
-            feed(new(make(), params), shown, expected.tokens[:at], [1 << 20], End(FinishReason.ERROR, TIMES))
+            feed(new(make(), params), shown, expected.tokens[:count], [1 << 20], End(FinishReason.ERROR, TIMES))
             assert expected.text.startswith(shown.text)
-            if at == len(expected.tokens) and expected.end[0] in ALONE:
+            if count == len(expected.tokens) and expected.end[0] in ALONE:
                 assert shown.text == expected.text
             if shown.end[0] is FinishReason.ERROR:
                 shown.end = None
@@ -178,9 +182,9 @@ def test_text_is_held_back_across_row_boundaries(texts, rest, sizes, other_sizes
     tokens = list(range(len(texts)))
     end = End(FinishReason.LENGTH, TIMES, stop_token=1)
     expected = whole(lambda: Words(texts, rest), params, tokens, sizes, end)
-    for at in range(1, 4):
-        got = resumed_often(lambda: Words(texts, rest), params, tokens, other_sizes, end, [at] * len(tokens))
-        assert vars(got) == vars(expected)
+    for count in range(1, 4):
+        resumed = resumed_often(lambda: Words(texts, rest), params, tokens, other_sizes, end, [count] * len(tokens))
+        assert vars(resumed) == vars(expected)
 
 
 def test_a_long_run_of_tokens_without_text_can_be_resumed():
@@ -191,8 +195,8 @@ def test_a_long_run_of_tokens_without_text_can_be_resumed():
     tokens = smile * MAX_TEXTLESS + [tokenizer.token_to_id("e")]
     end = End(FinishReason.LENGTH, TIMES)
     for rows in (1, 2, 3):
-        got = resumed_often(lambda: decoders.new(True), TextParams(), tokens, [1] * 400, end, [rows] * 9)
-        assert (got.text, got.tokens) == ("🙂" * MAX_TEXTLESS + "e", tokens)
+        resumed = resumed_often(lambda: decoders.new(True), TextParams(), tokens, [1] * 400, end, [rows] * 9)
+        assert (resumed.text, resumed.tokens) == ("🙂" * MAX_TEXTLESS + "e", tokens)
 
 
 @pytest.mark.parametrize("include", [False, True])
@@ -215,14 +219,14 @@ def test_rows_queued_behind_a_replayed_stop_string_are_cut():
 
 @pytest.mark.parametrize("slices", [1, 2, 100])
 def test_min_tokens_counts_resumed_tokens(slices):
-    for count, ends in [(3, False), (4, True), (5, True)]:
+    for count, ends_stream in [(3, False), (4, True), (5, True)]:
         stream = new(Words(["."] * 9), TextParams(stop=(".",), min_tokens=4), range(count))
         replay(stream, (slices,))
         assert (stream.end is not None) == (count > 4)
         if stream.end is None:
             stream.ingest(count, [8], [], None)
         assert stream.advance(1.0)
-        assert stream.row()[1:5] == ((count, [], [], "") if ends else (3, [8], [], ""))
+        assert stream.row()[1:5] == ((count, [], [], "") if ends_stream else (3, [8], [], ""))
         assert stream.end.stop_string == "."
 
 
@@ -239,8 +243,8 @@ def test_a_stop_string_with_the_last_resumed_token_ends_with_the_next_row():
         assert not stream.advance(1.0)
         stream.ingest(2, list(tokens), [], end)
         assert stream.advance(1.0)
-        _, offset, sent, _, text, last = stream.row()
-        assert (offset, sent, text) == (2, [], "")
+        _, offset, tokens_sent, _, text, last = stream.row()
+        assert (offset, tokens_sent, text) == (2, [], "")
         assert (last.reason, last.stop_string) == expected
 
 
@@ -264,7 +268,7 @@ def test_text_released_by_an_end_does_not_belong_to_its_tokens(end, tokens):
 
 
 def test_held_text_is_shown_at_an_end_without_a_token():
-    for end, text in [
+    for end, held_text in [
         (End(FinishReason.ABORTED, TIMES), "st"),
         (End(FinishReason.TIME_LIMIT, TIMES), "st"),
         (End(FinishReason.ERROR, TIMES), ""),
@@ -277,7 +281,7 @@ def test_held_text_is_shown_at_an_end_without_a_token():
         replay(stream)
         stream.ingest(2, [], [], end)
         assert stream.advance(1.0)
-        assert (stream.row()[4], stream.end.held) == ("", text)
+        assert (stream.row()[4], stream.end.held) == ("", held_text)
 
 
 def test_missing_rows_and_a_failure_right_after_the_resumed_tokens():

@@ -66,10 +66,10 @@ def test_a_backlog_is_joined_per_sequence_before_it_is_decoded():
     feeds.clear()
     bench.handle(*steps)
     assert feeds == [[*range(1, 9)]] * 2
-    sent = bench.lanes["router"].batches
-    assert len(sent) == 2
-    assert [(r.offset, r.text) for r in sent[1].rows()] == [(1, "bcdefghi")] * 2
-    assert [one.rank for one in next(sent[1].rows()).logprobs] == [*range(1, 9)]
+    batches = bench.lanes["router"].batches
+    assert len(batches) == 2
+    assert [(r.offset, r.text) for r in batches[1].rows()] == [(1, "bcdefghi")] * 2
+    assert [logprob.rank for logprob in next(batches[1].rows()).logprobs] == [*range(1, 9)]
 
 
 def test_accepted_drafts_are_counted_once_and_passed_on():
@@ -77,15 +77,15 @@ def test_accepted_drafts_are_counted_once_and_passed_on():
     opens = [opened(1, interval=3), opened(2)]
     bench.handle(batch(row(1, 0, [0]), replace(row(2, 0, [0, 1, 2]), accepted=2), opens=opens))
     bench.handle(batch(replace(row(1, 1, [1, 2]), accepted=1), row(2, 3, [3])))
-    found = [(r.request, r.offset, r.accepted) for sent in bench.lanes["router"].batches for r in sent.rows()]
-    assert found == [(2, 0, 2), (1, 0, 1), (2, 3, 0)]
+    counts = [(r.request, r.offset, r.accepted) for sent in bench.lanes["router"].batches for r in sent.rows()]
+    assert counts == [(2, 0, 2), (1, 0, 1), (2, 3, 0)]
 
 
 def test_accepted_drafts_after_a_stop_string_are_not_counted():
     bench = Bench()
     bench.handle(batch(replace(row(1, 0, [0, 1, 2, 3, 4]), accepted=4), opens=[opened(1, stop=["c"])]))
-    (sent,) = (r for each in bench.lanes["router"].batches for r in each.rows())
-    assert (sent.end.reason, len(sent.tokens), sent.accepted) == (FinishReason.STOP_STRING, 3, 3)
+    (text_row,) = (r for text_batch in bench.lanes["router"].batches for r in text_batch.rows())
+    assert (text_row.end.reason, len(text_row.tokens), text_row.accepted) == (FinishReason.STOP_STRING, 3, 3)
 
 
 def test_each_router_gets_the_output_of_its_streams_in_one_batch():
@@ -93,9 +93,9 @@ def test_each_router_gets_the_output_of_its_streams_in_one_batch():
     opens = [opened(request, router=f"router-{request % 3}") for request in range(9)]
     bench.handle(batch(*(row(request, 0, [0]) for request in range(9)), opens=opens))
     for number in range(3):
-        (sent,) = bench.lanes[f"router-{number}"].batches
-        assert sent.request == [number, number + 3, number + 6]
-        assert [started.request for started in sent.started] == sent.request
+        (text_batch,) = bench.lanes[f"router-{number}"].batches
+        assert text_batch.request == [number, number + 3, number + 6]
+        assert [started.request for started in text_batch.started] == text_batch.request
 
 
 def test_rows_after_a_stop_string_are_dropped():
@@ -187,8 +187,8 @@ def test_the_size_of_a_message_is_bounded():
     bench.handle(batch(opens=[opened(request) for request in range(10)]))
     tokens = [1] * (MAX_BATCH_TOKENS // 3)
     bench.handle(batch(*(row(request, 0, tokens) for request in range(10))))
-    sent = bench.lanes["router"].batches[1:]
-    assert [len(one.request) for one in sent] == [4, 4, 2]
+    batches = bench.lanes["router"].batches[1:]
+    assert [len(text_batch.request) for text_batch in batches] == [4, 4, 2]
     assert {text for text, _ in bench.texts().values()} == {"b" * len(tokens)}
 
 
@@ -227,9 +227,9 @@ def test_a_hundred_thousand_live_streams():
     bench = Bench(max_streams=100_000)
     size, requests = 1000, range(100_000)
     for start in requests[::size]:
-        some = range(start, start + size)
-        opens = [opened(request) for request in some]
-        bench.handle(batch(*(row(request, 0, [0]) for request in some), opens=opens, engine="crowd"))
+        slice_ids = range(start, start + size)
+        opens = [opened(request) for request in slice_ids]
+        bench.handle(batch(*(row(request, 0, [0]) for request in slice_ids), opens=opens, engine="crowd"))
     assert bench.service.streams == 100_000
     bench.heartbeat()
     for start in requests[::size]:
@@ -238,8 +238,12 @@ def test_a_hundred_thousand_live_streams():
     assert bench.service.streams == 0
     assert bench.remembered == 0
     assert bench.service.waiting == 0
-    left = [thing for thing in gc.get_objects() if type(thing) is TextStream and thing.engine == ("crowd", 1)]
-    assert left == []
+    leaked = [
+        gc_object
+        for gc_object in gc.get_objects()
+        if type(gc_object) is TextStream and gc_object.engine == ("crowd", 1)
+    ]
+    assert leaked == []
     texts = bench.texts()
     assert set(texts.values()) == {("ab", FinishReason.LENGTH)}
     assert len(texts) == 100_000
@@ -265,26 +269,26 @@ def test_unknown_rows_do_not_accumulate_for_a_router_that_does_not_read(monkeypa
     assert bench.service.waiting == 10
     lane.room = 1 << 30
     bench.heartbeat()
-    assert sum(len(found.request) for found in lane.batches) == 10
+    assert sum(len(text_batch.request) for text_batch in lane.batches) == 10
     assert lane.heartbeats[-1].missed[77] == 90
     assert lane.closed is False
 
 
 def test_a_prompts_log_probabilities_are_sent_before_the_tokens():
     bench = Bench()
-    lane_full_at_first = TokenBatch.of("engine", 1, [opened(1), opened(2)], [])
-    bench.handle(lane_full_at_first)
+    open_batch = TokenBatch.of("engine", 1, [opened(1), opened(2)], [])
+    bench.handle(open_batch)
     bench.lanes["router"].room = 0
     count = MAX_BATCH_TOKENS // PART_ROWS + 1
-    found = list(parts(1, 1, 0, 0, bytes(count * PART_ROWS * row_bytes(0))))
-    other = list(parts(2, 1, 0, 0, bytes(row_bytes(0))))
-    late = list(parts(3, 1, 0, 0, bytes(row_bytes(0))))
+    first_parts = list(parts(1, 1, 0, 0, bytes(count * PART_ROWS * row_bytes(0))))
+    second_parts = list(parts(2, 1, 0, 0, bytes(row_bytes(0))))
+    third_parts = list(parts(3, 1, 0, 0, bytes(row_bytes(0))))
     rows = [TokenRow(1, 1, 0, 0, [1], [], None), TokenRow(2, 1, 0, 0, [2], [], None)]
-    bench.handle(TokenBatch.of("engine", 1, [], rows, [*found, *other, *late]))
+    bench.handle(TokenBatch.of("engine", 1, [], rows, [*first_parts, *second_parts, *third_parts]))
     bench.handle(Drop(2, 1))
     bench.lanes["router"].room = 100
     bench.heartbeat()
     batches = [message for message in bench.lanes["router"].messages if isinstance(message, TextBatch)][-2:]
     assert [len(batch.prompt_logprobs) for batch in batches] == [count - 1, 1]
-    assert [part for batch in batches for part in batch.prompt_logprobs] == found
+    assert [part for batch in batches for part in batch.prompt_logprobs] == first_parts
     assert [list(batch.request) for batch in batches] == [[], [1]]

@@ -14,9 +14,9 @@ def oracle(pieces, flush, stops, min_tokens, include):
     for count, piece in [*enumerate(pieces, 1), (len(pieces), flush)]:
         for char in piece:
             full += char
-            found = [stop for stop in stops if full.endswith(stop)]
-            if found and count >= min_tokens:
-                stop = max(found, key=len)
+            matches = [stop for stop in stops if full.endswith(stop)]
+            if matches and count >= min_tokens:
+                stop = max(matches, key=len)
                 return full if include else full[: -len(stop)], count, stop
     return full, len(pieces), None
 
@@ -29,33 +29,33 @@ def may_grow(text, stops):
 def run(pieces, flush, stops, min_tokens, include):
     """(text, tokens, stop), and the text shown after each token."""
     search = StopSearch(StopStrings(stops), include)
-    shown, after = "", []
+    shown, shown_after = "", []
     for count, piece in [*enumerate(pieces, 1), (len(pieces), flush)]:
         shown += search.feed(piece, count >= min_tokens)
         if search.matched is not None:
-            return (shown, count, search.matched), after
-        after.append(shown)
-    return (shown + search.flush(), len(pieces), None), after
+            return (shown, count, search.matched), shown_after
+        shown_after.append(shown)
+    return (shown + search.flush(), len(pieces), None), shown_after
 
 
 @given(PIECES, st.text("ab", max_size=3), STOPS, st.integers(0, 8), st.booleans())
 def test_against_the_oracle(pieces, flush, stops, min_tokens, include):
-    got, _ = run(pieces, flush, stops, min_tokens, include)
-    assert got == oracle(pieces, flush, stops, min_tokens, include)
+    result, _ = run(pieces, flush, stops, min_tokens, include)
+    assert result == oracle(pieces, flush, stops, min_tokens, include)
 
 
 @given(PIECES, STOPS, st.integers(0, 8))
 def test_only_text_that_may_become_a_stop_string_is_held_back(pieces, stops, min_tokens):
-    _, after = run(pieces, "", stops, min_tokens, include=False)
-    for count, shown in enumerate(after[: len(pieces)], 1):
+    _, shown_after = run(pieces, "", stops, min_tokens, include=False)
+    for count, shown in enumerate(shown_after[: len(pieces)], 1):
         text = "".join(pieces[:count])
         assert shown == text[: len(text) - may_grow(text, stops)]
 
 
 @given(PIECES, STOPS)
 def test_nothing_is_held_back_if_the_stop_string_is_shown(pieces, stops):
-    _, after = run(pieces, "", stops, 0, include=True)
-    for count, shown in enumerate(after[: len(pieces)], 1):
+    _, shown_after = run(pieces, "", stops, 0, include=True)
+    for count, shown in enumerate(shown_after[: len(pieces)], 1):
         assert shown == "".join(pieces[:count])
 
 
@@ -65,14 +65,14 @@ def test_split_at_every_position(stop, include):
     for first in range(len(stop) + 1):
         for second in range(first, len(stop) + 1):
             pieces = ["before " + stop[:first], stop[first:second], stop[second:] + " after"]
-            (text, _, found), after = run(pieces, "", [stop], 0, include)
-            assert (text, found) == ("before " + (stop if include else ""), stop)
+            (text, _, stop_found), shown_after = run(pieces, "", [stop], 0, include)
+            assert (text, stop_found) == ("before " + (stop if include else ""), stop)
             if not include:
-                assert all("before ".startswith(shown) for shown in after)
+                assert all("before ".startswith(shown) for shown in shown_after)
 
 
 @pytest.mark.parametrize(
-    ("text", "stops", "shown", "found"),
+    ("text", "stops", "shown", "matched"),
     [
         ("xaby", ["ab", "abc"], "x", "ab"),
         ("xabcy", ["abc", "ab"], "x", "ab"),
@@ -84,16 +84,16 @@ def test_split_at_every_position(stop, include):
         ("abc", [""], "abc", None),
     ],
 )
-def test_overlaps_and_prefixes(text, stops, shown, found):
+def test_overlaps_and_prefixes(text, stops, shown, matched):
     for pieces in ([text], list(text)):
-        (got, _, stop), _ = run(pieces, "", stops, 0, include=False)
-        assert (got, stop) == (shown, found)
+        (shown_text, _, stop), _ = run(pieces, "", stops, 0, include=False)
+        assert (shown_text, stop) == (shown, matched)
 
 
 def test_a_stop_string_before_min_tokens_is_text():
-    (text, tokens, found), after = run(["a.", "b.", "c.", "d"], "", ["."], 3, include=False)
-    assert (text, tokens, found) == ("a.b.c", 3, ".")
-    assert after == ["a.", "a.b."]
+    (text, tokens, stop), shown_after = run(["a.", "b.", "c.", "d"], "", ["."], 3, include=False)
+    assert (text, tokens, stop) == ("a.b.c", 3, ".")
+    assert shown_after == ["a.", "a.b."]
 
 
 def test_a_stop_string_that_began_before_min_tokens_counts():

@@ -58,19 +58,19 @@ def cut(tokens, sizes):
 
 
 def drive(stream, tokens, sizes=(), end=LENGTH, together=False):
-    """All rows of the stream. `together`: the end is in the row of the last tokens, not in its own."""
-    out = []
+    """All rows of the stream. `together`: the end is in the row of the last tokens, not in a separate row."""
+    sent_rows = []
     rows = cut(tokens, sizes)
-    for at, (offset, row) in enumerate(rows or [(0, [])]):
-        last = end if at >= len(rows) - 1 else None
+    for position, (offset, row) in enumerate(rows or [(0, [])]):
+        last = end if position >= len(rows) - 1 else None
         stream.ingest(offset, list(row), logprobs(row, offset), last)
         if not together and stream.advance(1.0):
-            out.append(row_of(stream))
+            sent_rows.append(row_of(stream))
         if stream.end is not None:
-            return out
+            return sent_rows
     if together and stream.advance(1.0):
-        out.append(row_of(stream))
-    return out
+        sent_rows.append(row_of(stream))
+    return sent_rows
 
 
 def joined(rows):
@@ -78,7 +78,12 @@ def joined(rows):
     assert [row.end is not None for row in rows] == [False] * (len(rows) - 1) + [True]
     tokens = [token for row in rows for token in row.tokens]
     assert [row.offset for row in rows] == [*itertools.accumulate([0] + [len(row.tokens) for row in rows[:-1]])]
-    return tokens, [one for row in rows for one in row.logprobs], "".join(row.text for row in rows), rows[-1].end
+    return (
+        tokens,
+        [logprob for row in rows for logprob in row.logprobs],
+        "".join(row.text for row in rows),
+        rows[-1].end,
+    )
 
 
 WORDS = st.lists(st.text("ab", max_size=4), min_size=1, max_size=12)
@@ -100,9 +105,9 @@ def test_against_the_oracle(texts, rest, stops, sizes, min_tokens, interval, inc
     stream = make(Words(texts, rest), stop=tuple(stops), min_tokens=min_tokens, interval=interval, include_stop=include)
     text, count, stop = oracle(texts, rest, stops, min_tokens, include)
     rows = drive(stream, tokens, sizes, together=together)
-    got_tokens, got_logprobs, got_text, end = joined(rows)
-    assert (got_tokens, got_text) == (tokens[:count], text)
-    assert got_logprobs == logprobs(tokens)[:count]
+    result_tokens, result_logprobs, result_text, end = joined(rows)
+    assert (result_tokens, result_text) == (tokens[:count], text)
+    assert result_logprobs == logprobs(tokens)[:count]
     assert (end.reason, end.stop_string) == (FinishReason.STOP_STRING if stop else FinishReason.LENGTH, stop)
     assert all(len(row.tokens) >= interval for row in rows[:-1])
     assert interval or len(rows) == 1
@@ -115,8 +120,8 @@ def test_a_whole_stream_equals_decode(kind):
     @given(st.lists(st.integers(0, tokenizer.get_vocab_size() + 40), max_size=40), SIZES, st.booleans())
     def run(tokens, sizes, skip):
         stream = make(DECODERS[kind].new(skip), skip_special_tokens=skip)
-        got, _, text, end = joined(drive(stream, tokens, sizes))
-        assert (got, text, end) == (tokens, tokenizer.decode(tokens, skip_special_tokens=skip), LENGTH)
+        result_tokens, _, text, end = joined(drive(stream, tokens, sizes))
+        assert (result_tokens, text, end) == (tokens, tokenizer.decode(tokens, skip_special_tokens=skip), LENGTH)
 
     run()
 
@@ -214,11 +219,11 @@ def test_missing_rows_end_the_stream_after_the_rows_before_them():
     assert "2 to 2" in row.end.fault.message
 
 
-@pytest.mark.parametrize("which", [0, 1])
-def test_mixing_rows_with_and_without_logprobs_is_an_error(which):
+@pytest.mark.parametrize("with_logprobs", [0, 1])
+def test_mixing_rows_with_and_without_logprobs_is_an_error(with_logprobs):
     stream = make(Words(list("abc")))
     for offset in range(2):
-        stream.ingest(offset, [offset], logprobs([offset], offset) if offset == which else [], None)
+        stream.ingest(offset, [offset], logprobs([offset], offset) if offset == with_logprobs else [], None)
     stream.ingest(2, [2], [], LENGTH)
     assert stream.advance(1.0)
     row = row_of(stream)
@@ -251,7 +256,7 @@ def test_rows_that_were_not_sent_are_joined():
 
 
 def test_times_of_a_stop_string():
-    """The queue time is the engine's; the others are by our own clock, from the Open and from the first token."""
+    """The engine reports the queue time. The detokenizer's clock measures the others, from Open and first token."""
     stream = make(Words(["a", "b."]), now=10.0, queue=4.0, stop=(".",))
     stream.ingest(0, [0], [], None)
     stream.advance(12.0)
@@ -265,6 +270,6 @@ def test_failed_streams_send_what_was_decoded():
     stream.ingest(0, [0], [], None)
     assert not stream.advance(1.0)
     stream.ingest(1, [1], [], None)
-    stream.fail(ErrorCode.DRAINING, "over")
+    stream.fail(ErrorCode.DRAINING, "draining")
     row = row_of(stream)
     assert (row.tokens, row.text, row.end.fault.error_code) == ([0], "a", ErrorCode.DRAINING)

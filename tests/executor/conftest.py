@@ -9,14 +9,14 @@ from tests.fakes.server_script import Script
 
 @pytest.fixture
 def script() -> Script:
-    """The answers of the fake server, which a test may change before a call."""
+    """The fake server's answers. Tests change them before a call."""
     return Script()
 
 
 @pytest.fixture
 def address(script: Script) -> Iterator[str]:
-    with serve(script) as found:
-        yield found
+    with serve(script) as server_address:
+        yield server_address
 
 
 @pytest.fixture

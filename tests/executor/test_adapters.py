@@ -44,11 +44,11 @@ def adapter(tmp_path):
 
 def loads(script) -> list[str]:
     kinds = (admin_pb2.LoadLoraRequest, admin_pb2.UploadLoraHeader)
-    return [each.lora_id for each in script.seen if isinstance(each, kinds)]
+    return [request.lora_id for request in script.seen if isinstance(request, kinds)]
 
 
 def requested_ids(script) -> list[str]:
-    return [each.spec.lora_id for each in script.seen if hasattr(each, "spec")]
+    return [request.spec.lora_id for request in script.seen if hasattr(request, "spec")]
 
 
 def test_an_adapter_without_a_path_is_not_loaded(executor, script) -> None:
@@ -82,21 +82,21 @@ def test_concurrent_requests_load_an_adapter_once(local, script, adapter) -> Non
 
 async def test_concurrent_loads_are_limited() -> None:
     """A router would refuse more."""
-    running, most = 0, 0
+    running, peak = 0, 0
 
     async def load(_: str, *, folder: str) -> None:
-        nonlocal running, most
+        nonlocal running, peak
         running += 1
-        most = max(most, running)
+        peak = max(peak, running)
         for _ in range(3):
             await asyncio.sleep(0)
         running -= 1
 
     kind = AdaptersOfKind(load, load, uploads=True)
     with ExitStack() as stack:
-        used = [stack.enter_context(kind.use(LoRARequest(f"a{i}", i + 1, f"/{i}"))) for i in range(3 * MAX_LOADS)]
-        await asyncio.gather(*map(kind.load, used))
-    assert most == MAX_LOADS
+        adapters = [stack.enter_context(kind.use(LoRARequest(f"a{i}", i + 1, f"/{i}"))) for i in range(3 * MAX_LOADS)]
+        await asyncio.gather(*map(kind.load, adapters))
+    assert peak == MAX_LOADS
 
 
 def test_a_failed_load_fails_its_requests(local, script, adapter) -> None:
@@ -115,9 +115,9 @@ def test_a_failed_load_fails_its_requests(local, script, adapter) -> None:
 def test_a_name_cannot_stand_for_two_adapters(local, adapter) -> None:
     sql = adapter("sql")
     local.generate("x", lora_request=sql)
-    for other in (LoRARequest("sql", 1, adapter("python").path), LoRARequest("sql", 2, sql.path)):
+    for conflicting in (LoRARequest("sql", 1, adapter("python").path), LoRARequest("sql", 2, sql.path)):
         with pytest.raises(RequestError, match="choose another name"):
-            local.generate("x", lora_request=other)
+            local.generate("x", lora_request=conflicting)
 
 
 @pytest.mark.parametrize("streaming", [False, True])
@@ -171,8 +171,10 @@ def test_a_batch_waits_while_no_adapter_is_idle(local, script, adapter) -> None:
     with pytest.raises(RequestError, match="too many adapters"):
         local.generate_async("x", lora_request=adapter("b")).result(60)
 
+    retried: list[bool] = []
+
     def end_first() -> None:
-        wait_until(lambda: loads(script).count("b") >= 3)
+        retried.append(wait_until(lambda: loads(script).count("b") >= 3))
         script.hangs = False
         first.abort()
 
@@ -180,6 +182,7 @@ def test_a_batch_waits_while_no_adapter_is_idle(local, script, adapter) -> None:
     thread.start()
     assert local.generate(["x"], lora_request=adapter("b"), use_tqdm=False)[0].outputs[0].text
     thread.join()
+    assert retried == [True]
     assert list(script.loras) == ["b"]
 
 

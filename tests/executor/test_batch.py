@@ -28,8 +28,8 @@ class StubResult:
         pass
 
 
-@pytest.mark.parametrize("most", [1, 7, 100])
-def test_results_are_in_order_and_requests_in_flight_are_limited(most) -> None:
+@pytest.mark.parametrize("max_in_flight", [1, 7, 100])
+def test_results_are_in_order_and_requests_in_flight_are_limited(max_in_flight) -> None:
     live: list[StubResult] = []
     arrived = threading.Condition()
     peak = 0
@@ -52,11 +52,11 @@ def test_results_are_in_order_and_requests_in_flight_are_limited(most) -> None:
     requests = [GenerationRequest(str(i)) for i in range(60)]
     server = threading.Thread(target=end_in_any_order)
     server.start()
-    batch = BatchRun(submit, most)
+    batch = BatchRun(submit, max_in_flight)
     batch.run(requests, show=False)
     server.join()
     assert [result.request for result in batch.results] == requests
-    assert peak <= most
+    assert peak <= max_in_flight
 
 
 def test_max_in_flight_must_be_positive() -> None:
@@ -171,12 +171,15 @@ def test_requests_are_retried_while_the_server_is_overloaded(executor, script) -
     assert isinstance(caught.value.error, Overloaded)
     num_sent = len(script.seen)
 
+    retried: list[bool] = []
+
     def recover() -> None:
-        wait_until(lambda: len(script.seen) >= num_sent + 6)
+        retried.append(wait_until(lambda: len(script.seen) >= num_sent + 6))
         script.failure = None
 
     thread = threading.Thread(target=recover)
     thread.start()
     results = executor.generate(["a", "b"])
     thread.join()
+    assert retried == [True]
     assert [result.outputs[0].text for result in results] == ["Hello, world"] * 2

@@ -24,7 +24,7 @@ def test_an_error_of_one_rank_is_raised_with_all_answers(executor, script) -> No
     ]
     with pytest.raises(CollectiveRpcError, match=r"^a, rank 1, m: no \(and 1 more\)$") as error:
         executor.collective_rpc("m")
-    assert [each.value for each in error.value.answers] == [1, None, None]
+    assert [rank_answer.value for rank_answer in error.value.answers] == [1, None, None]
 
 
 def test_after_shutdown(executor) -> None:

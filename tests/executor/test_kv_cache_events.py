@@ -58,10 +58,10 @@ def numbered(*numbers: int) -> list[pb.CacheEvent]:
 def test_every_kind_of_event(address, script) -> None:
     script.cache_events = [response()]
     with GenerationExecutor.connect(address) as executor:
-        found = executor.get_kv_cache_events(timeout=60)
+        events = executor.get_kv_cache_events(timeout=60)
         assert executor.get_kv_cache_events() == []
     tokens = (UniqueToken(5), UniqueToken(6)), (UniqueToken(7), UniqueToken(8))
-    assert [event.data for event in found] == [
+    assert [event.data for event in events] == [
         KVCacheCreatedData((8, 4)),
         KVCacheStoredData(None, (KVCacheStoredBlockData(2**64 - 1, tokens[0], None, 0, 35),)),
         KVCacheStoredData(0, (KVCacheStoredBlockData(9, tokens[1], "ab", 1, 80),)),
@@ -69,10 +69,10 @@ def test_every_kind_of_event(address, script) -> None:
         KVCacheUpdatedData(9, None, KVCacheEventDiff(80, 35)),
         KVCacheRemovedData((9, 2**64 - 1)),
     ]
-    assert [(event.event_id, event.engine_id, event.engine_epoch, event.dropped) for event in found] == [
+    assert [(event.event_id, event.engine_id, event.engine_epoch, event.dropped) for event in events] == [
         (number, "e", 1, 0) for number in range(6)
     ]
-    assert [event.as_dict()["data"] for event in found[2:5]] == [
+    assert [event.as_dict()["data"] for event in events[2:5]] == [
         {
             "type": "stored",
             "parent_hash": 0,
@@ -80,7 +80,9 @@ def test_every_kind_of_event(address, script) -> None:
                 {
                     "type": "stored_block",
                     "block_hash": 9,
-                    "tokens": [{"type": "unique_token", "token_id": each, "token_extra_id": 0} for each in (7, 8)],
+                    "tokens": [
+                        {"type": "unique_token", "token_id": token_id, "token_extra_id": 0} for token_id in (7, 8)
+                    ],
                     "lora_id": "ab",
                     "cache_level": 1,
                     "priority": 80,
@@ -116,7 +118,7 @@ async def test_async_reads(address, script) -> None:
 
 def num_event_calls(script) -> int:
     """Number of calls that requested events."""
-    return sum(isinstance(each, pb.StreamCacheEventsRequest) for each in script.seen)
+    return sum(isinstance(request, pb.StreamCacheEventsRequest) for request in script.seen)
 
 
 def test_events_are_received_from_the_first_read_on(address, script) -> None:
@@ -141,33 +143,33 @@ def test_repeated_events_are_skipped_and_gaps_are_counted() -> None:
         log.put(response(events))
     log.put(response(numbered(0, 1), engine="other"))
     log.put(response(numbered(2), epoch=2))
-    found = [(event.engine_id, event.event_id, event.dropped) for event in log.take(0)]
+    summaries = [(event.engine_id, event.event_id, event.dropped) for event in log.take(0)]
     first = [("e", 0, 0), ("e", 1, 0), ("e", 2, 0), ("e", 3, 0), ("e", 7, 3), ("e", 8, 0)]
-    assert found == [*first, ("other", 0, 0), ("other", 1, 0), ("e", 2, 2)]
+    assert summaries == [*first, ("other", 0, 0), ("other", 1, 0), ("e", 2, 2)]
 
 
 def test_a_full_log_stops_receiving(address, script, monkeypatch) -> None:
     monkeypatch.setattr(KVCacheEventLog.__init__, "__defaults__", (2,))
     script.cache_events = [response(numbered(number)) for number in range(50)]
     with GenerationExecutor.connect(address) as executor:
-        found = []
-        while len(found) < 50:
+        events = []
+        while len(events) < 50:
             received = executor.get_kv_cache_events(60)
             assert 0 < len(received) <= 2
-            found += received
-    assert [event.event_id for event in found] == list(range(50))
+            events += received
+    assert [event.event_id for event in events] == list(range(50))
 
 
 def test_an_event_of_an_unknown_kind(address, script) -> None:
     events = [*numbered(0), pb.CacheEvent(event_id=1), *numbered(2)]
     script.cache_events = [response(events), response(numbered(3))]
-    found = []
+    received = []
     with GenerationExecutor.connect(address) as executor:
-        while len(found) < 4:
-            found += executor.get_kv_cache_events(60)
-    assert [(event.event_id, event.dropped) for event in found] == [(0, 0), (1, 0), (2, 0), (3, 0)]
-    assert found[1].data == KVCacheUnknownData()
-    assert found[1].as_dict()["data"] == {"type": "unknown"}
+        while len(received) < 4:
+            received += executor.get_kv_cache_events(60)
+    assert [(event.event_id, event.dropped) for event in received] == [(0, 0), (1, 0), (2, 0), (3, 0)]
+    assert received[1].data == KVCacheUnknownData()
+    assert received[1].as_dict()["data"] == {"type": "unknown"}
 
 
 def test_an_unknown_tier() -> None:

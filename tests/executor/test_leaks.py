@@ -1,4 +1,4 @@
-"""A program that started a ring leaves no process and no socket behind, however it ends."""
+"""A program that started a ring leaves no process and no socket behind, in every way in which it can end."""
 
 import json
 import os
@@ -187,7 +187,7 @@ def test_a_second_ctrl_c_ends_a_drain(program, folder) -> None:
     process = program("with create(drain_timeout=100): print('ready', flush=True); time.sleep(60)")
     assert process.stdout.readline() == "ready\n"
     os.killpg(process.pid, signal.SIGINT)
-    assert wait_until((folder / "router.told").exists)
+    assert wait_until((folder / "router.signalled").exists)
     os.killpg(process.pid, signal.SIGINT)
     _, stderr = process.communicate(timeout=LIMIT)
     assert "KeyboardInterrupt" in stderr.splitlines(), stderr

@@ -26,14 +26,14 @@ def test_prompt_token_ids(executor, script) -> None:
     executor.generate_async(prompt_token_ids=[5, 6]).result(LIMIT)
     executor.submit(GenerationRequest(prompt_token_ids=[5, 6])).result(LIMIT)
     executor.generate([5, 6], prompt_token_ids=[5, 6])
-    assert [list(each.spec.token_ids.ids) for each in script.seen if hasattr(each, "spec")] == [[5, 6]] * 4
+    assert [list(request.spec.token_ids.ids) for request in script.seen if hasattr(request, "spec")] == [[5, 6]] * 4
     results = executor.generate(prompt_token_ids=[[5], [6, 7]], use_tqdm=False)
     assert [result.prompt_token_ids for result in results] == [[5], [6, 7]]
 
 
-@pytest.mark.parametrize("make", ["generate", "generate_async", "request"])
-def test_conflicting_prompts_under_two_names(executor, make) -> None:
-    call = GenerationRequest if make == "request" else getattr(executor, make)
+@pytest.mark.parametrize("entry_point", ["generate", "generate_async", "request"])
+def test_conflicting_prompts_under_two_names(executor, entry_point) -> None:
+    call = GenerationRequest if entry_point == "request" else getattr(executor, entry_point)
     with pytest.raises(TypeError, match="inputs and prompt_token_ids are the same argument"):
         call([5], prompt_token_ids=[6])
     with pytest.raises(TypeError, match="is missing"):
@@ -54,7 +54,7 @@ def test_a_request_has_its_token_ids_and_its_id() -> None:
 def test_a_result_has_its_request_with_the_id(executor) -> None:
     request = GenerationRequest("x", client_id=3)
     first, second = executor.submit(request), executor.submit(request)
-    assert [each.request.id for each in (first, second)] == [first.request_id, second.request_id]
+    assert [result.request.id for result in (first, second)] == [first.request_id, second.request_id]
     assert first.request == second.request == request
     assert (request.id, first.prompt, executor.submit(GenerationRequest([5])).prompt) == (None, "x", None)
 
@@ -62,11 +62,13 @@ def test_a_result_has_its_request_with_the_id(executor) -> None:
 def test_enqueued_requests_are_read_by_id(executor) -> None:
     assert executor.can_enqueue_requests()
     first = executor.enqueue_request(GenerationRequest("x"))
-    others = executor.enqueue_requests([GenerationRequest("y"), GenerationRequest("z")])
-    assert len({first, *others}) == 3
+    other_ids = executor.enqueue_requests([GenerationRequest("y"), GenerationRequest("z")])
+    assert len({first, *other_ids}) == 3
     (response,) = executor.await_responses(first, timedelta(seconds=LIMIT))
     assert response.result.is_final
-    assert [each.request_id for (each,) in executor.await_responses(others, timedelta(seconds=LIMIT))] == others
+    assert [
+        answer.request_id for (answer,) in executor.await_responses(other_ids, timedelta(seconds=LIMIT))
+    ] == other_ids
     executor.shutdown()
     assert not executor.can_enqueue_requests()
     with pytest.raises(RuntimeError, match="shut down"):
@@ -94,7 +96,7 @@ def test_a_timedelta_alone_is_a_timeout(executor, script) -> None:
 def test_get_latest_stats(address, script) -> None:
     script.steps = [pb.StreamStepsResponse(steps=[pb.EngineStats(iteration=3)])]
     with GenerationExecutor.connect(address) as executor:
-        assert [each.iter for each in executor.get_latest_stats(timedelta(seconds=LIMIT))] == [3]
+        assert [stats.iter for stats in executor.get_latest_stats(timedelta(seconds=LIMIT))] == [3]
 
 
 async def test_aresult_with_a_timeout(executor, script) -> None:

@@ -54,17 +54,17 @@ def test_no_option_of_a_request_is_dropped(name) -> None:
 
 
 def test_options_of_a_chat() -> None:
-    found = build_spec(MESSAGES, GenerationRequest(MESSAGES, **CHAT).client_options("id")).chat
-    assert json.loads(found.tools_json) == CHAT["tools"]
-    assert dict(found.template_kwargs) == CHAT["chat_template_kwargs"]
-    assert found.continue_final_message
+    chat = build_spec(MESSAGES, GenerationRequest(MESSAGES, **CHAT).client_options("id")).chat
+    assert json.loads(chat.tools_json) == CHAT["tools"]
+    assert dict(chat.template_kwargs) == CHAT["chat_template_kwargs"]
+    assert chat.continue_final_message
     for name, value in CHAT.items():
         with pytest.raises(TypeError):
             build_spec("x", GenerationRequest("x", **{name: value}).client_options("id"))
 
 
 def test_options_of_a_request() -> None:
-    assert {*REQUEST, *CHAT} == {each.name for each in fields(GenerationRequest)} - {
+    assert {*REQUEST, *CHAT} == {field.name for field in fields(GenerationRequest)} - {
         "inputs",
         "prompt_token_ids",
         "id",
@@ -73,18 +73,18 @@ def test_options_of_a_request() -> None:
         "return_all_generated_tokens",
         "return_perf_metrics",
     }
-    found = build_spec("x", GenerationRequest("x", **REQUEST).client_options("id"))
-    assert (found.request_id, found.lora_id, found.model, found.priority) == ("id", "mine", "m", pb.PRIORITY_HIGH)
-    assert found.prompt_adapter_id == "terse"
-    assert found.time_limit.ToTimedelta() == timedelta(seconds=1.5)
-    assert (found.kv_cache.salt, found.client_id) == ("tenant", 5)
-    assert found.speculation == pb.Speculation(
+    spec = build_spec("x", GenerationRequest("x", **REQUEST).client_options("id"))
+    assert (spec.request_id, spec.lora_id, spec.model, spec.priority) == ("id", "mine", "m", pb.PRIORITY_HIGH)
+    assert spec.prompt_adapter_id == "terse"
+    assert spec.time_limit.ToTimedelta() == timedelta(seconds=1.5)
+    assert (spec.kv_cache.salt, spec.client_id) == ("tenant", 5)
+    assert spec.speculation == pb.Speculation(
         max_draft_tokens=0,
         draft_token_ids=[3, 4],
         draft_logits=pb.DraftLogits(dtype="float32", data=bytes(24)),
         acceptance_threshold=0.5,
     )
-    assert found.output.token_ids
+    assert spec.output.token_ids
 
 
 def test_retention() -> None:
@@ -97,36 +97,36 @@ def test_retention() -> None:
         decode_duration_ms=1000,
     )
     request = GenerationRequest("x", kv_cache_retention_config=config, cache_salt="a")
-    found = build_spec("x", request.client_options("id")).kv_cache
-    first, second = found.prompt_retention
+    options = build_spec("x", request.client_options("id")).kv_cache
+    first, second = options.prompt_retention
     assert (first.start, first.end, first.priority, first.duration.ToTimedelta()) == (0, 4, 100, timedelta(seconds=2))
     assert (second.start, second.HasField("end"), second.priority) == (4, False, 0)
     assert second.duration.ToTimedelta() == timedelta(milliseconds=250)
-    assert (found.salt, found.decode_priority) == ("a", 5)
-    assert found.decode_duration.ToTimedelta() == timedelta(seconds=1)
+    assert (options.salt, options.decode_priority) == ("a", 5)
+    assert options.decode_duration.ToTimedelta() == timedelta(seconds=1)
 
 
 @pytest.mark.parametrize("inputs", ["abcdef", [7] * 6])
 def test_retention_ranges_are_clipped_to_the_prompt(executor, script, inputs) -> None:
     ranges = [(0, 4, 100), (4, 90, 50), (90, None, 10)]
-    config = KvCacheRetentionConfig([TokenRangeRetentionConfig(*each) for each in ranges])
+    config = KvCacheRetentionConfig([TokenRangeRetentionConfig(*token_range) for token_range in ranges])
     executor.generate(inputs, kv_cache_retention_config=config)
-    found = [(each.start, each.end, each.priority) for each in script.seen[-1].spec.kv_cache.prompt_retention]
-    assert found == [(0, 4, 100), (4, 6, 50)]
+    sent_ranges = [(sent.start, sent.end, sent.priority) for sent in script.seen[-1].spec.kv_cache.prompt_retention]
+    assert sent_ranges == [(0, 4, 100), (4, 6, 50)]
 
 
 def test_retention_ranges_of_a_chat_are_not_clipped(executor, script) -> None:
     config = KvCacheRetentionConfig([TokenRangeRetentionConfig(0, 1000, 100)])
     executor.generate([{"role": "user", "content": "x"}], kv_cache_retention_config=config)
-    (found,) = script.seen[-1].spec.kv_cache.prompt_retention
-    assert found.end == 1000
+    (sent_range,) = script.seen[-1].spec.kv_cache.prompt_retention
+    assert sent_range.end == 1000
 
 
 @pytest.mark.parametrize(("config", "expected"), [({}, None), ({"decode_duration_ms": 5}, 35)])
 def test_default_decode_priority(config, expected) -> None:
     request = GenerationRequest("x", kv_cache_retention_config=KvCacheRetentionConfig(**config))
-    found = build_spec("x", request.client_options("id")).kv_cache
-    assert (found.decode_priority if found.HasField("decode_priority") else None) == expected
+    options = build_spec("x", request.client_options("id")).kv_cache
+    assert (options.decode_priority if options.HasField("decode_priority") else None) == expected
 
 
 def test_engine_settings() -> None:

@@ -28,7 +28,9 @@ def make(n: int = 1, **options) -> tuple[GenerationResult, ChunkQueue, StubExecu
 
 
 def logprob(token: int, value: float, *top: tuple[int, float]) -> TokenLogprob:
-    alternatives = tuple(TokenLogprob(each, b"", number, rank, ()) for rank, (each, number) in enumerate(top, 1))
+    alternatives = tuple(
+        TokenLogprob(alternative, b"", number, rank, ()) for rank, (alternative, number) in enumerate(top, 1)
+    )
     return TokenLogprob(token, b"", value, 3, alternatives)
 
 
@@ -38,7 +40,9 @@ def test_a_read_returns_one_response_per_output() -> None:
     inbox.put(Chunk(index=0, text="b", token_ids=(2,)))
     inbox.put(Chunk(index=2, text="c", token_ids=(3, 4)))
     responses = result.read()
-    assert [(each.result.sequence_index, each.result.text, each.result.output_token_ids) for each in responses] == [
+    assert [
+        (answer.result.sequence_index, answer.result.text, answer.result.output_token_ids) for answer in responses
+    ] == [
         (0, "b", [[2]]),
         (2, "ac", [[1, 3, 4]]),
     ]
@@ -85,17 +89,17 @@ def test_outputs_of_a_complete_result_are_in_order() -> None:
     inbox.put(Chunk(index=0, text="a", finish_reason=FinishReason.LENGTH))
     inbox.end(Ending(USAGE), [Chunk(index=1, text="b", finish_reason=FinishReason.TIME_LIMIT)])
     responses = result.read()
-    assert [each.result.is_final for each in responses] == [False, True]
-    assert [each.result.finish_reasons for each in responses] == [["length"], ["timeout"]]
+    assert [answer.result.is_final for answer in responses] == [False, True]
+    assert [answer.result.finish_reasons for answer in responses] == [["length"], ["timeout"]]
 
 
 def test_an_ending_without_chunks_is_a_final_response() -> None:
     result, inbox, _ = make(n=2)
     for index in range(2):
         inbox.put(Chunk(index=index, finish_reason=FinishReason.EOS))
-    assert [each.result.is_final for each in result.read()] == [False, False]
+    assert [answer.result.is_final for answer in result.read()] == [False, False]
     inbox.end(Ending(unfinished="cancelled"))
-    assert [each.result.is_final for each in result.read()] == [True]
+    assert [answer.result.is_final for answer in result.read()] == [True]
     assert [output.finish_reason for output in result.outputs] == ["stop", "stop"]
 
 
@@ -103,7 +107,7 @@ def test_a_request_ended_by_this_side_is_cancelled() -> None:
     result, inbox, _ = make(n=2)
     inbox.put(Chunk(index=1, text="b", finish_reason=FinishReason.EOS))
     inbox.end(Ending(unfinished="cancelled"))
-    assert [each.result.finish_reasons for each in result.read()] == [["cancelled"], ["stop"]]
+    assert [answer.result.finish_reasons for answer in result.read()] == [["cancelled"], ["stop"]]
 
 
 def test_tokens_before_an_error_are_returned() -> None:
@@ -156,10 +160,10 @@ def test_any_sequence_of_reads_yields_the_same_output(events, returns_all) -> No
 
     def read() -> None:
         for response in result.read():
-            found = response.result
-            index = found.sequence_index
-            texts[index] = found.text if returns_all else texts[index] + found.text
-            ids[index] = found.output_token_ids[0] if returns_all else ids[index] + found.output_token_ids[0]
+            partial = response.result
+            index = partial.sequence_index
+            texts[index] = partial.text if returns_all else texts[index] + partial.text
+            ids[index] = partial.output_token_ids[0] if returns_all else ids[index] + partial.output_token_ids[0]
 
     for index, text, tokens, reads in events:
         expected_texts[index] += text

@@ -27,11 +27,11 @@ def folder(tmp_path) -> Path:
 
 
 def loads(script) -> list:
-    return [each for each in script.seen if isinstance(each, admin_pb2.LoadPromptAdapterRequest)]
+    return [request for request in script.seen if isinstance(request, admin_pb2.LoadPromptAdapterRequest)]
 
 
 def requested_ids(script) -> list[str]:
-    return [each.spec.prompt_adapter_id for each in script.seen if hasattr(each, "spec")]
+    return [request.spec.prompt_adapter_id for request in script.seen if hasattr(request, "spec")]
 
 
 def test_an_adapter_without_a_path_is_not_loaded(executor, script) -> None:
@@ -57,11 +57,14 @@ def test_with_a_shared_server_a_path_is_on_the_routers_machines(executor, script
 
 
 def test_together_with_a_lora_adapter_of_the_same_name(local, script, folder) -> None:
-    both = {"lora_request": LoRARequest("a", 1, folder), "prompt_adapter_request": PromptAdapterRequest("a", 1, folder)}
-    local.generate("x", **both)
+    adapters = {
+        "lora_request": LoRARequest("a", 1, folder),
+        "prompt_adapter_request": PromptAdapterRequest("a", 1, folder),
+    }
+    local.generate("x", **adapters)
     script.loras.clear()
     script.prompt_adapters.clear()
-    local.generate("x", **both)
+    local.generate("x", **adapters)
     assert len(loads(script)) == 2
     assert list(script.loras) == list(script.prompt_adapters) == ["a"]
 

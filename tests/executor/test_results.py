@@ -1,4 +1,4 @@
-"""Results as futures, as iterators and as responses, with a fake server."""
+"""Results as futures and as iterators, with a fake server."""
 
 import asyncio
 import gc
@@ -9,9 +9,9 @@ import pytest
 
 from sluice.client import InvalidRequest, NotImplementedByServer, Unavailable
 from sluice.executor import GenerationExecutor, GenerationRequest, RequestError, SamplingParams
+from tests.fakes.breaking_routers import GONE, Plan, run_routers
 from tests.fakes.failures import Failure, bad_request
 from tests.fakes.processes import wait_until
-from tests.fakes.storyteller import GONE, Plan, tell_all
 
 LIMIT = 60
 
@@ -37,11 +37,11 @@ def test_complete_result(executor, script) -> None:
 def test_stream(executor) -> None:
     texts, ids = [], []
     result = executor.generate_async("x", streaming=True)
-    for each in result:
-        assert each is result
-        texts.append(each.outputs[0].text_diff)
-        ids += each.outputs[0].token_ids_diff
-        assert each.outputs[0].text == "".join(texts)
+    for partial in result:
+        assert partial is result
+        texts.append(partial.outputs[0].text_diff)
+        ids += partial.outputs[0].token_ids_diff
+        assert partial.outputs[0].text == "".join(texts)
     assert "".join(texts) == "Hello, world"
     assert ids == result.outputs[0].token_ids == [0, 1, 2]
     assert (result.done, result.outputs[0].finish_reason, result.usage.completion_tokens) == (True, "length", 3)
@@ -49,11 +49,11 @@ def test_stream(executor) -> None:
 
 
 async def test_in_an_event_loop(executor) -> None:
-    texts = [each.outputs[0].text_diff async for each in executor.generate_async("x", streaming=True)]
+    texts = [partial.outputs[0].text_diff async for partial in executor.generate_async("x", streaming=True)]
     assert "".join(texts) == "Hello, world"
     first, second = await asyncio.gather(executor.generate_async("x"), executor.generate_async("x").aresult())
     assert first.outputs == second.outputs
-    assert [each async for each in first] == []
+    assert [partial async for partial in first] == []
 
 
 async def test_an_await_can_be_cancelled(executor, script) -> None:
@@ -144,71 +144,7 @@ async def test_a_broken_stream_keeps_the_tokens_so_far(executor, script) -> None
     assert caught.value.retryable
     assert "Hello, world".startswith(result.outputs[0].text)
     with pytest.raises(RequestError, match="engine lost"):
-        _ = [each async for each in executor.generate_async("x", streaming=True)]
-
-
-async def test_iteration_raises_an_error_that_another_reader_has_read(executor, script) -> None:
-    script.failure = Failure(grpc.StatusCode.INTERNAL, "boom")
-    first, second = (executor.generate_async("x", streaming=True) for _ in range(2))
-    for result in (first, second):
-        (response,) = executor.await_responses(result.request_id, LIMIT)
-        assert response.has_error()
-    with pytest.raises(RequestError, match="boom"):
-        next(first)
-    assert list(first) == []
-    with pytest.raises(RequestError, match="boom"):
-        await anext(second)
-    assert [each async for each in second] == []
-
-
-def test_responses_of_any_request(executor) -> None:
-    ids = [executor.generate_async("x", streaming=streaming, client_id=9).request_id for streaming in (False, True)]
-    texts, final = dict.fromkeys(ids, ""), set()
-    while len(final) < 2:
-        for response in executor.await_responses(timeout=LIMIT):
-            assert not response.has_error()
-            assert (response.error_msg, response.client_id, response.result.sequence_index) == ("", 9, 0)
-            assert response.result.is_final == response.result.is_sequence_final
-            texts[response.request_id] += response.result.text
-            if response.result.is_final:
-                final.add(response.request_id)
-    assert set(texts.values()) == {"Hello, world"}
-    assert executor.await_responses(timeout=0) == []
-    for request_id in ids:
-        with pytest.raises(ValueError, match=f"no request {request_id}"):
-            executor.await_responses(request_id)
-
-
-def test_responses_of_chosen_requests(executor, script) -> None:
-    first, second = executor.generate_async("x"), executor.generate_async("x")
-    ((response,),) = executor.await_responses([second.request_id], timeout=LIMIT)
-    assert (response.request_id, response.result.finish_reasons) == (second.request_id, ["stop"])
-    assert (second.done, second.outputs[0].text, first.done) == (True, "Hello, world", False)
-    assert [each.result.output_token_ids for each in executor.await_responses(first.request_id)] == [[[0, 1, 2]]]
-    script.hangs = True
-    third = executor.generate_async("x")
-    assert executor.await_responses(third.request_id, timeout=0.05) == []
-
-
-def test_an_error_is_a_response(executor, script) -> None:
-    script.failure = bad_request("spec.text", "is bad")
-    request_id = executor.generate_async("x").request_id
-    (response,) = executor.await_responses(request_id, LIMIT)
-    assert response.has_error()
-    assert response.result is None
-    assert "spec.text" in response.error_msg
-
-
-@pytest.mark.parametrize("returns_all", [False, True])
-def test_all_or_new_tokens_per_response(executor, returns_all) -> None:
-    request = GenerationRequest("x", streaming=True, return_all_generated_tokens=returns_all)
-    result = executor.submit(request)
-    seen: list[int] = []
-    while not result.done:
-        for response in executor.await_responses(result.request_id, LIMIT):
-            (ids,) = response.result.output_token_ids
-            seen = ids if returns_all else seen + ids
-    assert seen == [0, 1, 2]
+        _ = [partial async for partial in executor.generate_async("x", streaming=True)]
 
 
 def test_token_ids_of_a_prompt(executor, script) -> None:
@@ -231,7 +167,9 @@ def test_several_threads(executor) -> None:
     def work() -> None:
         for _ in range(10):
             texts.append(executor.generate("x", use_tqdm=False).outputs[0].text)
-            texts.extend(each.outputs[0].text for each in [executor.generate_async("x", streaming=True).result(LIMIT)])
+            texts.extend(
+                partial.outputs[0].text for partial in [executor.generate_async("x", streaming=True).result(LIMIT)]
+            )
 
     threads = [threading.Thread(target=work) for _ in range(4)]
     for thread in threads:
@@ -244,10 +182,10 @@ def test_several_threads(executor) -> None:
 def test_two_readers_of_a_result(executor) -> None:
     for _ in range(20):
         result = executor.generate_async("x", streaming=True)
-        other = threading.Thread(target=result.result)
-        other.start()
+        reader = threading.Thread(target=result.result)
+        reader.start()
         result.result(LIMIT)
-        other.join()
+        reader.join()
         assert result.outputs[0].text == "Hello, world"
 
 
@@ -299,14 +237,14 @@ def test_an_event_loop_may_close_while_it_waits(executor, script) -> None:
 
 def test_streams_resume_at_the_next_router() -> None:
     plan = Plan()
-    with tell_all(2, plan) as addresses:
+    with run_routers(2, plan) as addresses:
         options = {"iter_stats_max_iterations": 0, "tenant": "acme"}
         with GenerationExecutor.connect(addresses, **options) as executor:
             params = SamplingParams(max_tokens=8, n=2, logprobs=0)
-            calm = executor.generate_async("x", params, streaming=True).result(LIMIT)
+            expected = executor.generate_async("x", params, streaming=True).result(LIMIT)
             plan.breaks.append((4, GONE))
             broken = executor.generate_async("x", params, streaming=True).result(LIMIT)
-    assert [(each.text, each.token_ids, each.cumulative_logprob) for each in broken.outputs] == [
-        (each.text, each.token_ids, each.cumulative_logprob) for each in calm.outputs
+    assert [(output.text, output.token_ids, output.cumulative_logprob) for output in broken.outputs] == [
+        (output.text, output.token_ids, output.cumulative_logprob) for output in expected.outputs
     ]
     assert (len(plan.seen), plan.metadata[-1]["x-sluice-tenant"]) == (3, "acme")

@@ -6,11 +6,7 @@ from dataclasses import fields
 import pytest
 
 from sluice.client.requests import build_spec
-from sluice.executor import (
-    AdditionalModelOutput,
-    GuidedDecodingParams,
-    SamplingParams,
-)
+from sluice.executor import AdditionalModelOutput, GuidedDecodingParams, SamplingParams
 from sluice.v1 import generation_pb2 as pb
 
 SAMPLING = {
@@ -56,7 +52,7 @@ def spec(params: SamplingParams) -> pb.GenerationSpec:
     return build_spec("x", params.options())
 
 
-@pytest.mark.parametrize("name", [each.name for each in fields(SamplingParams)])
+@pytest.mark.parametrize("name", [field.name for field in fields(SamplingParams)])
 def test_no_sampling_parameter_is_dropped(name) -> None:
     if name in ("length_penalty", "early_stopping", "beam_search_diversity_rate"):
         plain = SamplingParams(use_beam_search=True, n=2)
@@ -67,7 +63,7 @@ def test_no_sampling_parameter_is_dropped(name) -> None:
 
 
 def test_sampling_parameters_set_their_fields() -> None:
-    found = spec(
+    message = spec(
         SamplingParams(
             max_tokens=9,
             stop=["a", "b"],
@@ -83,23 +79,23 @@ def test_sampling_parameters_set_their_fields() -> None:
             guided_decoding=GuidedDecodingParams(json={"type": "object"}),
         )
     )
-    assert found.stopping.max_tokens == 9
-    assert list(found.stopping.stop) == ["a", "b"]
-    assert list(found.stopping.stop_token_ids) == [7]
-    assert found.stopping.include_stop_in_output
-    assert list(found.sampling.bad_words) == ["no"]
-    assert dict(found.sampling.logit_bias) == {3: -1.5}
+    assert message.stopping.max_tokens == 9
+    assert list(message.stopping.stop) == ["a", "b"]
+    assert list(message.stopping.stop_token_ids) == [7]
+    assert message.stopping.include_stop_in_output
+    assert list(message.sampling.bad_words) == ["no"]
+    assert dict(message.sampling.logit_bias) == {3: -1.5}
     for name in ("temperature", "top_k", "seed"):
-        assert found.sampling.HasField(name), name
-    assert not found.sampling.HasField("top_p")
-    assert found.output.HasField("logprobs")
-    assert found.output.skip_special_tokens is False
-    assert json.loads(found.guided.json_schema) == {"type": "object"}
+        assert message.sampling.HasField(name), name
+    assert not message.sampling.HasField("top_p")
+    assert message.output.HasField("logprobs")
+    assert message.output.skip_special_tokens is False
+    assert json.loads(message.guided.json_schema) == {"type": "object"}
 
 
 def test_guided_choice() -> None:
-    found = spec(SamplingParams(guided_decoding=GuidedDecodingParams(choice=["yes", "no"])))
-    assert list(found.guided.choice.choices) == ["yes", "no"]
+    message = spec(SamplingParams(guided_decoding=GuidedDecodingParams(choice=["yes", "no"])))
+    assert list(message.guided.choice.choices) == ["yes", "no"]
 
 
 def test_default_max_tokens() -> None:
@@ -108,7 +104,7 @@ def test_default_max_tokens() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "ignore_eos", "stops"),
+    ("options", "ignore_eos", "stops"),
     [
         ({}, False, []),
         ({"end_id": 5}, True, [5]),
@@ -117,9 +113,9 @@ def test_default_max_tokens() -> None:
         ({"end_id": 5, "ignore_eos": True, "stop_token_ids": [9]}, True, [9]),
     ],
 )
-def test_end_id_replaces_eos(given, ignore_eos, stops) -> None:
-    found = spec(SamplingParams(**given)).stopping
-    assert (found.ignore_eos, list(found.stop_token_ids)) == (ignore_eos, stops)
+def test_end_id_replaces_eos(options, ignore_eos, stops) -> None:
+    stopping = spec(SamplingParams(**options)).stopping
+    assert (stopping.ignore_eos, list(stopping.stop_token_ids)) == (ignore_eos, stops)
 
 
 def test_beams_and_best_of() -> None:
@@ -137,10 +133,10 @@ def test_beams_and_best_of() -> None:
     assert (best.n, best.best_of, best.sampling.HasField("beam_search")) == (2, 4, False)
 
 
-@pytest.mark.parametrize("given", [{"n": 3, "best_of": 2}, {"length_penalty": 1.0}, {"early_stopping": True}])
-def test_contradictory_options(given) -> None:
-    with pytest.raises(ValueError, match=next(reversed(given))):
-        SamplingParams(**given)
+@pytest.mark.parametrize("options", [{"n": 3, "best_of": 2}, {"length_penalty": 1.0}, {"early_stopping": True}])
+def test_contradictory_options(options) -> None:
+    with pytest.raises(ValueError, match=next(reversed(options))):
+        SamplingParams(**options)
 
 
 @pytest.mark.parametrize("guides", [{}, {"regex": "a", "grammar": "b"}])

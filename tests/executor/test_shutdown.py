@@ -95,7 +95,7 @@ def test_responses_are_read_while_shutdown_waits(address, script) -> None:
     release(script)
     final = set()
     while len(final) < len(results):
-        final |= {each.request_id for each in executor.await_responses(timeout=LIMIT) if each.result.is_final}
+        final |= {answer.request_id for answer in executor.await_responses(timeout=LIMIT) if answer.result.is_final}
     stopping.join(LIMIT)
     assert final == {result.request_id for result in results}
 

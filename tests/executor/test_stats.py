@@ -15,8 +15,8 @@ from sluice.v1 import admin_pb2 as pb
 from tests.fakes.failures import Failure
 
 
-def step(number: int, **given) -> pb.EngineStats:
-    return pb.EngineStats(engine_id="engine-0", iteration=number, **given)
+def step(number: int, **counters) -> pb.EngineStats:
+    return pb.EngineStats(engine_id="engine-0", iteration=number, **counters)
 
 
 def test_steps(address, script) -> None:
@@ -49,9 +49,9 @@ def test_steps(address, script) -> None:
     )
     script.steps = [pb.StreamStepsResponse(steps=[full])]
     with GenerationExecutor.connect(address) as executor:
-        (found,) = executor.get_latest_iteration_stats(timeout=60)
+        (stats,) = executor.get_latest_iteration_stats(timeout=60)
         assert executor.get_latest_iteration_stats() == []
-    assert json.loads(found.to_json_str()) == {
+    assert json.loads(stats.to_json_str()) == {
         "engine_id": "engine-0",
         "iter": 7,
         "timestamp": 100.5,
@@ -97,7 +97,7 @@ def test_requests(address, script) -> None:
     with GenerationExecutor.connect(address, iter_stats_max_iterations=0) as executor:
         executor.generate("x")
         wire_id = script.seen[-1].spec.request_id
-    stats = pb.RequestStats(
+    other_stats = pb.RequestStats(
         engine_id="engine-0",
         request_id="other",
         stage=pb.REQUEST_STAGE_ENDED,
@@ -117,9 +117,9 @@ def test_requests(address, script) -> None:
         first_iteration=13,
         iteration=14,
     )
-    ours = pb.RequestStats(request_id=wire_id, stage=99)
+    own_stats = pb.RequestStats(request_id=wire_id, stage=99)
     outdated = pb.RequestStats(request_id=wire_id, stage=pb.REQUEST_STAGE_QUEUED)
-    script.steps = [pb.StreamStepsResponse(requests=[outdated, stats, ours])]
+    script.steps = [pb.StreamStepsResponse(requests=[outdated, other_stats, own_stats])]
     with GenerationExecutor.connect(address) as executor:
         executor._submissions._prefix = wire_id.rpartition("-")[0]
         first, second = executor.get_latest_request_stats(timeout=60)
@@ -173,13 +173,13 @@ def test_a_broken_stream_is_reopened(address, script) -> None:
     script.failure = Failure(grpc.StatusCode.UNAVAILABLE, "draining")
     with GenerationExecutor.connect(address) as executor:
         script.steps, script.failure = [pb.StreamStepsResponse(steps=[step(1)])], None
-        assert [each.iter for each in executor.get_latest_iteration_stats(timeout=60)] == [1]
+        assert [stats.iter for stats in executor.get_latest_iteration_stats(timeout=60)] == [1]
 
 
 def test_only_the_newest_statistics_are_kept() -> None:
     log = StepsLog(3)
     requests = [pb.RequestStats(request_id=str(i)) for i in (0, 1, 2, 3, 1)]
     log.put(pb.StreamStepsResponse(steps=[step(i) for i in range(5)], requests=requests))
-    assert [each.iteration for each in log.take_steps(0)] == [2, 3, 4]
-    assert [each.request_id for each in log.take_requests(0)] == ["2", "3", "1"]
+    assert [entry.iteration for entry in log.take_steps(0)] == [2, 3, 4]
+    assert [entry.request_id for entry in log.take_requests(0)] == ["2", "3", "1"]
     assert log.take_steps(0) == log.take_requests(0) == []

@@ -52,7 +52,7 @@ def test_an_abort_after_the_response_has_no_effect(address, monkeypatch):
         (call,) = session._calls.values()
         num_tasks = len(session._background)
         result.abort()
-        # The event loop starts the abort before it runs this call, and has ended it once its task is gone.
+        # The event loop starts the abort before it runs this call. The abort has ended once its task is removed.
         session.run(lambda _: asyncio.sleep(0))
         assert wait_until(lambda: len(session._background) == num_tasks)
         session._loop.call_soon_threadsafe(call.stats.put, ENDED)

@@ -21,16 +21,16 @@ LONG = 3600
 
 def run_in_thread(call) -> "list[BaseException | object]":
     """Run `call` in a thread. The returned list gets its result or its RuntimeError."""
-    ended: list[BaseException | object] = []
+    outcome: list[BaseException | object] = []
 
     def work() -> None:
         try:
-            ended.append(call())
+            outcome.append(call())
         except RuntimeError as error:
-            ended.append(error)
+            outcome.append(error)
 
     threading.Thread(target=work, daemon=True).start()
-    return ended
+    return outcome
 
 
 @pytest.mark.parametrize("timeout", [None, LONG])
@@ -109,8 +109,12 @@ def test_the_allotted_time_includes_the_wait_for_others(address, script) -> None
         script.hangs = False
         first.abort()
         assert second.result(LIMIT).outputs[0].finish_reason == "stop"
-    (sent,) = [each.spec.time_limit for each in script.seen if getattr(each, "spec", None) and each.spec.text == "y"]
-    assert LONG - LIMIT < sent.ToTimedelta().total_seconds() < LONG - 0.1
+    (time_limit,) = [
+        request.spec.time_limit
+        for request in script.seen
+        if getattr(request, "spec", None) and request.spec.text == "y"
+    ]
+    assert LONG - LIMIT < time_limit.ToTimedelta().total_seconds() < LONG - 0.1
 
 
 def test_the_allotted_time_includes_retries_at_an_overloaded_server(executor, script) -> None:

@@ -87,7 +87,7 @@ class FakePeer:
     def after_read(self) -> None:
         """Called each time the inbox was read."""
 
-    async def tell(self) -> None:
+    async def report_state(self) -> None:
         """Send heartbeats and wait until all routers have handled them, so that they know this peer's current state."""
         while not self._beat():
             await asyncio.sleep(0.001)

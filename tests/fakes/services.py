@@ -5,7 +5,7 @@ FOLDER/<id>.ended when it ends. FOLDER/<id>.do, read at each start, may contain 
 
 - "die": end with code 3 after a traceback
 - "refuse": exit with the reason why it cannot start
-- "deaf": on SIGTERM, only create FOLDER/<id>.told
+- "deaf": on SIGTERM, only create FOLDER/<id>.signalled
 - "hang": never become ready
 - "silent", for a router: never finish a request
 """
@@ -40,7 +40,9 @@ def main() -> None:
     order_file = folder / f"{name}.do"
     order = order_file.read_text() if order_file.exists() else ""
     stopped = Stopped()
-    signal.signal(signal.SIGTERM, lambda *_: (folder / f"{name}.told").touch() if order == "deaf" else stopped.set())
+    signal.signal(
+        signal.SIGTERM, lambda *_: (folder / f"{name}.signalled").touch() if order == "deaf" else stopped.set()
+    )
     note = folder / f"{name}.note"
     note.write_text(json.dumps({"module": module, "flags": flags, "pid": os.getpid()}))
     # Renamed when complete, because tests poll for it. A test that has read it may send signals.

@@ -21,5 +21,5 @@ def router(script: Script) -> Iterator[str]:
 
 @pytest.fixture
 async def gateway(router):
-    async with running(router) as found:
-        yield found
+    async with running(router) as running_gateway:
+        yield running_gateway

@@ -31,14 +31,14 @@ pytestmark = pytest.mark.process
 class Process:
     def __init__(self, *arguments: str) -> None:
         command = [sys.executable, "-m", "gateway", *arguments]
-        self.own = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+        self.popen = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
         self.lines: list[dict] = []
         self.text = ""
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
     def _read(self) -> None:
-        for line in self.own.stderr:
+        for line in self.popen.stderr:
             self.text += line
             # gRPC's own library writes plain lines.
             if line.startswith("{"):
@@ -46,21 +46,21 @@ class Process:
 
     def line(self, event: str) -> dict:
         """The first log line with this event. Waits for it."""
-        found: list[dict] = []
+        lines: list[dict] = []
 
-        def has_come() -> bool:
+        def line_or_end() -> bool:
             # Check in this order, so that a line written just before the end is not missed.
-            over = not self._reader.is_alive()
-            found[:] = [line for line in list(self.lines) if line["event"] == event]
-            return bool(found) or over
+            ended = not self._reader.is_alive()
+            lines[:] = [line for line in list(self.lines) if line["event"] == event]
+            return bool(lines) or ended
 
-        assert wait_until(has_come), (event, self.text)
-        assert found, (event, self.text)
-        return found[0]
+        assert wait_until(line_or_end), (event, self.text)
+        assert lines, (event, self.text)
+        return lines[0]
 
     def end(self, number: int = signal.SIGTERM) -> int:
-        self.own.send_signal(number)
-        status = self.own.wait(LIMIT)
+        self.popen.send_signal(number)
+        status = self.popen.wait(LIMIT)
         self._reader.join(LIMIT)
         return status
 
@@ -74,9 +74,9 @@ def start():
         return started[-1]
 
     yield run
-    for each in started:
-        each.own.kill()
-        each.own.wait()
+    for process in started:
+        process.popen.kill()
+        process.popen.wait()
 
 
 def probe(port: int, path: str) -> tuple[int, str]:
@@ -105,11 +105,11 @@ def test_from_start_to_end(start, router, script):
     with httpx.stream("POST", f"{url}/v1/completions", json=body | {"stream": True}, timeout=LIMIT) as answer:
         lines = answer.iter_lines()
         assert next(lines).startswith("data: ")
-        process.own.send_signal(signal.SIGTERM)
+        process.popen.send_signal(signal.SIGTERM)
         assert wait_until(lambda: probe(port, "/readyz") == (503, "it is draining\n"))
         script.hangs = False
         assert list(lines)[-2] == "data: [DONE]"
-    assert process.own.wait(LIMIT) == 0
+    assert process.popen.wait(LIMIT) == 0
     process.line("stopped")
     # A warning of gRPC about an experiment in GRPC_EXPERIMENTS that a new version no longer has.
     assert "Unknown experiment" not in process.text
@@ -119,25 +119,25 @@ def test_tls(start, router, script, tmp_path):
     if shutil.which("openssl") is None:
         pytest.skip("needs openssl")
     authority, metrics = Authority(tmp_path, "authority"), free_ports(1)
-    own = authority.issue("gateway")
-    files = ("--tls-certificate", str(own.certificate), "--tls-key", str(own.key))
+    pair = authority.issue("gateway")
+    files = ("--tls-certificate", str(pair.certificate), "--tls-key", str(pair.key))
     process = start("--routers", router, "--port", "0", "--metrics-port", str(metrics), *files)
     address = process.line("ready")["address"]
     assert wait_until(lambda: probe(metrics, "/readyz")[0] == 200)
     trusting = httpx.Client(verify=ssl.create_default_context(cafile=authority.certificate), timeout=LIMIT)
     with trusting, OpenAI(base_url=f"https://{address}/v1", api_key="none", http_client=trusting) as client:
-        asked = {"model": "tiny", "messages": [{"role": "user", "content": "x"}]}
-        assert client.chat.completions.create(**asked).choices[0].message.content == "Hello, world"
-        chunks = list(client.chat.completions.create(**asked, stream=True))
+        request = {"model": "tiny", "messages": [{"role": "user", "content": "x"}]}
+        assert client.chat.completions.create(**request).choices[0].message.content == "Hello, world"
+        chunks = list(client.chat.completions.create(**request, stream=True))
         assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "Hello, world"
         # As measured by `sluice bench`.
         options = ["--requests", "2", "--tls-ca", str(authority.certificate), "--json", "-"]
-        found = CliRunner().invoke(app, ["bench", f"https://{address}", *options])
-        assert json.loads(found.stdout)["completed"] == 2
+        result = CliRunner().invoke(app, ["bench", f"https://{address}", *options])
+        assert json.loads(result.stdout)["completed"] == 2
         # A disconnect is noticed under TLS, too.
         script.hangs = True
         script.gone.clear()
-        stream = client.chat.completions.create(**asked, stream=True)
+        stream = client.chat.completions.create(**request, stream=True)
         next(stream)
         stream.close()
         assert script.gone.wait(LIMIT)
@@ -155,10 +155,10 @@ def test_streams_that_do_not_end_in_time_are_cut(start, router, script):
     with httpx.stream("POST", f"{url}/v1/completions", json={"prompt": "x", "stream": True}, timeout=LIMIT) as answer:
         lines = answer.iter_lines()
         next(lines)
-        process.own.send_signal(signal.SIGTERM)
+        process.popen.send_signal(signal.SIGTERM)
         with pytest.raises(httpx.RemoteProtocolError):
             list(lines)
-    assert process.own.wait(LIMIT) == 0
+    assert process.popen.wait(LIMIT) == 0
     assert script.gone.wait(LIMIT)
 
 
@@ -191,7 +191,7 @@ def test_it_waits_for_a_router(start, script):
 )
 def test_the_reason_why_it_cannot_start_is_printed(start, arguments, message):
     process = start("--port", "0", *arguments)
-    assert process.own.wait(LIMIT) == 1
+    assert process.popen.wait(LIMIT) == 1
     assert message in process.line("start_failed")["error"]
 
 
@@ -199,7 +199,7 @@ def test_a_port_in_use(start, router):
     first = start("--routers", router, "--port", "0")
     port = first.line("ready")["address"].rpartition(":")[2]
     second = start("--routers", router, "--port", port)
-    assert second.own.wait(LIMIT) == 1
+    assert second.popen.wait(LIMIT) == 1
     assert f"port {port}" in second.line("start_failed")["error"]
 
 

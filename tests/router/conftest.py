@@ -51,7 +51,7 @@ class Client:
     async def until(condition, seconds: float = 60.0) -> None:
         deadline = time.monotonic() + seconds
         while not condition():
-            assert time.monotonic() < deadline, "it did not happen in time"
+            assert time.monotonic() < deadline, f"the condition was still false after {seconds} s"
             await asyncio.sleep(0.005)
 
     def lines(self, event: str = "request_ended") -> list[dict[str, Any]]:
@@ -116,11 +116,11 @@ async def start(ring, folder, checkpoint):
             } | settings
             logs: list[dict[str, Any]] = []
 
-            def keep(_, __, event):
+            def record(_, __, event):
                 logs.append(event)
                 raise structlog.DropEvent
 
-            logger = structlog.wrap_logger(None, processors=[structlog.processors.format_exc_info, keep])
+            logger = structlog.wrap_logger(None, processors=[structlog.processors.format_exc_info, record])
             router = RouterApp(RouterSettings(**settings), checkpoint, logger)
             await router.start()
             ring.inboxes.append(router.ring.inbox)
@@ -170,17 +170,17 @@ class Details:
         self.code = error.code()
         metadata = dict(error.trailing_metadata() or ())
         status = status_pb2.Status.FromString(metadata["grpc-status-details-bin"])
-        found = {detail.TypeName(): detail for detail in status.details}
-        self.info = self._unpack(found, error_details_pb2.ErrorInfo)
-        self.bad = self._unpack(found, error_details_pb2.BadRequest)
-        self.retry = self._unpack(found, error_details_pb2.RetryInfo)
+        details = {detail.TypeName(): detail for detail in status.details}
+        self.info = self._unpack(details, error_details_pb2.ErrorInfo)
+        self.bad = self._unpack(details, error_details_pb2.BadRequest)
+        self.retry = self._unpack(details, error_details_pb2.RetryInfo)
 
     @property
     def fields(self) -> list[str]:
         return [violation.field for violation in self.bad.field_violations] if self.bad else []
 
-    def _unpack(self, found, kind):
-        detail = found.get(kind.DESCRIPTOR.full_name)
+    def _unpack(self, details, kind):
+        detail = details.get(kind.DESCRIPTOR.full_name)
         if detail is None:
             return None
         message = kind()

@@ -7,13 +7,13 @@ from google.rpc import error_details_pb2
 
 from router.errors import Reason, RequestError, Violation, Violations
 
-MOST_METADATA = 8192
+MAX_METADATA_BYTES = 8192
 
 
 def info(error: RequestError) -> error_details_pb2.ErrorInfo:
-    found = error_details_pb2.ErrorInfo()
-    assert error.status().details[0].Unpack(found)
-    return found
+    error_info = error_details_pb2.ErrorInfo()
+    assert error.status().details[0].Unpack(error_info)
+    return error_info
 
 
 def test_each_field_has_its_reason():
@@ -36,5 +36,5 @@ def test_other_metadata_is_kept():
 def test_many_violations_fit():
     error = RequestError.invalid([Violation(f"spec.messages[{i}].content", "is bad " * 20) for i in range(1000)])
     status = error.status()
-    assert len(base64.b64encode(status.SerializeToString())) < MOST_METADATA - 1024
+    assert len(base64.b64encode(status.SerializeToString())) < MAX_METADATA_BYTES - 1024
     assert 10 < len(info(error).metadata) < 1000

@@ -19,7 +19,7 @@ BATCH = 50
 SEED = 4
 ENDLESS = ("Watch", "StreamStats", "StreamSteps", "StreamCacheEvents")
 DRAINS = "Drain"
-PATIENCE = 0.05
+ENDLESS_SECONDS = 0.05
 """Seconds after which an endless call is cancelled."""
 ANSWERS = {
     grpc.StatusCode.OK,
@@ -42,18 +42,18 @@ GENERATE = [method for method in METHODS if method.name.startswith("Generate")]
 
 def message(method, chance):
     """A random message, mostly well-formed. Half of the generation requests have a prompt, so other fields matter."""
-    found = GetMessageClass(method.input_type)()
-    fill(found, chance, likely=chance.choice((0.05, 0.3, 0.8)))
+    request = GetMessageClass(method.input_type)()
+    fill(request, chance, likely=chance.choice((0.05, 0.3, 0.8)))
     if method in GENERATE and chance.random() < 0.5:
-        found.spec.text = "def f(x):"
-        found.spec.ClearField("model")
-    data = found.SerializeToString()
+        request.spec.text = "def f(x):"
+        request.spec.ClearField("model")
+    data = request.SerializeToString()
     return mutate(data, chance) if chance.random() < 0.6 else data
 
 
 async def send(channel, method, data):
     path = f"/{method.containing_service.full_name}/{method.name}"
-    seconds = PATIENCE if method.name in ENDLESS else 60
+    seconds = ENDLESS_SECONDS if method.name in ENDLESS else 60
     if not method.server_streaming:
         call = channel.unary_unary(path)(data, timeout=seconds)
         await asyncio.wait({asyncio.ensure_future(call.code())})
@@ -73,19 +73,19 @@ async def test_random_messages_do_not_affect_other_streams(client):
     chance = random.Random(SEED)
 
     async def undisturbed(number):
-        spec = text_spec(request_id=f"beside-{number}")
+        spec = text_spec(request_id=f"undisturbed-{number}")
         return "".join(event.delta.text for event in await client.events(spec))
 
-    alone = await undisturbed(0)
-    asked = 0
-    while asked < MESSAGES:
+    undisturbed_text = await undisturbed(0)
+    sent = 0
+    while sent < MESSAGES:
         methods = [chance.choice(GENERATE if chance.random() < 0.5 else METHODS) for _ in range(BATCH)]
         calls = [send(client.channel, method, message(method, chance)) for method in methods]
-        beside = asyncio.gather(*(undisturbed(asked + i) for i in range(2)))
+        undisturbed_texts = asyncio.gather(*(undisturbed(sent + i) for i in range(2)))
         for method, code in zip(methods, await asyncio.gather(*calls), strict=True):
             assert code in ANSWERS, f"{method.full_name} {code}"
-        assert await beside == [alone, alone]
-        asked += BATCH
+        assert await undisturbed_texts == [undisturbed_text, undisturbed_text]
+        sent += BATCH
     assert not client.lines("call_failed")
     router = client.router
     await client.until(lambda: not router.ring.requests.open and not router.ring.requests.on_ring)

@@ -41,25 +41,30 @@ def scrape(router: RouterApp) -> Scrape:
 
 
 async def test_requests_and_tokens_by_outcome(client, ring):
-    before = scrape(client.router)
-    assert before("requests_open") == before("queue_seconds_count") == 0
-    assert before("peers_usable", kind="engine") == before("peers_usable", kind="detokenizer") == 1
+    scrape_before = scrape(client.router)
+    assert scrape_before("requests_open") == scrape_before("queue_seconds_count") == 0
+    assert scrape_before("peers_usable", kind="engine") == scrape_before("peers_usable", kind="detokenizer") == 1
     await client.events(text_spec(request_id="a"))
     await client.generate(text_spec(n=2))
     await refused(client.generate(text_spec(n=1000)))
     await client.until(lambda: not client.router.ring.requests.open)
-    found = scrape(client.router)
-    assert found("requests_total", outcome="LENGTH", status="OK") == 2
-    assert found("requests_total", outcome="INVALID_ARGUMENT", status="INVALID_ARGUMENT") == 1
-    assert found("completion_tokens_total") == 3 * TOKENS
+    scrape_after = scrape(client.router)
+    assert scrape_after("requests_total", outcome="LENGTH", status="OK") == 2
+    assert scrape_after("requests_total", outcome="INVALID_ARGUMENT", status="INVALID_ARGUMENT") == 1
+    assert scrape_after("completion_tokens_total") == 3 * TOKENS
     prompts = sum(len(call.submit.prompt) for call in ring.calls)
-    assert found("prompt_tokens_total") == prompts
-    assert found("cached_tokens_total") == sum(len(call.submit.prompt) // 2 for call in ring.calls)
-    assert found("first_token_seconds_count") == found("request_seconds_count") == found("queue_seconds_count") == 2
+    assert scrape_after("prompt_tokens_total") == prompts
+    assert scrape_after("cached_tokens_total") == sum(len(call.submit.prompt) // 2 for call in ring.calls)
+    assert (
+        scrape_after("first_token_seconds_count")
+        == scrape_after("request_seconds_count")
+        == scrape_after("queue_seconds_count")
+        == 2
+    )
     # The first token of each of the three sequences has no predecessor.
-    assert found("inter_token_seconds_count") == 3 * (TOKENS - 1)
-    assert found("inter_token_seconds_bucket", le="+Inf") == found("inter_token_seconds_count")
-    assert found("requests_on_ring") == found("permits") == 0
+    assert scrape_after("inter_token_seconds_count") == 3 * (TOKENS - 1)
+    assert scrape_after("inter_token_seconds_bucket", le="+Inf") == scrape_after("inter_token_seconds_count")
+    assert scrape_after("requests_on_ring") == scrape_after("permits") == 0
 
 
 async def test_lost_steps_and_subscribers_are_counted(client, ring):

@@ -151,18 +151,18 @@ async def pushback(code: ErrorCode, previous: str = "") -> int | None:
     call = Retried(previous)
     with pytest.raises(grpc.aio.AbortError):
         await abort(call, RequestError(code, "no"))
-    found = call.trailers.get("grpc-retry-pushback-ms")
-    return None if found is None else int(found)
+    milliseconds = call.trailers.get("grpc-retry-pushback-ms")
+    return None if milliseconds is None else int(milliseconds)
 
 
 @pytest.mark.parametrize("code", list(ErrorCode))
 async def test_the_pushback_of_each_error_agrees_with_its_retry_info(code):
-    found = await pushback(code)
+    milliseconds = await pushback(code)
     if code.retry_after is not None:
-        assert 1000 * code.retry_after <= found <= 2000 * code.retry_after
+        assert 1000 * code.retry_after <= milliseconds <= 2000 * code.retry_after
     else:
         # A status that no policy retries must not count towards the channel's retry throttling.
-        assert found == (-1 if code.status in ("RESOURCE_EXHAUSTED", "UNAVAILABLE") else None)
+        assert milliseconds == (-1 if code.status in ("RESOURCE_EXHAUSTED", "UNAVAILABLE") else None)
 
 
 async def test_the_pushback_grows_with_each_attempt_and_is_random():

@@ -19,7 +19,7 @@ def port() -> int:
     return free_ports(1)
 
 
-def get(port: int, path: str) -> tuple[int, str]:
+def fetch(port: int, path: str) -> tuple[int, str]:
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=30) as answer:
             return answer.status, answer.read().decode()
@@ -27,13 +27,13 @@ def get(port: int, path: str) -> tuple[int, str]:
         return error.code, error.read().decode()
 
 
-async def ask(port: int, path: str) -> tuple[int, str]:
-    return await asyncio.to_thread(get, port, path)
+async def probe(port: int, path: str) -> tuple[int, str]:
+    return await asyncio.to_thread(fetch, port, path)
 
 
-async def becomes(answer: tuple[int, str], port: int, path: str) -> None:
+async def until_probe_is(answer: tuple[int, str], port: int, path: str) -> None:
     async with asyncio.timeout(60):
-        while await ask(port, path) != answer:
+        while await probe(port, path) != answer:
             await asyncio.sleep(0.02)
 
 
@@ -46,22 +46,22 @@ async def test_a_router_is_ready_while_both_kinds_of_peers_accept_work(ring, sta
         peer_timeout=1.0,
         ready_grace=0.0,
     )
-    assert await ask(port, "/livez") == OK
-    assert await ask(port, "/readyz") == (503, "no engine and no detokenizer takes work\n")
+    assert await probe(port, "/livez") == OK
+    assert await probe(port, "/readyz") == (503, "no engine and no detokenizer takes work\n")
     engine = ring.add_engine("engine")
     await client.until(lambda: client.router.ring.membership.engines.usable)
-    assert await ask(port, "/readyz") == (503, "no detokenizer takes work\n")
+    assert await probe(port, "/readyz") == (503, "no detokenizer takes work\n")
     ring.add_detokenizer("detok")
     await client.until_serving()
-    assert await ask(port, "/readyz") == OK
+    assert await probe(port, "/readyz") == OK
     engine.beating = False
     await client.until(lambda: not client.router.ring.membership.engines.usable)
-    assert await ask(port, "/readyz") == (503, "no engine takes work\n")
+    assert await probe(port, "/readyz") == (503, "no engine takes work\n")
     engine.beating = True
     await client.until_serving()
     await client.admin.Drain(admin_pb2.DrainRequest())
-    assert await ask(port, "/readyz") == (503, "it is draining\n")
-    assert await ask(port, "/livez") == OK
+    assert await probe(port, "/readyz") == (503, "it is draining\n")
+    assert await probe(port, "/livez") == OK
 
 
 @pytest.mark.slow
@@ -70,17 +70,17 @@ async def test_a_blocked_event_loop_is_reported_by_another_thread(ring, start, p
     ring.add_detokenizer()
     await start(metrics_port=port, ready_stall=1.0, live_stall=2.0)
     for path in ("/readyz", "/livez"):
-        await becomes(OK, port, path)
+        await until_probe_is(OK, port, path)
 
-    def get_later(path: str) -> tuple[int, str]:
+    def fetch_later(path: str) -> tuple[int, str]:
         time.sleep(3)
-        return get(port, path)
+        return fetch(port, path)
 
     with ThreadPoolExecutor(2) as threads:
         # Leaving the block waits for the responses and thus blocks the event loop.
-        asked = [threads.submit(get_later, path) for path in ("/readyz", "/livez")]
-    (ready, why), (live, _) = [answer.result() for answer in asked]
+        probes = [threads.submit(fetch_later, path) for path in ("/readyz", "/livez")]
+    (ready, why), (live, _) = [future.result() for future in probes]
     assert (ready, live) == (503, 503)
     assert why.startswith("the loop has not turned for ")
     for path in ("/readyz", "/livez"):
-        await becomes(OK, port, path)
+        await until_probe_is(OK, port, path)

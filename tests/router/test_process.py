@@ -46,7 +46,7 @@ def test_it_listens_and_ends_on_a_signal(folder, number):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "named"),
+    ("arguments", "quoted"),
     [
         (("--engines", "nonsense"), "nonsense"),
         (("--model", "/no/such/folder"), "/no/such/folder"),
@@ -60,12 +60,12 @@ def test_it_listens_and_ends_on_a_signal(folder, number):
         (("--auth", "no_such_module:f"), "no_such_module"),
     ],
 )
-def test_the_reason_why_it_cannot_start_is_one_line(folder, arguments, named):
+def test_the_reason_why_it_cannot_start_is_one_line(folder, arguments, quoted):
     with start(folder, *arguments) as process:
-        said = process.stderr.read()
+        stderr = process.stderr.read()
         assert process.wait(60) == 1
-    assert named in said
-    assert "Traceback" not in said
+    assert quoted in stderr
+    assert "Traceback" not in stderr
 
 
 @pytest.mark.parametrize("address", ["ipc://{}/router", "tcp://127.0.0.1:*"])
@@ -73,37 +73,37 @@ def test_a_ring_address_in_use_is_reported_in_one_line(folder, address):
     security = Security(insecure=True)
     with zmq.Context() as context:
         inbox = Inbox(context, address.format(folder), Hello, security=security)
-        who = f"process {os.getpid()}" if address.startswith("ipc") else "another process"
+        owner = f"process {os.getpid()}" if address.startswith("ipc") else "another process"
         with start(folder, "--listen", inbox.address, "--insecure-ring") as process:
-            said = json.loads(process.stderr.read())
-            assert said["error"] == f"cannot listen on {inbox.address}: {who} listens there"
+            logged = json.loads(process.stderr.read())
+            assert logged["error"] == f"cannot listen on {inbox.address}: {owner} listens there"
             assert process.wait(60) == 1
         inbox.close()
 
 
 @pytest.mark.parametrize("flag", ["--port", "--admin-port", "--metrics-port"])
 def test_a_port_in_use_is_one_line_with_the_remedy(folder, flag):
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        number = taken.getsockname()[1]
-        with start(folder, flag, str(number)) as process:
-            said = json.loads(process.stderr.read())
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        with start(folder, flag, str(port)) as process:
+            logged = json.loads(process.stderr.read())
             assert process.wait(60) == 1
-    assert said["event"] == "start_failed"
-    assert said["error"] == (
-        f"port {number} on 127.0.0.1 is in use: stop the process that uses it, or choose another with {flag}"
+    assert logged["event"] == "start_failed"
+    assert logged["error"] == (
+        f"port {port} on 127.0.0.1 is in use: stop the process that uses it, or choose another with {flag}"
     )
 
 
 def test_the_port_of_another_router_is_in_use(folder, tmp_path):
     with start(folder) as first:
-        number = json.loads(first.stderr.readline())["address"].rpartition(":")[2]
-        with start(tmp_path, "--port", number) as second:
-            assert f"port {number} on 127.0.0.1 is in use" in json.loads(second.stderr.read())["error"]
+        port = json.loads(first.stderr.readline())["address"].rpartition(":")[2]
+        with start(tmp_path, "--port", port) as second:
+            assert f"port {port} on 127.0.0.1 is in use" in json.loads(second.stderr.read())["error"]
             assert second.wait(60) == 1
         first.terminate()
 
 
 def test_it_imports_neither_torch_nor_transformers():
     code = "import sys, router.__main__; print({'torch', 'transformers', 'numpy'} & sys.modules.keys())"
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert found.stdout.strip() == "set()"
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert process.stdout.strip() == "set()"

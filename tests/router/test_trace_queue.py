@@ -46,13 +46,13 @@ def trace(children: int = 4) -> RequestTrace:
 
 
 def test_batches_arrive_in_order(sender):
-    traces = TraceQueue(sender, LOG)
-    given = [trace() for _ in range(600)]
-    for each in given:
-        traces.put(each)
-    traces.close(SECONDS)
-    assert [each for batch in sender.batches for each in batch] == given
-    assert (traces.sent, traces.dropped) == (3000, 0)
+    queue = TraceQueue(sender, LOG)
+    traces = [trace() for _ in range(600)]
+    for sent_trace in traces:
+        queue.put(sent_trace)
+    queue.close(SECONDS)
+    assert [sent_trace for batch in sender.batches for sent_trace in batch] == traces
+    assert (queue.sent, queue.dropped) == (3000, 0)
 
 
 def test_a_stuck_collector_delays_no_request(sender):

@@ -20,8 +20,8 @@ PHASES = ["queue", "prefill", "decode", "detokenize"]
 @pytest.fixture
 def collector(monkeypatch):
     monkeypatch.setattr("router.trace_queue.BATCH_SECONDS", 0.02)
-    with collect() as found:
-        yield found
+    with collect() as collector:
+        yield collector
 
 
 @pytest.fixture
@@ -38,13 +38,13 @@ def called(traceparent=TRACEPARENT):
 async def tree(client, collector, line):
     """The span and child spans of the request with this log line."""
     await client.until(lambda: collector.tree(line["trace_id"]))
-    found = collector.tree(line["trace_id"])
-    (root,) = next(spans for parent, spans in found.items() if parent in ("", PARENT))
-    return root, found.get(root.span_id.hex(), [])
+    spans_by_parent = collector.tree(line["trace_id"])
+    (root,) = next(spans for parent, spans in spans_by_parent.items() if parent in ("", PARENT))
+    return root, spans_by_parent.get(root.span_id.hex(), [])
 
 
 async def test_a_span_tree_in_the_callers_trace(client, collector):
-    before = time.time_ns()
+    time_before = time.time_ns()
     spec = text_spec(request_id="r", sampling=SamplingParams(temperature=0.5, seed=7))
     await client.events(spec, metadata=(("traceparent", TRACEPARENT), ("x-sluice-tenant", "search")))
     (line,) = client.lines()
@@ -53,14 +53,14 @@ async def test_a_span_tree_in_the_callers_trace(client, collector):
     assert root.parent_span_id.hex() == PARENT
     assert (root.name, root.kind, root.status.code) == ("text_completion tiny", root.SPAN_KIND_SERVER, 0)
     assert [span.name for span in children] == PHASES
-    assert before <= root.start_time_unix_nano < root.end_time_unix_nano <= time.time_ns()
-    at = root.start_time_unix_nano
+    assert time_before <= root.start_time_unix_nano < root.end_time_unix_nano <= time.time_ns()
+    previous_end = root.start_time_unix_nano
     for span in children:
-        assert span.start_time_unix_nano == at
-        at = span.end_time_unix_nano
-        assert span.start_time_unix_nano <= at
-    assert at <= root.end_time_unix_nano
-    found = attributes(root)
+        assert span.start_time_unix_nano == previous_end
+        previous_end = span.end_time_unix_nano
+        assert span.start_time_unix_nano <= previous_end
+    assert previous_end <= root.end_time_unix_nano
+    span_attributes = attributes(root)
     expected = {
         "gen_ai.operation.name": "text_completion",
         "gen_ai.provider.name": "sluice",
@@ -76,15 +76,21 @@ async def test_a_span_tree_in_the_callers_trace(client, collector):
         "sluice.attempts": 1,
         "sluice.outcome": "LENGTH",
     }
-    assert {name: found[name] for name in expected} == expected
-    assert "error.type" not in found
+    assert {name: span_attributes[name] for name in expected} == expected
+    assert "error.type" not in span_attributes
     assert collector.resources[0]["service.name"] == "sluice-router"
     assert collector.resources[0]["service.instance.id"] == client.router.settings.id
 
 
 async def test_without_a_traceparent_a_new_trace_begins(client, collector):
-    for given in ("", "nonsense", f"00-{'0' * 32}-{PARENT}-01", f"ff-{TRACE}-{PARENT}-01", f"00-{TRACE}-{PARENT}-01-x"):
-        await client.generate(pb.GenerationSpec(text="def f(x):"), **called(given))
+    for traceparent in (
+        "",
+        "nonsense",
+        f"00-{'0' * 32}-{PARENT}-01",
+        f"ff-{TRACE}-{PARENT}-01",
+        f"00-{TRACE}-{PARENT}-01-x",
+    ):
+        await client.generate(pb.GenerationSpec(text="def f(x):"), **called(traceparent))
     lines = client.lines()
     assert len({line["trace_id"] for line in lines} - {TRACE}) == len(lines)
     root, children = await tree(client, collector, lines[0])
@@ -124,7 +130,7 @@ async def test_a_recovery_shows_each_attempt(ring, start, collector, quick_recov
     client = await start(otlp_endpoint=collector.address, peer_timeout=0.6, stall_timeout=0.4)
     ring.script = partial(generate, pause=0.1)
     call = client.stream(text_spec(request_id="moved"), **called())
-    await client.until(lambda: any(each.log.received > 2 for each in client.router.ring.requests.open))
+    await client.until(lambda: any(request.log.received > 2 for request in client.router.ring.requests.open))
     frozen = ring.calls[0].engine
     frozen.beating = False
     events = [event async for event in call]
@@ -135,10 +141,10 @@ async def test_a_recovery_shows_each_attempt(ring, start, collector, quick_recov
     assert lost["trace_id"] == line["trace_id"] == TRACE
     root, children = await tree(client, collector, line)
     first, second = (span for span in children if span.name == "attempt")
-    about = attributes(first)
-    assert (about["sluice.attempt"], about["sluice.engine"]) == (0, frozen.name)
+    first_attributes = attributes(first)
+    assert (first_attributes["sluice.attempt"], first_attributes["sluice.engine"]) == (0, frozen.name)
     assert (first.status.code, first.status.message) == (2, "ENGINE_LOST")
-    assert attributes(second)["sluice.engine"] != about["sluice.engine"]
+    assert attributes(second)["sluice.engine"] != first_attributes["sluice.engine"]
     assert second.status.code == 0
     assert second.start_time_unix_nano >= first.end_time_unix_nano
     (event,) = root.events

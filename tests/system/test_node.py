@@ -17,7 +17,7 @@ from sluice import Client
 from sluice.cli.commands import app
 from sluice.launch import Ring
 from tests.fakes import processors_page
-from tests.fakes.storyteller import GONE, Plan, bare, tell_all, with_reason
+from tests.fakes.breaking_routers import GONE, Plan, bare, run_routers, with_reason
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE, DOCS = ROOT / "examples" / "node", ROOT / "docs"
@@ -150,7 +150,7 @@ def test_cache_events_are_printed(example) -> None:
 def test_a_resumed_stream_repeats_no_tensor_row(example) -> None:
     tensors = {"context_logits": True, "tensors": [{"name": "a"}]}
     plan = Plan(deque([(4, GONE), (5, GONE), (2, GONE), (6, GONE)]))
-    with tell_all(2, plan) as addresses:
+    with run_routers(2, plan) as addresses:
         done = run(example, ",".join(addresses), "p", {"stopping": {"max_tokens": 9}, "n": 2, "output": tensors})
     assert (done.returncode, len(plan.seen)) == (0, 5)
     rows: dict[str, list[int]] = {}
@@ -163,7 +163,7 @@ def test_a_stream_is_resumed_at_the_next_router(example) -> None:
     spec = {"stopping": {"max_tokens": 9}, "output": {"echo": True}}
     busy = with_reason(grpc.StatusCode.ALREADY_EXISTS, "DUPLICATE_REQUEST")
     plan = Plan()
-    with tell_all(2, plan) as addresses:
+    with run_routers(2, plan) as addresses:
         undisturbed = run(example, ",".join(addresses), "p", spec).stdout
         plan.breaks.extend([(3, GONE), (0, busy), (2, None), (0, GONE), (2, bare(grpc.StatusCode.UNKNOWN, "removed"))])
         broken = run(example, ",".join(addresses), "p", spec)
@@ -177,14 +177,14 @@ def test_a_stream_is_resumed_at_the_next_router(example) -> None:
 def test_each_router_is_tried_once_after_one_has_lost_its_engines(example) -> None:
     lost = with_reason(grpc.StatusCode.UNAVAILABLE, "ENGINE_LOST")
     plan = Plan(deque([(3, lost)] + [(1, lost)] * 9))
-    with tell_all(3, plan) as addresses:
+    with run_routers(3, plan) as addresses:
         assert run(example, ",".join(addresses), "p", {"stopping": {"max_tokens": 9}}).returncode == 1
     assert sorted(number for number, _ in plan.seen) == [0, 1, 2]
 
 
 def test_a_resumed_stream_keeps_the_rest_of_its_time_limit(example) -> None:
     plan = Plan(deque([(3, GONE), (0, GONE), (0, GONE), (0, GONE)]))
-    with tell_all(2, plan) as addresses:
+    with run_routers(2, plan) as addresses:
         spec = {"stopping": {"max_tokens": 9}, "time_limit": {"seconds": 100, "nanos": 500_000_000}}
         assert run(example, ",".join(addresses), "p", spec).returncode == 0
     limits = [spec.time_limit.ToTimedelta().total_seconds() for _, spec in plan.seen]

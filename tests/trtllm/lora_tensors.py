@@ -11,7 +11,7 @@ IDS = {"q_proj": 1, "k_proj": 2, "v_proj": 3, "o_proj": 4, "gate_proj": 5, "down
 def lora_config(task_id: int, tensors: dict[str, Tensor], scale: float) -> trtllm.LoraConfig:
     """`tensors`: contents of adapter_model.safetensors. `scale`: the scaling of every module."""
     weights, rows = [], []
-    for name in (each for each in tensors if each.endswith("lora_A.weight")):
+    for name in (key for key in tensors if key.endswith("lora_A.weight")):
         *_, layer, _, module, _, _ = name.split(".")
         a, b = tensors[name], tensors[name.replace("lora_A", "lora_B")] * scale
         weights.append(torch.cat([a.flatten(), b.flatten()]))

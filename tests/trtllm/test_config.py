@@ -58,7 +58,7 @@ def test_defaults() -> None:
     )
     assert config.kv_cache_config == trtllm.KvCacheConfig()
     assert (trtllm.KvCacheConfig().enable_block_reuse, trtllm.KvCacheConfig().free_gpu_memory_fraction) == (True, None)
-    assert {getattr(trtllm.SamplingConfig(), each.name) for each in fields(trtllm.SamplingConfig)} == {1, None}
+    assert {getattr(trtllm.SamplingConfig(), field.name) for field in fields(trtllm.SamplingConfig)} == {1, None}
 
 
 def test_a_nested_configuration_can_be_changed_in_place() -> None:
@@ -87,11 +87,11 @@ def test_a_nested_configuration_can_be_changed_in_place() -> None:
 def test_a_value_out_of_range_in_the_constructor_and_later(make, name, value) -> None:
     with pytest.raises(RuntimeError, match=f"{make.__name__}.{name} is "):
         make(**{name: value})
-    made = make()
-    before = getattr(made, name)
+    config = make()
+    previous = getattr(config, name)
     with pytest.raises(RuntimeError, match=f"{make.__name__}.{name} is "):
-        setattr(made, name, value)
-    assert getattr(made, name) == before
+        setattr(config, name, value)
+    assert getattr(config, name) == previous
 
 
 def test_more_sequences_than_beams() -> None:
@@ -114,7 +114,7 @@ def test_token_ranges_do_not_overlap_and_are_not_empty(ranges) -> None:
 
 def test_token_ranges_are_sorted() -> None:
     config = trtllm.KvCacheRetentionConfig([Range(50, 100, 1), Range(30, 40, 2)])
-    assert [each.token_start for each in config.token_range_retention_configs] == [30, 50]
+    assert [token_range.token_start for token_range in config.token_range_retention_configs] == [30, 50]
 
 
 def test_every_guide_type_but_json_needs_a_guide() -> None:
@@ -128,16 +128,16 @@ def test_every_guide_type_but_json_needs_a_guide() -> None:
 def test_decoding_modes(name) -> None:
     mode = getattr(trtllm.DecodingMode, name)()
     modes = ("Auto", "TopK", "TopP", "BeamSearch", "Medusa", "Lookahead", "Eagle")
-    assert [getattr(mode, f"is{each}")() for each in modes] == [each == name for each in modes]
+    assert [getattr(mode, f"is{kind}")() for kind in modes] == [kind == name for kind in modes]
     assert mode.name == name
     assert pickle.loads(pickle.dumps(mode)) == mode
 
 
 def test_top_k_and_top_p() -> None:
-    both = trtllm.DecodingMode.TopKTopP()
-    assert all((both.isTopK(), both.isTopP(), both.isTopKandTopP(), both.isTopKorTopP()))
+    mode = trtllm.DecodingMode.TopKTopP()
+    assert all((mode.isTopK(), mode.isTopP(), mode.isTopKandTopP(), mode.isTopKorTopP()))
     assert not trtllm.DecodingMode.TopK().isTopKandTopP()
-    assert both.name == "TopKTopP"
+    assert mode.name == "TopKTopP"
 
 
 def test_the_width_of_a_beam_search_is_constant() -> None:

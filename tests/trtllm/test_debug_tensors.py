@@ -28,11 +28,11 @@ def test_a_queue_of_the_newest_steps() -> None:
     with start(debug_config=config) as executor:
         assert executor.get_latest_debug_tensors() == []
         results(executor)
-        found = executor.get_latest_debug_tensors()
-        assert [set(each.debug_tensors) for each in found] == [{"sequence_length", "input_ids"}] * 3
-        assert [each.debug_tensors["sequence_length"].tolist() for each in found] == [[6], [7], [8]]
-        assert [each.debug_tensors["input_ids"].tolist() for each in found] == [[token] for token in GREEDY[1:4]]
-        assert [each.iter for each in found] == [2, 3, 4]
+        tensors = executor.get_latest_debug_tensors()
+        assert [set(step.debug_tensors) for step in tensors] == [{"sequence_length", "input_ids"}] * 3
+        assert [step.debug_tensors["sequence_length"].tolist() for step in tensors] == [[6], [7], [8]]
+        assert [step.debug_tensors["input_ids"].tolist() for step in tensors] == [[token] for token in GREEDY[1:4]]
+        assert [step.iter for step in tensors] == [2, 3, 4]
         assert executor.get_latest_debug_tensors() == []
 
 
@@ -43,8 +43,8 @@ def test_a_queue_after_its_engine_died() -> None:
         os.kill(executor._executor.pids["engine-0"], signal.SIGKILL)
         results(executor, 2)
         # The steps of the first process were removed.
-        found = executor.get_latest_debug_tensors()
-        assert [each.debug_tensors["sequence_length"].tolist() for each in found] == [[4], [5]]
+        tensors = executor.get_latest_debug_tensors()
+        assert [step.debug_tensors["sequence_length"].tolist() for step in tensors] == [[4], [5]]
 
 
 def test_without_a_limit_files_stay(caplog) -> None:

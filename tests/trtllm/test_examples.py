@@ -17,11 +17,11 @@ pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
 
 def run(name: str, *flags: str) -> list[str]:
     command, environment = [sys.executable, name, *flags], {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
+    process = subprocess.run(
         command, cwd=EXAMPLES, env=environment, capture_output=True, text=True, timeout=280, check=False
     )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()
+    assert process.returncode == 0, process.stderr
+    return process.stdout.splitlines()
 
 
 def test_the_executor() -> None:
@@ -42,10 +42,10 @@ def test_llm() -> None:
 def test_a_closure() -> None:
     *lines, calls = run("closure.py")
     check_digits(lines)
-    found = ast.literal_eval(calls.removeprefix("calls: "))
+    num_calls = ast.literal_eval(calls.removeprefix("calls: "))
     # An overlapped step may have called it once more.
-    assert found.keys() == {0, 1}
-    assert all(count >= 6 for count in found.values())
+    assert num_calls.keys() == {0, 1}
+    assert all(count >= 6 for count in num_calls.values())
 
 
 @pytest.mark.parametrize("flags", [(), ("--batched",)])
@@ -60,4 +60,4 @@ def check_digits(lines: list[str]) -> None:
         digits = line.removeprefix(prompt)
         assert len(digits) == 6
         assert digits.isdecimal()
-        assert all(one != other for one, other in pairwise(digits))
+        assert all(digit != next_digit for digit, next_digit in pairwise(digits))

@@ -27,28 +27,28 @@ def test_a_complete_output_begins_with_the_prompt(executor) -> None:
 
 
 def test_a_stream_has_a_response_per_token(executor) -> None:
-    found = results(executor, streaming=True, output_config=trtllm.OutputConfig(return_log_probs=True))
-    assert [result.output_token_ids for result in found] == [[[token]] for token in GREEDY]
-    assert [result.is_final for result in found] == [False] * 4 + [True]
-    assert [result.finish_reasons[0] for result in found] == [Finish.NOT_FINISHED] * 4 + [Finish.LENGTH]
-    assert [len(result.log_probs[0]) for result in found] == [1, 2, 3, 4, 5]
-    assert found[-1].cum_log_probs == [pytest.approx(sum(found[-1].log_probs[0]))]
-    assert all(value < 0 for value in found[-1].log_probs[0])
+    partials = results(executor, streaming=True, output_config=trtllm.OutputConfig(return_log_probs=True))
+    assert [result.output_token_ids for result in partials] == [[[token]] for token in GREEDY]
+    assert [result.is_final for result in partials] == [False] * 4 + [True]
+    assert [result.finish_reasons[0] for result in partials] == [Finish.NOT_FINISHED] * 4 + [Finish.LENGTH]
+    assert [len(result.log_probs[0]) for result in partials] == [1, 2, 3, 4, 5]
+    assert partials[-1].cum_log_probs == [pytest.approx(sum(partials[-1].log_probs[0]))]
+    assert all(value < 0 for value in partials[-1].log_probs[0])
 
 
 def test_a_stream_that_repeats_all_tokens(executor) -> None:
-    found = results(executor, streaming=True, return_all_generated_tokens=True)
-    assert [result.output_token_ids[0] for result in found] == [GREEDY[:count] for count in range(1, 6)]
+    partials = results(executor, streaming=True, return_all_generated_tokens=True)
+    assert [result.output_token_ids[0] for result in partials] == [GREEDY[:count] for count in range(1, 6)]
 
 
 @pytest.mark.parametrize("streaming", [False, True])
 def test_finish_reasons(executor, streaming) -> None:
     def tokens_and_reason(**options):
         config = trtllm.OutputConfig(exclude_input_from_output=True, return_log_probs=True)
-        found = results(executor, streaming=streaming, output_config=config, **options)
-        tokens = [token for result in found for token in result.output_token_ids[0]]
-        assert len(found[-1].log_probs[0]) == len(tokens)
-        return tokens, found[-1].finish_reasons[0]
+        partials = results(executor, streaming=streaming, output_config=config, **options)
+        tokens = [token for result in partials for token in result.output_token_ids[0]]
+        assert len(partials[-1].log_probs[0]) == len(tokens)
+        return tokens, partials[-1].finish_reasons[0]
 
     assert tokens_and_reason(end_id=16) == (GREEDY[:3], Finish.END_ID)
     assert tokens_and_reason(stop_words=[[16]]) == (GREEDY[:4], Finish.STOP_WORDS)
@@ -58,12 +58,12 @@ def test_finish_reasons(executor, streaming) -> None:
 
 def test_several_sequences(executor) -> None:
     sampling = trtllm.SamplingConfig(top_k=50, temperature=1.5, num_return_sequences=3)
-    found = results(executor, sampling_config=sampling)
-    assert [result.sequence_index for result in found] == [0, 1, 2]
-    assert [result.is_final for result in found] == [False, False, True]
-    assert len({tuple(result.output_token_ids[0]) for result in found}) == 3
-    again = results(executor, sampling_config=sampling)
-    assert [result.output_token_ids for result in again] == [result.output_token_ids for result in found]
+    sequences = results(executor, sampling_config=sampling)
+    assert [result.sequence_index for result in sequences] == [0, 1, 2]
+    assert [result.is_final for result in sequences] == [False, False, True]
+    assert len({tuple(result.output_token_ids[0]) for result in sequences}) == 3
+    repeated = results(executor, sampling_config=sampling)
+    assert [result.output_token_ids for result in repeated] == [result.output_token_ids for result in sequences]
 
 
 @pytest.mark.parametrize("streaming", [False, True])
@@ -84,8 +84,8 @@ def test_the_number_of_ready_responses(executor) -> None:
     ended = executor.enqueue_request(trtllm.Request(PROMPT, 5, streaming=True, end_id=16))
     assert wait_until(lambda: executor.get_num_responses_ready() == 2 + 5 + 4)
     expected = {complete: 2, stream: 5, ended: 4}
-    assert {each: executor.get_num_responses_ready(each) for each in expected} == expected
-    assert [len(each) for each in executor.await_responses(list(expected), LIMIT)] == [2, 5, 4]
+    assert {request_id: executor.get_num_responses_ready(request_id) for request_id in expected} == expected
+    assert [len(responses) for responses in executor.await_responses(list(expected), LIMIT)] == [2, 5, 4]
     assert executor.get_num_responses_ready() == 0
 
 
@@ -97,8 +97,8 @@ def test_overloads_of_await_responses(executor) -> None:
     assert (first.client_id, second.client_id) == (None, 7)
     assert executor.await_responses(timedelta(milliseconds=1)) == []
     assert executor.await_responses(timeout=0.001) == []
-    ((again,), _) = executor.await_responses(ids=ids, timeout=LIMIT)
-    assert again.error_msg == f"ReqId {ids[0]} has already been processed and was terminated."
+    ((repeated,), _) = executor.await_responses(ids=ids, timeout=LIMIT)
+    assert repeated.error_msg == f"ReqId {ids[0]} has already been processed and was terminated."
     with pytest.raises(ValueError, match="never enqueued"):
         executor.await_responses(10**6)
     for arguments, options in [((1, 2, 3), {}), (("x", "y"), {}), ((), {"request_id": 1})]:
@@ -161,18 +161,18 @@ def test_tensors_in_the_shapes_of_tensorrt_llm(executor) -> None:
     assert (complete.context_logits.shape, complete.generation_logits.shape) == ((4, vocab), (1, 5, vocab))
     assert complete.generation_logits[0].argmax(-1).tolist() == GREEDY
     torch.testing.assert_close(complete.generation_logits[0, 0], complete.context_logits[-1])
-    shapes = {each.name: tuple(each.output.shape) for each in complete.additional_outputs}
+    shapes = {output.name: tuple(output.output.shape) for output in complete.additional_outputs}
     hidden = shapes["hidden_states"][2]
     assert shapes == {
         f"{prefix}{name}": (*rows, hidden)
         for name in ("hidden_states", "layers.4")
         for prefix, rows in (("context_", (4,)), ("", (1, 5)))
     }
-    found = results(executor, output_config=config, streaming=True)
-    assert [each.generation_logits.shape for each in found] == [(1, 1, vocab)] * 5
-    assert [each.output_token_ids for each in found] == [[[token]] for token in GREEDY]
+    partials = results(executor, output_config=config, streaming=True)
+    assert [partial.generation_logits.shape for partial in partials] == [(1, 1, vocab)] * 5
+    assert [partial.output_token_ids for partial in partials] == [[[token]] for token in GREEDY]
     torch.testing.assert_close(
-        torch.cat([each.generation_logits[:, 0] for each in found]), complete.generation_logits[0]
+        torch.cat([partial.generation_logits[:, 0] for partial in partials]), complete.generation_logits[0]
     )
 
 
@@ -186,22 +186,22 @@ def test_a_request_with_an_unsupported_option_is_not_enqueued(executor) -> None:
 def functions(thread: threading.Thread) -> set[str]:
     """Names of the functions that the thread is executing."""
     frame = sys._current_frames().get(thread.ident or 0)
-    return {each.f_code.co_name for each, _ in traceback.walk_stack(frame)} if frame is not None else set()
+    return {caller.f_code.co_name for caller, _ in traceback.walk_stack(frame)} if frame is not None else set()
 
 
 def test_shutdown_ends_waits_and_calls_after_it_raise() -> None:
     executor = start()
     request_id = executor.enqueue_request(trtllm.Request(PROMPT, 5))
     assert executor.await_responses(request_id, LIMIT)
-    found = []
-    waiting = threading.Thread(target=lambda: found.append(executor.await_responses()))
+    received = []
+    waiting = threading.Thread(target=lambda: received.append(executor.await_responses()))
     waiting.start()
     # Wait until the thread has passed the check that would raise after the shutdown.
     assert wait_until(lambda: "_await_any" in functions(waiting))
     assert executor.can_enqueue_requests()
     executor.shutdown()
     waiting.join(LIMIT.total_seconds())
-    assert found == [[]]
+    assert received == [[]]
     assert not executor.can_enqueue_requests()
     for call in (
         lambda: executor.enqueue_request(trtllm.Request(PROMPT, 5)),

@@ -37,7 +37,7 @@ def config(rows: list[list[int]], values: int = 4096, fill: float = 0.5) -> trtl
 
 
 def test_logits_are_those_of_peft(tmp_path) -> None:
-    """For an adapter with all modules, of different ranks, whose scaling is part of TensorRT-LLM's weights."""
+    """The adapter has all modules, of different ranks. Its scaling is part of TensorRT-LLM's weights."""
     from peft import LoraConfig, PeftModel, get_peft_model
     from safetensors.torch import load_file
     from transformers import Qwen3Config, Qwen3ForCausalLM
@@ -63,9 +63,9 @@ def test_logits_are_those_of_peft(tmp_path) -> None:
     base.load_state_dict(adapted.unload().state_dict())
     with torch.no_grad():
         plain = base(ids).logits
-        found = PeftModel.from_pretrained(base, tmp_path).eval()(ids).logits
+        converted = PeftModel.from_pretrained(base, tmp_path).eval()(ids).logits
     assert (expected - plain).abs().max() > 0.1
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(converted, expected)
 
 
 def test_files_of_one_rank() -> None:
@@ -78,7 +78,7 @@ def test_files_of_one_rank() -> None:
         "target_modules": ["down_proj", "q_proj"],
         "bias": "none",
     }
-    assert {name: tuple(each.shape) for name, each in load(files.safetensors).items()} == {
+    assert {name: tuple(tensor.shape) for name, tensor in load(files.safetensors).items()} == {
         "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight": (4, 16),
         "base_model.model.model.layers.0.self_attn.q_proj.lora_B.weight": (32, 4),
         "base_model.model.model.layers.1.mlp.down_proj.lora_A.weight": (4, 24),
@@ -88,9 +88,9 @@ def test_files_of_one_rank() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_the_dtype_is_preserved(dtype) -> None:
-    given = config([[1, 0, 4]])
-    given.weights = given.weights.to(dtype)
-    assert {each.dtype for each in load(to_peft(given, MODEL).safetensors).values()} == {dtype}
+    lora = config([[1, 0, 4]])
+    lora.weights = lora.weights.to(dtype)
+    assert {tensor.dtype for tensor in load(to_peft(lora, MODEL).safetensors).values()} == {dtype}
 
 
 @pytest.mark.parametrize(
@@ -113,10 +113,10 @@ def test_unsupported_modules(row, named) -> None:
 
 @pytest.mark.parametrize("columns", [2, 5])
 def test_the_number_of_columns_is_checked_at_use(columns) -> None:
-    """Not before, since TensorRT-LLM's LoraConfig accepts any number of columns."""
-    given = config([[1] * columns])
+    """The constructor does not check it, since TensorRT-LLM's LoraConfig accepts any number of columns."""
+    lora = config([[1] * columns])
     with pytest.raises(trtllm.OptionError, match=f"config has {columns} columns, must have 3 or 4"):
-        to_peft(given, MODEL)
+        to_peft(lora, MODEL)
 
 
 @pytest.mark.parametrize(
@@ -131,18 +131,18 @@ def test_the_number_of_columns_is_checked_at_use(columns) -> None:
     ],
 )
 def test_values_out_of_range(rows, values, named) -> None:
-    given = trtllm.LoraConfig(5, torch.ones(len(rows), values), torch.tensor(rows).reshape(len(rows), 3))
+    lora = trtllm.LoraConfig(5, torch.ones(len(rows), values), torch.tensor(rows).reshape(len(rows), 3))
     with pytest.raises(trtllm.OptionError, match=named):
-        to_peft(given, MODEL)
+        to_peft(lora, MODEL)
 
 
 def test_unsupported_dtypes_and_models() -> None:
-    given = config([[1, 0, 4]])
+    lora = config([[1, 0, 4]])
     with pytest.raises(NotImplementedError, match=r"config\.json has no 'hidden_size'"):
-        to_peft(given, {"num_hidden_layers": 2})
-    given.weights = given.weights.int()
+        to_peft(lora, {"num_hidden_layers": 2})
+    lora.weights = lora.weights.int()
     with pytest.raises(trtllm.OptionError, match=r"torch\.int32, must be one of float32"):
-        to_peft(given, MODEL)
+        to_peft(lora, MODEL)
 
 
 @pytest.mark.parametrize(
@@ -164,7 +164,7 @@ def test_weights_are_sent_once() -> None:
     assert tasks.find(trtllm.LoraConfig(5)) == LoRARequest("5", 5)
     first = tasks.find(config([[1, 0, 4]]))
     assert (first.name, first.adapter_id) == ("5", 5)
-    assert {each.name for each in Path(first.path).iterdir()} == {"adapter_config.json", "adapter_model.safetensors"}
+    assert {file.name for file in Path(first.path).iterdir()} == {"adapter_config.json", "adapter_model.safetensors"}
     assert tasks.find(trtllm.LoraConfig(5)) == tasks.find(config([[1, 0, 4]])) == first
     with pytest.raises(trtllm.OptionError, match="task_id 5 already has other weights"):
         tasks.find(config([[1, 0, 4]], fill=0.25))
@@ -173,19 +173,19 @@ def test_weights_are_sent_once() -> None:
 
 
 def test_a_folder_of_adapters(tmp_path, caplog) -> None:
-    """With TensorRT-LLM's files or peft's."""
-    given = config([[1, 0, 4]])
+    """The folder may contain TensorRT-LLM's files or peft's."""
+    lora = config([[1, 0, 4]])
     for name in ("0", "12", "other"):
         (tmp_path / name).mkdir()
-    np.save(tmp_path / "0" / "model.lora_weights.npy", given.weights[None].numpy())
-    np.save(tmp_path / "0" / "model.lora_config.npy", given.config[None].numpy())
+    np.save(tmp_path / "0" / "model.lora_weights.npy", lora.weights[None].numpy())
+    np.save(tmp_path / "0" / "model.lora_config.npy", lora.config[None].numpy())
     (tmp_path / "12" / "adapter_config.json").write_text("{}")
     with caplog.at_level(logging.WARNING, "sluice.trtllm"):
         tasks = LoraTasks(MODEL, str(tmp_path))
     assert ["skipping other" in record.message for record in caplog.records] == [True]
     assert tasks.find(trtllm.LoraConfig(12)) == LoRARequest("12", 12, str(tmp_path / "12"))
-    found = Path(tasks.find(trtllm.LoraConfig(0)).path)
-    assert (found / "adapter_model.safetensors").read_bytes() == to_peft(given, MODEL).safetensors
+    stored = Path(tasks.find(trtllm.LoraConfig(0)).path)
+    assert (stored / "adapter_model.safetensors").read_bytes() == to_peft(lora, MODEL).safetensors
     (tmp_path / "7").mkdir()
     with pytest.raises(trtllm.OptionError, match=r"cannot load an adapter from .*7: "):
         LoraTasks(MODEL, str(tmp_path))
@@ -218,8 +218,8 @@ def test_unknown_adapters_have_tensorrt_llms_error_message(kind) -> None:
 def test_a_request_names_its_task() -> None:
     tasks = LoraTasks(MODEL)
     translator = Translator(Words(tiny_model.path() / "tokenizer.json"), 4096, 1, tasks)
-    for given in (trtllm.LoraConfig(5), config([[1, 0, 4]]), trtllm.LoraConfig(5)):
-        found = translator.translate(trtllm.Request([1], 1, lora_config=given))
-        assert found.lora_request == tasks.find(trtllm.LoraConfig(5))
-        assert found.client_options("id")["lora_id"] == "5"
+    for lora in (trtllm.LoraConfig(5), config([[1, 0, 4]]), trtllm.LoraConfig(5)):
+        translated = translator.translate(trtllm.Request([1], 1, lora_config=lora))
+        assert translated.lora_request == tasks.find(trtllm.LoraConfig(5))
+        assert translated.client_options("id")["lora_id"] == "5"
     assert translator.translate(trtllm.Request([1], 1)).lora_request is None

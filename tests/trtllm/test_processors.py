@@ -19,7 +19,7 @@ class Calls:
         self.seen: list[tuple] = []
 
     def only(self, request_id, logits, ids, stream, client_id) -> None:
-        self.seen.append((request_id, [list(each) for each in ids], stream, client_id))
+        self.seen.append((request_id, [list(sequence) for sequence in ids], stream, client_id))
         logits[:] = -torch.inf
         logits[..., 42] = 0
 
@@ -68,8 +68,8 @@ def test_a_method(executor, calls) -> None:
 def test_several_sequences_of_a_request(executor, calls) -> None:
     calls.seen.clear()
     sampling = trtllm.SamplingConfig(num_return_sequences=2)
-    found = results(executor, logits_post_processor_name="only", sampling_config=sampling)
-    assert [each.output_token_ids[0][len(PROMPT) :] for each in found] == [[42] * 5] * 2
+    sequences = results(executor, logits_post_processor_name="only", sampling_config=sampling)
+    assert [sequence.output_token_ids[0][len(PROMPT) :] for sequence in sequences] == [[42] * 5] * 2
     assert len({request_id for request_id, *_ in calls.seen}) == 1
 
 
@@ -104,14 +104,16 @@ class Only:
         self.seen: list[tuple] = []
 
     def __call__(self, request_id, logits, ids, stream, client_id) -> None:
-        self.seen.append((request_id, [list(each) for each in ids], stream, client_id))
+        self.seen.append((request_id, [list(sequence) for sequence in ids], stream, client_id))
         logits[:] = -torch.inf
         logits[..., self.token] = 0
 
 
 def test_functions_of_requests(executor) -> None:
     functions = [Only(token) for token in (50, 51, 52)]
-    requests = [trtllm.Request(PROMPT, 5, logits_post_processor=each, client_id=each.token) for each in functions]
+    requests = [
+        trtllm.Request(PROMPT, 5, logits_post_processor=processor, client_id=processor.token) for processor in functions
+    ]
     ids = executor.enqueue_requests(requests)
     for request_id, function, (response,) in zip(ids, functions, executor.await_responses(ids, LIMIT), strict=True):
         token = function.token
@@ -121,8 +123,8 @@ def test_functions_of_requests(executor) -> None:
 
 def test_the_function_of_a_request_with_several_sequences(executor) -> None:
     function, sampling = Only(53), trtllm.SamplingConfig(num_return_sequences=2)
-    found = results(executor, logits_post_processor=function, sampling_config=sampling)
-    assert [each.output_token_ids[0][len(PROMPT) :] for each in found] == [[53] * 5] * 2
+    sequences = results(executor, logits_post_processor=function, sampling_config=sampling)
+    assert [sequence.output_token_ids[0][len(PROMPT) :] for sequence in sequences] == [[53] * 5] * 2
     assert len({request_id for request_id, *_ in function.seen}) == 1
 
 
@@ -133,7 +135,7 @@ def test_a_request_does_not_call_the_function_of_another(executor) -> None:
     assert tokens(executor, None) == GREEDY
     (response,) = executor.await_responses(request_id, LIMIT)
     assert response.result.output_token_ids == [PROMPT + [54] * 200]
-    assert {each for each, *_ in function.seen} == {request_id}
+    assert {called_id for called_id, *_ in function.seen} == {request_id}
 
 
 def test_a_function_of_a_request_that_raises(executor) -> None:
@@ -147,7 +149,7 @@ def test_the_function_of_a_request_is_dropped_with_the_request(executor) -> None
     reference = weakref.ref(function)
     tokens(executor, None, logits_post_processor=function)
     del function
-    wait_until(lambda: gc.collect() >= 0 and reference() is None)
+    assert wait_until(lambda: gc.collect() >= 0 and reference() is None)
 
 
 def test_the_function_of_a_request_needs_no_configuration() -> None:

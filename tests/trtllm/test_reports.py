@@ -19,12 +19,14 @@ def test_statistics(executor) -> None:
 
     def reported() -> bool:
         steps.extend(executor.get_latest_iteration_stats())
-        requests.extend(each for found in executor.get_latest_request_stats() for each in found.request_stats)
-        return bool(steps) and any(each.stage is trtllm.RequestStage.GENERATION_COMPLETE for each in requests)
+        requests.extend(
+            request for step_stats in executor.get_latest_request_stats() for request in step_stats.request_stats
+        )
+        return bool(steps) and any(request.stage is trtllm.RequestStage.GENERATION_COMPLETE for request in requests)
 
     assert wait_until(reported)
     assert steps[-1].kv_cache_stats.max_num_blocks > 0
-    assert max(each.num_generated_tokens for each in requests) > 0
+    assert max(request.num_generated_tokens for request in requests) > 0
     assert executor.get_latest_debug_tensors() == []
 
 
@@ -34,9 +36,9 @@ METRICS = trtllm.OutputConfig(return_perf_metrics=True)
 @pytest.mark.parametrize("streaming", [False, True])
 def test_perf_metrics(executor, streaming) -> None:
     prompt = [3900 + streaming, 2, 3, 4]
-    found = results(executor, prompt=prompt, streaming=streaming, output_config=METRICS)
-    assert len(found) == (5 if streaming else 1)
-    for number, result in enumerate(found):
+    answers = results(executor, prompt=prompt, streaming=streaming, output_config=METRICS)
+    assert len(answers) == (5 if streaming else 1)
+    for number, result in enumerate(answers):
         metrics, times = result.request_perf_metrics, result.request_perf_metrics.timing_metrics
         assert timedelta(0) < times.arrival_time < times.first_scheduled_time < times.first_token_time
         cache = metrics.kv_cache_metrics
@@ -46,7 +48,7 @@ def test_perf_metrics(executor, streaming) -> None:
             assert metrics.iter == metrics.first_iter + number
     assert times.first_token_time < times.last_token_time
     assert metrics.iter == metrics.last_iter == metrics.first_iter + 4
-    assert found[-1].avg_decoded_tokens_per_iter == 1
+    assert answers[-1].avg_decoded_tokens_per_iter == 1
     (result,) = results(executor, prompt=prompt)
     assert (result.request_perf_metrics, result.avg_decoded_tokens_per_iter) == (None, None)
 
@@ -63,20 +65,20 @@ def test_perf_metrics_of_a_reused_prompt(executor) -> None:
 def test_perf_metrics_of_drafts(executor) -> None:
     expected = results(executor, 40)[0].output_token_ids[0][len(PROMPT) :]
     drafts = trtllm.ExternalDraftTokensConfig([*expected[:30], *(token ^ 1 for token in expected[30:])])
-    found = trtllm.SpeculativeDecodingMetrics()
+    speculation = trtllm.SpeculativeDecodingMetrics()
 
     def accepted() -> bool:
-        nonlocal found
+        nonlocal speculation
         (result,) = results(executor, 40, external_draft_tokens_config=drafts, output_config=METRICS)
         assert result.output_token_ids == [PROMPT + expected]
-        found = result.request_perf_metrics.speculative_decoding
-        return found.total_accepted_draft_tokens > 0
+        speculation = result.request_perf_metrics.speculative_decoding
+        return speculation.total_accepted_draft_tokens > 0
 
     # Whether a step has draft tokens depends on measured step times.
     assert wait_until(accepted)
     # Where these draft tokens are wrong, those of a lookup may be accepted.
-    assert found.total_accepted_draft_tokens <= min(39, found.total_draft_tokens)
-    assert found.acceptance_rate == found.total_accepted_draft_tokens / found.total_draft_tokens
+    assert speculation.total_accepted_draft_tokens <= min(39, speculation.total_draft_tokens)
+    assert speculation.acceptance_rate == speculation.total_accepted_draft_tokens / speculation.total_draft_tokens
 
 
 @pytest.mark.parametrize(
@@ -111,16 +113,16 @@ def test_kv_cache_events(executor) -> None:
         received = manager.get_latest_events(LIMIT)
         assert received
         events += received
-        stored = [each.data for each in events if isinstance(each.data, trtllm.KVCacheStoredData)]
-        stored = [each for each in stored if each.blocks[0].tokens[0].token_id in prompt]
+        stored = [event.data for event in events if isinstance(event.data, trtllm.KVCacheStoredData)]
+        stored = [data for data in stored if data.blocks[0].tokens[0].token_id in prompt]
     stored = stored[:2]
     first, second = stored
-    tokens = [token.token_id for each in stored for token in each.blocks[0].tokens]
+    tokens = [token.token_id for data in stored for token in data.blocks[0].tokens]
     size = len(tokens) // 2
     assert tokens == prompt[: 2 * size]
     assert (first.parent_hash, second.parent_hash) == (None, first.blocks[0].block_hash)
     assert (first.blocks[0].cache_level, first.blocks[0].priority, first.blocks[0].lora_id) == (0, 35, None)
-    assert [each.event_id for each in events] == list(range(len(events)))
+    assert [event.event_id for event in events] == list(range(len(events)))
     assert isinstance(events[0].data, trtllm.KVCacheCreatedData)
     assert isinstance(events[0].data, trtllm.kv_cache.KVCacheCreatedData)
     assert events[0].data.num_blocks_per_cache_level == (8192 // size, 0)

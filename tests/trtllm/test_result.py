@@ -12,10 +12,10 @@ def test_a_response_has_a_result_or_an_error() -> None:
     assert (failed.request_id, failed.client_id, failed.has_error(), failed.error_msg) == (3, 7, True, "no")
     with pytest.raises(RuntimeError, match="request 3 failed and has no result: no"):
         _ = failed.result
-    done = trtllm.Response(request_id=4, result=trtllm.Result(output_token_ids=[[1]]))
-    assert done.result.output_token_ids == [[1]]
+    successful = trtllm.Response(request_id=4, result=trtllm.Result(output_token_ids=[[1]]))
+    assert successful.result.output_token_ids == [[1]]
     with pytest.raises(RuntimeError, match="has no error"):
-        _ = done.error_msg
+        _ = successful.error_msg
     with pytest.raises(TypeError):
         trtllm.Response(5)
     with pytest.raises(TypeError):

@@ -12,19 +12,21 @@ from sluice.v1 import admin_pb2 as pb
 
 def test_names_in_json() -> None:
     stats = trtllm.IterationStats(iter=3, iter_latency_ms=1.5, kv_cache_stats=trtllm.KvCacheStats(4))
-    found = json.loads(stats.to_json_str())
-    assert (found["iter"], found["iterLatencyMS"], found["kvCacheStats"]["maxNumBlocks"]) == (3, 1.5, 4)
-    assert found["inflightBatchingStats"] is None
-    assert {"newActiveRequestsQueueLatencyMS", "numCompletedRequests", "gpuMemUsage", "specDecodingStats"} <= set(found)
+    decoded = json.loads(stats.to_json_str())
+    assert (decoded["iter"], decoded["iterLatencyMS"], decoded["kvCacheStats"]["maxNumBlocks"]) == (3, 1.5, 4)
+    assert decoded["inflightBatchingStats"] is None
+    assert {"newActiveRequestsQueueLatencyMS", "numCompletedRequests", "gpuMemUsage", "specDecodingStats"} <= set(
+        decoded
+    )
 
 
 def test_requests_in_json() -> None:
     request = trtllm.RequestStats(1, trtllm.RequestStage.CONTEXT_IN_PROGRESS)
     request.dis_serving_stats = trtllm.DisServingRequestStats(2.0)
-    found = json.loads(trtllm.RequestStatsPerIteration(5, [request]).to_json_str())
-    assert (found["iter"], found["requestStats"][0]["stage"]) == (5, "CONTEXT_IN_PROGRESS")
-    assert found["requestStats"][0]["disServingStats"] == {"kvCacheTransferMS": 2.0, "kvCacheSize": 0}
-    assert json.loads(request.to_json_str()) == found["requestStats"][0]
+    decoded = json.loads(trtllm.RequestStatsPerIteration(5, [request]).to_json_str())
+    assert (decoded["iter"], decoded["requestStats"][0]["stage"]) == (5, "CONTEXT_IN_PROGRESS")
+    assert decoded["requestStats"][0]["disServingStats"] == {"kvCacheTransferMS": 2.0, "kvCacheSize": 0}
+    assert json.loads(request.to_json_str()) == decoded["requestStats"][0]
 
 
 STEP = pb.EngineStats(
@@ -35,14 +37,14 @@ STEP = pb.EngineStats(
 
 
 def test_a_step() -> None:
-    found = read_step(executor_step(STEP), is_static=False)
-    assert (found.iter, found.num_active_requests, found.num_queued_requests) == (7, 3, 2)
-    assert found.kv_cache_stats.free_num_blocks == 4
-    assert found.inflight_batching_stats.num_gen_requests == 2
-    assert found.inflight_batching_stats.avg_num_decoded_tokens_per_iter == 2.0
-    assert found.specdec_stats.num_accepted_tokens == 2
-    assert found.static_batching_stats is None
-    assert found.gpu_mem_usage is None
+    stats = read_step(executor_step(STEP), is_static=False)
+    assert (stats.iter, stats.num_active_requests, stats.num_queued_requests) == (7, 3, 2)
+    assert stats.kv_cache_stats.free_num_blocks == 4
+    assert stats.inflight_batching_stats.num_gen_requests == 2
+    assert stats.inflight_batching_stats.avg_num_decoded_tokens_per_iter == 2.0
+    assert stats.specdec_stats.num_accepted_tokens == 2
+    assert stats.static_batching_stats is None
+    assert stats.gpu_mem_usage is None
     static = read_step(executor_step(STEP), is_static=True)
     assert static.static_batching_stats.num_ctx_tokens == 7
     assert static.inflight_batching_stats is None
@@ -62,7 +64,7 @@ def test_stages_of_a_request() -> None:
 
 
 def test_counts_of_a_request() -> None:
-    found = request(
+    stats = request(
         pb.REQUEST_STAGE_ENDED,
         generated_tokens=6,
         accepted_draft_tokens=4,
@@ -70,12 +72,12 @@ def test_counts_of_a_request() -> None:
         blocks_reused=3,
         blocks_missed=1,
     )
-    assert (found.id, found.num_generated_tokens, found.avg_num_decoded_tokens_per_iter) == (5, 6, 3.0)
-    assert (found.alloc_total_blocks_per_request, found.alloc_new_blocks_per_request) == (5, 2)
-    assert found.kv_cache_hit_rate_per_request == 0.75
+    assert (stats.id, stats.num_generated_tokens, stats.avg_num_decoded_tokens_per_iter) == (5, 6, 3.0)
+    assert (stats.alloc_total_blocks_per_request, stats.alloc_new_blocks_per_request) == (5, 2)
+    assert stats.kv_cache_hit_rate_per_request == 0.75
 
 
 def test_every_stage_of_the_executor_is_known() -> None:
-    assert {each for each in executor.RequestStage if each.value not in ("paused", "unknown")} == set(
+    assert {stage for stage in executor.RequestStage if stage.value not in ("paused", "unknown")} == set(
         trtllm.read_statistics.STAGES
     )

@@ -33,9 +33,15 @@ def sampling(translator, *beam_width, **options) -> executor.SamplingParams:
 
 
 def test_a_plain_request_is_greedy_and_has_no_end_token(translator) -> None:
-    found = params(translator)
-    assert (found.max_tokens, found.temperature, found.end_id, found.seed, found.n) == (7, 0.0, -1, 0, 1)
-    assert (found.repetition_penalty, found.presence_penalty, found.logprobs) == (1.0, 0.0, None)
+    translated = params(translator)
+    assert (translated.max_tokens, translated.temperature, translated.end_id, translated.seed, translated.n) == (
+        7,
+        0.0,
+        -1,
+        0,
+        1,
+    )
+    assert (translated.repetition_penalty, translated.presence_penalty, translated.logprobs) == (1.0, 0.0, None)
 
 
 def test_sampling(translator) -> None:
@@ -44,11 +50,11 @@ def test_sampling(translator) -> None:
     assert (k.top_k, k.top_p, k.temperature) == (5, 1.0, 1.0)
     p = sampling(translator, top_p=0.5, temperature=0.25)
     assert (p.top_k, p.top_p, p.temperature) == (0, 0.5, 0.25)
-    found = sampling(
+    translated = sampling(
         translator, top_k=1, seed=3, min_tokens=2, no_repeat_ngram_size=4, min_p=0.5, frequency_penalty=1.5
     )
-    assert (found.seed, found.min_tokens, found.no_repeat_ngram_size) == (3, 2, 4)
-    assert (found.min_p, found.frequency_penalty) == (0.5, 1.5)
+    assert (translated.seed, translated.min_tokens, translated.no_repeat_ngram_size) == (3, 2, 4)
+    assert (translated.min_p, translated.frequency_penalty) == (0.5, 1.5)
 
 
 def test_several_sequences(translator) -> None:
@@ -57,8 +63,13 @@ def test_several_sequences(translator) -> None:
 
 
 def test_beams(translator) -> None:
-    found = sampling(translator, 4, num_return_sequences=2, length_penalty=0.5, early_stopping=1)
-    assert (found.use_beam_search, found.best_of, found.n, found.length_penalty) == (True, 4, 2, 0.5)
+    translated = sampling(translator, 4, num_return_sequences=2, length_penalty=0.5, early_stopping=1)
+    assert (translated.use_beam_search, translated.best_of, translated.n, translated.length_penalty) == (
+        True,
+        4,
+        2,
+        0.5,
+    )
     assert sampling(translator, 3).n == 3
     assert sampling(translator, length_penalty=0.5).length_penalty is None
     with pytest.raises(RuntimeError, match=r"beam_width is 5, must be at most .*max_beam_width, which is 4"):
@@ -67,16 +78,16 @@ def test_beams(translator) -> None:
 
 def test_ends_and_words(translator) -> None:
     tokenizer = translator.words._tokenizer
-    several, one = tokenizer.encode("return x").ids, tokenizer.encode("import").ids[:1]
+    several, single = tokenizer.encode("return x").ids, tokenizer.encode("import").ids[:1]
     assert len(several) > 1
-    found = params(translator, end_id=9, stop_words=[several, one], bad_words=[several, one])
-    assert (found.end_id, found.stop, found.stop_token_ids) == (9, ["return x"], one)
-    assert found.include_stop_str_in_output
-    assert (found.bad, found.bad_token_ids) == (["return x"], one)
+    translated = params(translator, end_id=9, stop_words=[several, single], bad_words=[several, single])
+    assert (translated.end_id, translated.stop, translated.stop_token_ids) == (9, ["return x"], single)
+    assert translated.include_stop_str_in_output
+    assert (translated.bad, translated.bad_token_ids) == (["return x"], single)
 
 
 def test_words_in_unusual_tokens_are_refused(translator) -> None:
-    letters = [translator.words._tokenizer.token_to_id(each) for each in "def"]
+    letters = [translator.words._tokenizer.token_to_id(letter) for letter in "def"]
     with pytest.raises(NotImplementedError, match=r"Request\.stop_words .* several tokens are matched as text"):
         params(translator, stop_words=[letters])
 
@@ -85,9 +96,13 @@ def test_outputs(translator) -> None:
     outputs = trtllm.OutputConfig(
         True, True, True, additional_model_outputs=[trtllm.AdditionalModelOutput("hidden", True)]
     )
-    found = params(translator, output_config=outputs)
-    assert (found.logprobs, found.return_context_logits, found.return_generation_logits) == (0, True, True)
-    assert found.additional_model_outputs == [executor.AdditionalModelOutput(name="hidden", gather_context=True)]
+    translated = params(translator, output_config=outputs)
+    assert (translated.logprobs, translated.return_context_logits, translated.return_generation_logits) == (
+        0,
+        True,
+        True,
+    )
+    assert translated.additional_model_outputs == [executor.AdditionalModelOutput(name="hidden", gather_context=True)]
 
 
 @pytest.mark.parametrize(
@@ -100,8 +115,8 @@ def test_outputs(translator) -> None:
     ],
 )
 def test_guides(translator, kind, field) -> None:
-    found = params(translator, guided_decoding_params=trtllm.GuidedDecodingParams(kind, "x"))
-    assert getattr(found.guided_decoding, field) == "x"
+    translated = params(translator, guided_decoding_params=trtllm.GuidedDecodingParams(kind, "x"))
+    assert getattr(translated.guided_decoding, field) == "x"
 
 
 def test_any_json(translator) -> None:
@@ -125,47 +140,56 @@ def test_other_options(translator) -> None:
         pad_id=9,
         cache_salt_id=12,
     )
-    found = translator.translate(request)
-    assert (found.prompt_token_ids, found.streaming, found.client_id, found.priority) == ([1, 2], True, 5, "high")
-    assert (found.allotted_time_ms, found.draft_token_ids) == (timedelta(seconds=1), [3, 4])
-    assert found.sampling_params.logits_processor == "mine"
-    assert found.cache_salt == "12"
-    assert found.kv_cache_retention_config.token_range_retention_configs == [
+    translated = translator.translate(request)
+    assert (translated.prompt_token_ids, translated.streaming, translated.client_id, translated.priority) == (
+        [1, 2],
+        True,
+        5,
+        "high",
+    )
+    assert (translated.allotted_time_ms, translated.draft_token_ids) == (timedelta(seconds=1), [3, 4])
+    assert translated.sampling_params.logits_processor == "mine"
+    assert translated.cache_salt == "12"
+    assert translated.kv_cache_retention_config.token_range_retention_configs == [
         executor.TokenRangeRetentionConfig(0, 2, 30)
     ]
-    assert found.kv_cache_retention_config.decode_retention_priority == 80
-    other = translator.translate(trtllm.Request([1], 1, priority=0.1))
-    assert (other.priority, other.cache_salt) == ("low", None)
+    assert translated.kv_cache_retention_config.decode_retention_priority == 80
+    low = translator.translate(trtllm.Request([1], 1, priority=0.1))
+    assert (low.priority, low.cache_salt) == ("low", None)
 
 
 def test_a_bias(translator) -> None:
     bias = torch.zeros(VOCABULARY)
     bias[3], bias[4], bias[5] = 0.5, -torch.inf, -2.0
-    found = params(translator, embedding_bias=bias, bad_words=[[8]])
-    assert (found.embedding_bias, found.bad_token_ids, found.allowed_token_ids) == ({3: 0.5, 5: -2.0}, [8, 4], None)
+    translated = params(translator, embedding_bias=bias, bad_words=[[8]])
+    assert (translated.embedding_bias, translated.bad_token_ids, translated.allowed_token_ids) == (
+        {3: 0.5, 5: -2.0},
+        [8, 4],
+        None,
+    )
     bias[6] = torch.finfo(torch.float32).max
     assert params(translator, embedding_bias=bias).allowed_token_ids == [6]
 
 
 @pytest.mark.parametrize("bias", [torch.ones(3), torch.full((VOCABULARY,), torch.nan)])
 def test_an_invalid_bias_fails_the_request(translator, bias) -> None:
-    found = params(translator, embedding_bias=bias)
+    translated = params(translator, embedding_bias=bias)
     with pytest.raises(ValueError, match="embedding bias"):
-        found.options()
+        translated.options()
 
 
 def test_prompt_tuning(translator) -> None:
     rows = torch.ones(2, 3, dtype=torch.bfloat16)
     config = trtllm.PromptTuningConfig(rows, [0, 9, 9])
-    found = translator.translate(trtllm.Request([1, VOCABULARY, VOCABULARY + 1], 7, prompt_tuning_config=config))
-    assert found.inputs == [1, VOCABULARY, VOCABULARY + 1]
-    spec = build_spec(found.inputs, found.client_options("id"))
+    translated = translator.translate(trtllm.Request([1, VOCABULARY, VOCABULARY + 1], 7, prompt_tuning_config=config))
+    assert translated.inputs == [1, VOCABULARY, VOCABULARY + 1]
+    spec = build_spec(translated.inputs, translated.client_options("id"))
     assert spec.prompt_table.embeddings == pb.Embeddings(shape=[2, 3], dtype="bfloat16", data=b"\x80\x3f" * 6)
     assert list(spec.prompt_table.token_extra_ids) == [0, 9, 9]
-    without = trtllm.Request([1], 7, prompt_tuning_config=trtllm.PromptTuningConfig(rows))
-    found, plain = (translator.translate(each) for each in (without, trtllm.Request([1], 7)))
-    assert not build_spec([1], found.client_options("id")).prompt_table.token_extra_ids
-    assert not build_spec([1], plain.client_options("id")).HasField("prompt_table")
+    without_extra_ids = trtllm.Request([1], 7, prompt_tuning_config=trtllm.PromptTuningConfig(rows))
+    translated, untuned = (translator.translate(request) for request in (without_extra_ids, trtllm.Request([1], 7)))
+    assert not build_spec([1], translated.client_options("id")).prompt_table.token_extra_ids
+    assert not build_spec([1], untuned.client_options("id")).HasField("prompt_table")
 
 
 DRAFTS = trtllm.ExternalDraftTokensConfig
@@ -196,12 +220,20 @@ def test_unsupported_options(translator, options, named) -> None:
 
 def test_drafts_with_logits(translator, caplog) -> None:
     logits = torch.ones(2, 4)
-    found = translator.translate(trtllm.Request([1], 1, external_draft_tokens_config=DRAFTS([3, 4], logits, 0.5)))
-    assert (found.draft_token_ids, found.draft_logits, found.acceptance_threshold) == ([3, 4], logits, 0.5)
+    translated = translator.translate(trtllm.Request([1], 1, external_draft_tokens_config=DRAFTS([3, 4], logits, 0.5)))
+    assert (translated.draft_token_ids, translated.draft_logits, translated.acceptance_threshold) == (
+        [3, 4],
+        logits,
+        0.5,
+    )
     assert not caplog.records
     # As in TensorRT-LLM, which compares tokens in this case.
-    found = translator.translate(trtllm.Request([1], 1, external_draft_tokens_config=DRAFTS([3, 4], None, 0.5)))
-    assert (found.draft_token_ids, found.draft_logits, found.acceptance_threshold) == ([3, 4], None, None)
+    translated = translator.translate(trtllm.Request([1], 1, external_draft_tokens_config=DRAFTS([3, 4], None, 0.5)))
+    assert (translated.draft_token_ids, translated.draft_logits, translated.acceptance_threshold) == (
+        [3, 4],
+        None,
+        None,
+    )
     assert "acceptance_threshold has no effect" in caplog.text
 
 
@@ -229,6 +261,6 @@ def test_an_unknown_attribute(translator) -> None:
 
 
 def test_invalid_params_can_be_replaced_like_others(translator) -> None:
-    found = params(translator, embedding_bias=torch.ones(3))
+    translated = params(translator, embedding_bias=torch.ones(3))
     with pytest.raises(ValueError, match="embedding bias"):
-        replace(found, max_tokens=1).options()
+        replace(translated, max_tokens=1).options()

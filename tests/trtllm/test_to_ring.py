@@ -13,10 +13,10 @@ POLICIES = trtllm.CapacitySchedulerPolicy
 
 
 def test_the_default() -> None:
-    found = ring_arguments(trtllm.ExecutorConfig())
-    assert found["scheduler_config"].engine_args() == {"capacity_scheduler_policy": "guaranteed_no_evict"}
-    assert found["kv_cache_config"] == executor.KvCacheConfig()
-    assert (found["engine_args"], found["router_args"], found["enable_chunked_context"]) == ({}, {}, None)
+    arguments = ring_arguments(trtllm.ExecutorConfig())
+    assert arguments["scheduler_config"].engine_args() == {"capacity_scheduler_policy": "guaranteed_no_evict"}
+    assert arguments["kv_cache_config"] == executor.KvCacheConfig()
+    assert (arguments["engine_args"], arguments["router_args"], arguments["enable_chunked_context"]) == ({}, {}, None)
 
 
 def test_partial_reuse_may_be_turned_off() -> None:
@@ -38,12 +38,12 @@ def test_settings() -> None:
         enable_trt_overlap=True,
         request_stats_max_iterations=2000,
     )
-    found = ring_arguments(config)
-    assert found["scheduler_config"].engine_args() == {
+    arguments = ring_arguments(config)
+    assert arguments["scheduler_config"].engine_args() == {
         "capacity_scheduler_policy": "max_utilization",
         "context_chunking_policy": "equal_progress",
     }
-    assert found["kv_cache_config"].engine_args() == {
+    assert arguments["kv_cache_config"].engine_args() == {
         "kv_cache_tokens": 64,
         "kv_memory_fraction": 0.5,
         "block_reuse": False,
@@ -51,9 +51,13 @@ def test_settings() -> None:
         "max_attention_window": (32,),
         "kv_event_buffer": 16,
     }
-    assert (found["max_batch_size"], found["max_num_tokens"], found["enable_chunked_context"]) == (8, 128, True)
-    assert (found["engine_args"], found["router_args"]) == ({"overlap": True}, {"max_waiting": 5})
-    assert found["iter_stats_max_iterations"] == 2000
+    assert (arguments["max_batch_size"], arguments["max_num_tokens"], arguments["enable_chunked_context"]) == (
+        8,
+        128,
+        True,
+    )
+    assert (arguments["engine_args"], arguments["router_args"]) == ({"overlap": True}, {"max_waiting": 5})
+    assert arguments["iter_stats_max_iterations"] == 2000
 
 
 def test_static_batches() -> None:
@@ -66,41 +70,41 @@ def test_static_batches() -> None:
 
 def test_processors_by_name() -> None:
     processors = trtllm.LogitsPostProcessorConfig({"a": only_42, "b": "my_module:my_function"}, only_43)
-    found = ring_arguments(trtllm.ExecutorConfig(logits_post_processor_config=processors))
+    arguments = ring_arguments(trtllm.ExecutorConfig(logits_post_processor_config=processors))
     module = "tests.fakes.trtllm_processors"
-    assert found["logits_processors"] == {"a": f"{module}:only_42", "b": "my_module:my_function"}
-    assert found["logits_processor_batched"] == f"{module}:only_43"
-    assert found["engine_args"] == {"logits_processor_replicate": True}
+    assert arguments["logits_processors"] == {"a": f"{module}:only_42", "b": "my_module:my_function"}
+    assert arguments["logits_processor_batched"] == f"{module}:only_43"
+    assert arguments["engine_args"] == {"logits_processor_replicate": True}
 
 
 def test_processors_on_rank_0_alone() -> None:
     processors = trtllm.LogitsPostProcessorConfig({"a": only_42}, replicate=False)
-    found = ring_arguments(trtllm.ExecutorConfig(logits_post_processor_config=processors))
-    assert found["engine_args"]["logits_processor_replicate"] is False
+    arguments = ring_arguments(trtllm.ExecutorConfig(logits_post_processor_config=processors))
+    assert arguments["engine_args"]["logits_processor_replicate"] is False
     without = trtllm.LogitsPostProcessorConfig()
     assert ring_arguments(trtllm.ExecutorConfig(logits_post_processor_config=without))["engine_args"] == {}
 
 
 def test_functions_that_engines_cannot_import_are_not_replicated() -> None:
-    called = []
+    calls = []
 
-    def complete(*arguments):
-        called.append(arguments)
+    def complete(*args):
+        calls.append(args)
 
     def without_client_id(request_id, logits, ids, stream):
-        called.append((request_id, logits, ids, stream))
+        calls.append((request_id, logits, ids, stream))
 
     config = trtllm.ExecutorConfig()
     config.logits_post_processor_map = {"a": only_42, "complete": complete, "without_client_id": without_client_id}
-    config.logits_post_processor_batched = lambda ids, *_: called.append(ids)
-    found = ring_arguments(config)
-    assert found["engine_args"] == {"logits_processor_replicate": False}
-    by_name = found["logits_processors"]
+    config.logits_post_processor_batched = lambda ids, *_: calls.append(ids)
+    ring_options = ring_arguments(config)
+    assert ring_options["engine_args"] == {"logits_processor_replicate": False}
+    by_name = ring_options["logits_processors"]
     assert by_name["a"] == "tests.fakes.trtllm_processors:only_42"
     by_name["complete"]("ab-7", "logits", [[1]], None, 5)
     by_name["without_client_id"]("ab-7/1", "logits", [[1]], None, 5)
-    found["logits_processor_batched"](["ab-8", "ab-9"], [], [], None, [])
-    assert called == [(7, "logits", [[1]], 0, 5), (7, "logits", [[1]], 0), [8, 9]]
+    ring_options["logits_processor_batched"](["ab-8", "ab-9"], [], [], None, [])
+    assert calls == [(7, "logits", [[1]], 0, 5), (7, "logits", [[1]], 0), [8, 9]]
 
 
 def test_deprecated_names_of_processors() -> None:
@@ -114,8 +118,8 @@ def test_deprecated_names_of_processors() -> None:
 
 def test_announced_layers_become_engine_settings() -> None:
     outputs = [trtllm.AdditionalModelOutput(name) for name in ("layers.12", "hidden_states", "layers.3", "layers.12")]
-    found = ring_arguments(trtllm.ExecutorConfig(additional_model_outputs=outputs))
-    assert found["engine_args"] == {"output_layers": [3, 12]}
+    arguments = ring_arguments(trtllm.ExecutorConfig(additional_model_outputs=outputs))
+    assert arguments["engine_args"] == {"output_layers": [3, 12]}
 
 
 def processors(**options) -> dict:
@@ -172,8 +176,8 @@ def test_unsupported_options(options, named) -> None:
 
 def test_adapters_are_served_if_their_memory_is_configured(tmp_path) -> None:
     assert ring_arguments(trtllm.ExecutorConfig())["peft_cache_config"] is None
-    given = trtllm.PeftCacheConfig(max_adapter_size=16, num_put_workers=2, host_cache_size=1 << 20)
-    assert ring_arguments(trtllm.ExecutorConfig(peft_cache_config=given))["peft_cache_config"].engine_args() == {
+    cache_config = trtllm.PeftCacheConfig(max_adapter_size=16, num_put_workers=2, host_cache_size=1 << 20)
+    assert ring_arguments(trtllm.ExecutorConfig(peft_cache_config=cache_config))["peft_cache_config"].engine_args() == {
         "lora": True,
         "lora_max_adapter_size": 16,
         "lora_optimal_adapter_size": 8,
@@ -190,8 +194,8 @@ def test_adapters_are_served_if_their_memory_is_configured(tmp_path) -> None:
 
 
 def test_beams_need_max_utilization() -> None:
-    found = ring_arguments(trtllm.ExecutorConfig(4))["scheduler_config"]
-    assert found.engine_args() == {"capacity_scheduler_policy": "max_utilization"}
+    scheduler = ring_arguments(trtllm.ExecutorConfig(4))["scheduler_config"]
+    assert scheduler.engine_args() == {"capacity_scheduler_policy": "max_utilization"}
     with pytest.raises(NotImplementedError, match="max_beam_width = 4"):
         ring_arguments(trtllm.ExecutorConfig(4, batching_type=trtllm.BatchingType.STATIC))
 

@@ -8,7 +8,7 @@ from sluice.client import Chunk, FinishReason, Usage
 
 
 @pytest.mark.parametrize(
-    ("reason", "named", "own"),
+    ("reason", "openai_reason", "sluice_reason"),
     [
         ("eos", "stop", UNSET),
         ("stop_string", "stop", UNSET),
@@ -19,9 +19,9 @@ from sluice.client import Chunk, FinishReason, Usage
         ("unknown", "stop", "unknown"),
     ],
 )
-def test_reasons(reason, named, own):
-    found = end_of(Chunk(0, finish_reason=FinishReason(reason)))
-    assert (found["finish_reason"], found["sluice_reason"]) == (named, own)
+def test_reasons(reason, openai_reason, sluice_reason):
+    finish = end_of(Chunk(0, finish_reason=FinishReason(reason)))
+    assert (finish["finish_reason"], finish["sluice_reason"]) == (openai_reason, sluice_reason)
 
 
 def test_tool_calls_is_the_reason_unless_the_output_was_cut():
@@ -35,6 +35,6 @@ def test_stop_reason():
 
 
 def test_the_usage_of_several_prompts():
-    found = usage_of(Usage(3, 2, 1, 0), Usage(5, 4, 2, 0))
-    assert (found.prompt_tokens, found.completion_tokens, found.total_tokens) == (8, 6, 14)
-    assert found.prompt_tokens_details.cached_tokens == 3
+    usage = usage_of(Usage(3, 2, 1, 0), Usage(5, 4, 2, 0))
+    assert (usage.prompt_tokens, usage.completion_tokens, usage.total_tokens) == (8, 6, 14)
+    assert usage.prompt_tokens_details.cached_tokens == 3

@@ -7,23 +7,23 @@ from typing import Any
 import grpc
 import pytest
 
+from tests.fakes.breaking_routers import GONE, Plan, run_routers
 from tests.fakes.failures import Failure, bad_request
 from tests.fakes.gateway import running
-from tests.fakes.storyteller import GONE, Plan, tell_all
 
 USER = [{"role": "user", "content": "hi"}]
 
 
 async def test_a_completion(gateway, script):
     script.stop_string = "!"
-    found = (await gateway.post("/v1/completions", model="tiny", prompt="x", max_tokens=5)).json()
-    assert found["object"] == "text_completion"
-    assert found["id"].startswith("cmpl-")
-    assert found["model"] == "tiny"
-    (choice,) = found["choices"]
+    answer = (await gateway.post("/v1/completions", model="tiny", prompt="x", max_tokens=5)).json()
+    assert answer["object"] == "text_completion"
+    assert answer["id"].startswith("cmpl-")
+    assert answer["model"] == "tiny"
+    (choice,) = answer["choices"]
     assert (choice["index"], choice["text"], choice["finish_reason"]) == (0, "Hello, world", "stop")
     assert (choice["logprobs"], choice["stop_reason"]) == (None, "!")
-    assert found["usage"] == {
+    assert answer["usage"] == {
         "prompt_tokens": 3,
         "completion_tokens": 3,
         "total_tokens": 6,
@@ -35,9 +35,9 @@ async def test_a_completion(gateway, script):
 
 async def test_a_chat(gateway, script):
     script.stop_string = "!"
-    found = (await gateway.post("/v1/chat/completions", model="tiny", messages=USER)).json()
-    assert found["object"] == "chat.completion"
-    (choice,) = found["choices"]
+    answer = (await gateway.post("/v1/chat/completions", model="tiny", messages=USER)).json()
+    assert answer["object"] == "chat.completion"
+    (choice,) = answer["choices"]
     assert choice["message"] == {"content": "Hello, world", "role": "assistant", "refusal": None}
     assert choice["finish_reason"] == "stop"
     (message,) = script.seen[-1].spec.chat.messages
@@ -58,9 +58,9 @@ async def test_the_bytes_of_a_stream(gateway):
     assert answer.headers["cache-control"] == "no-cache"
     events = answer.text.split("\n\n")
     assert events[-2:] == ["data: [DONE]", ""]
-    chunks = [json.loads(each.removeprefix("data: ")) for each in events[:-2]]
-    assert all((each["id"], each["object"]) == ("chatcmpl-r7", "chat.completion.chunk") for each in chunks)
-    deltas = [each["choices"][0]["delta"] for each in chunks[:-1]]
+    chunks = [json.loads(data.removeprefix("data: ")) for data in events[:-2]]
+    assert all((chunk["id"], chunk["object"]) == ("chatcmpl-r7", "chat.completion.chunk") for chunk in chunks)
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks[:-1]]
     assert deltas == [
         {"role": "assistant"} | deltas[0],
         {"content": "Hello"},
@@ -68,8 +68,8 @@ async def test_the_bytes_of_a_stream(gateway):
         {"content": "world"},
         {},
     ]
-    assert [each["choices"][0]["finish_reason"] for each in chunks[:-1]] == [None] * 4 + ["length"]
-    assert [each["usage"] for each in chunks[:-1]] == [None] * 5
+    assert [chunk["choices"][0]["finish_reason"] for chunk in chunks[:-1]] == [None] * 4 + ["length"]
+    assert [chunk["usage"] for chunk in chunks[:-1]] == [None] * 5
     assert chunks[-1]["choices"] == []
     assert chunks[-1]["usage"]["total_tokens"] == 6
 
@@ -83,16 +83,19 @@ async def test_a_stream_of_a_completion(gateway):
 
 
 async def test_several_prompts(gateway, script):
-    found = await gateway.post("/v1/completions", prompt=["x", "y"], headers={"x-request-id": "r"})
-    assert [each["index"] for each in found.json()["choices"]] == [0, 1]
-    assert found.json()["usage"]["total_tokens"] == 12
-    assert sorted((each.spec.text, each.spec.request_id) for each in script.seen) == [("x", "r-0"), ("y", "r-1")]
+    answer = await gateway.post("/v1/completions", prompt=["x", "y"], headers={"x-request-id": "r"})
+    assert [item["index"] for item in answer.json()["choices"]] == [0, 1]
+    assert answer.json()["usage"]["total_tokens"] == 12
+    assert sorted((request.spec.text, request.spec.request_id) for request in script.seen) == [
+        ("x", "r-0"),
+        ("y", "r-1"),
+    ]
     chunks = await gateway.events("/v1/completions", prompt=[[1, 2], [3]])
     texts = {0: "", 1: ""}
     for chunk in chunks[:-1]:
         texts[chunk["choices"][0]["index"]] += chunk["choices"][0]["text"]
     assert texts == {0: "Hello, world", 1: "Hello, world"}
-    assert sorted(tuple(each.spec.token_ids.ids) for each in script.seen[-2:]) == [(1, 2), (3,)]
+    assert sorted(tuple(request.spec.token_ids.ids) for request in script.seen[-2:]) == [(1, 2), (3,)]
 
 
 async def test_one_of_several_prompts_fails(gateway, script):
@@ -112,35 +115,39 @@ async def test_one_of_several_prompts_fails(gateway, script):
 async def test_a_whole_answer_is_resumed_at_the_next_router(body, events):
     """`events`: number of events before the router is lost."""
     plan = Plan()
-    with tell_all(2, plan) as addresses:
+    with run_routers(2, plan) as addresses:
         async with running(addresses) as gateway:
 
-            async def ask() -> Any:
-                found = await gateway.post("/v1/completions", seed=5, max_tokens=9, **body)
-                assert found.status_code == 200, found.text
-                return found.json() | {"id": "", "created": 0}
+            async def complete() -> Any:
+                answer = await gateway.post("/v1/completions", seed=5, max_tokens=9, **body)
+                assert answer.status_code == 200, answer.text
+                return answer.json() | {"id": "", "created": 0}
 
-            calm = await ask()
+            uninterrupted = await complete()
             plan.breaks.append((events, GONE))
-            assert await ask() == calm
+            assert await complete() == uninterrupted
     resumed = [spec for _, spec in plan.seen if spec.resume]
-    assert [sum(len(each.token_ids) for each in spec.resume) > 0 for spec in resumed] == [True]
+    assert [sum(len(resume.token_ids) for resume in spec.resume) > 0 for spec in resumed] == [True]
 
 
-@pytest.mark.parametrize("shown", [{}, {"logprobs": 1}])
-async def test_best_of_returns_the_most_likely_outputs(shown):
+@pytest.mark.parametrize("options", [{}, {"logprobs": 1}])
+async def test_best_of_returns_the_most_likely_outputs(options):
     plan = Plan()
-    with tell_all(1, plan) as addresses:
+    with run_routers(1, plan) as addresses:
         async with running(addresses) as gateway:
-            found = await gateway.post("/v1/completions", prompt="p", seed=160, max_tokens=9, n=2, best_of=3, **shown)
-            every = await gateway.post("/v1/completions", prompt="p", seed=160, max_tokens=9, n=3, logprobs=1)
-    choices = found.json()["choices"]
-    assert [each["index"] for each in choices] == [0, 1]
-    assert [each["logprobs"] is None for each in choices] == [not shown] * 2
-    ranked = sorted(every.json()["choices"], key=lambda each: -statistics.fmean(each["logprobs"]["token_logprobs"]))
-    assert [each["index"] for each in ranked] != sorted(each["index"] for each in ranked)
-    assert [each["text"] for each in choices] == [each["text"] for each in ranked[:2]]
-    assert found.json()["usage"] == every.json()["usage"]
+            answer = await gateway.post(
+                "/v1/completions", prompt="p", seed=160, max_tokens=9, n=2, best_of=3, **options
+            )
+            all_outputs = await gateway.post("/v1/completions", prompt="p", seed=160, max_tokens=9, n=3, logprobs=1)
+    choices = answer.json()["choices"]
+    assert [choice["index"] for choice in choices] == [0, 1]
+    assert [choice["logprobs"] is None for choice in choices] == [not options] * 2
+    ranked = sorted(
+        all_outputs.json()["choices"], key=lambda choice: -statistics.fmean(choice["logprobs"]["token_logprobs"])
+    )
+    assert [choice["index"] for choice in ranked] != sorted(choice["index"] for choice in ranked)
+    assert [choice["text"] for choice in choices] == [choice["text"] for choice in ranked[:2]]
+    assert answer.json()["usage"] == all_outputs.json()["usage"]
     assert (plan.seen[0][1].n, plan.seen[0][1].HasField("best_of")) == (3, False)
 
 
@@ -154,21 +161,21 @@ async def test_errors_of_n_name_best_of(gateway, script):
 
 @pytest.mark.parametrize("prompt", [[], ["a", 1], [1, [2]], [["a"]], 7, None, ["x"] * 300])
 async def test_no_prompt(gateway, script, prompt):
-    found = await gateway.post("/v1/completions", prompt=prompt)
-    assert (found.status_code, found.json()["error"]["param"].partition("[")[0]) == (400, "prompt")
+    answer = await gateway.post("/v1/completions", prompt=prompt)
+    assert (answer.status_code, answer.json()["error"]["param"].partition("[")[0]) == (400, "prompt")
     assert not script.seen
 
 
 async def test_the_callers_headers_are_forwarded(gateway, script):
     headers = {"authorization": "Bearer s3cret", "traceparent": "00-ab-cd-01", "x-request-id": "r-1", "cookie": "no"}
-    found = await gateway.post("/v1/completions", prompt="x", headers=headers)
-    assert found.headers["x-request-id"] == "r-1"
+    answer = await gateway.post("/v1/completions", prompt="x", headers=headers)
+    assert answer.headers["x-request-id"] == "r-1"
     assert script.seen[-1].spec.request_id == "r-1"
-    seen = script.metadata[-1]
-    assert (seen["authorization"], seen["traceparent"]) == ("Bearer s3cret", "00-ab-cd-01")
-    assert "cookie" not in seen
-    found = await gateway.post("/v1/completions", prompt="x")
-    assert found.headers["x-request-id"] == script.seen[-1].spec.request_id != ""
+    forwarded = script.metadata[-1]
+    assert (forwarded["authorization"], forwarded["traceparent"]) == ("Bearer s3cret", "00-ab-cd-01")
+    assert "cookie" not in forwarded
+    answer = await gateway.post("/v1/completions", prompt="x")
+    assert answer.headers["x-request-id"] == script.seen[-1].spec.request_id != ""
     assert "authorization" not in script.metadata[-1]
 
 
@@ -176,6 +183,6 @@ async def test_the_callers_headers_are_forwarded(gateway, script):
     ("name", "value"), [("x-request-id", "a b"), ("x-request-id", "x" * 200), ("authorization", "Bearer ü")]
 )
 async def test_invalid_headers_are_refused(gateway, script, name, value):
-    found = await gateway.http.post("/v1/completions", json={"prompt": "x"}, headers=[(name.encode(), value.encode())])
-    assert (found.status_code, found.json()["error"]["param"]) == (400, name)
+    answer = await gateway.http.post("/v1/completions", json={"prompt": "x"}, headers=[(name.encode(), value.encode())])
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, name)
     assert not script.seen

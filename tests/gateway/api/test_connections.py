@@ -42,9 +42,9 @@ async def test_closing_before_the_first_token_cancels_the_request(gateway, scrip
     for fields in ({"stream": True}, {"stream": True, "prompt": ["x", "y"]}):
         script.gone.clear()
         _, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
-        seen = len(script.seen)
+        requests_before = len(script.seen)
         writer.write(head(json.dumps({"prompt": "x", **fields}).encode()))
-        await until(lambda: len(script.seen) > seen)  # noqa: B023
+        await until(lambda: len(script.seen) > requests_before)  # noqa: B023
         writer.close()
         await until(script.gone.is_set)
 
@@ -54,11 +54,11 @@ async def test_closing_while_the_whole_answer_is_computed(gateway, script, monke
     loop = asyncio.get_running_loop()
     hang = FakeServer._hang
 
-    def noting(self, context, request_id=""):
+    def hang_and_note(self, context, request_id=""):
         hang(self, context, request_id)
         loop.call_soon_threadsafe(ended.set)
 
-    monkeypatch.setattr(FakeServer, "_hang", noting)
+    monkeypatch.setattr(FakeServer, "_hang", hang_and_note)
     script.hangs = True
     _, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
     writer.write(head(b'{"prompt": "x"}'))
@@ -70,10 +70,10 @@ async def test_closing_while_the_whole_answer_is_computed(gateway, script, monke
 async def test_a_comment_is_sent_after_silence(router, script, monkeypatch):
     monkeypatch.setattr(event_stream.EventStream.__init__, "__defaults__", (0.1,))
     script.hangs = True
-    async with running(router) as found:
+    async with running(router) as gateway:
         for texts in (["a"], []):
             script.texts = texts
-            reader, writer = await asyncio.open_connection("127.0.0.1", found.port)
+            reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
             writer.write(head(b'{"prompt": "x", "stream": true}'))
             for _ in range(2):
                 await asyncio.wait_for(reader.readuntil(b": waiting\n\n"), LIMIT)
@@ -94,22 +94,22 @@ async def test_an_endless_request_head(gateway):
 
 @pytest.mark.parametrize("begin", [b"", b"GET /ver"])
 async def test_a_client_that_sends_nothing(router, monkeypatch, begin):
-    async with running(router) as found:
+    async with running(router) as gateway:
         with monkeypatch.context() as patch:
             patch.setattr(connection, "HEAD_SECONDS", 0.2)
-            reader, writer = await asyncio.open_connection("127.0.0.1", found.port)
+            reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
             writer.write(begin)
             with suppress(ConnectionError):
                 assert await asyncio.wait_for(reader.read(), LIMIT) == b""
         # The next connection has the usual timeout, even if this thread is delayed.
-        assert (await found.http.get("/version")).status_code == 200
+        assert (await gateway.http.get("/version")).status_code == 200
 
 
 async def test_connections_beyond_the_limit(router):
-    async with running(router, max_connections=2) as found:
-        _, writer = await asyncio.open_connection("127.0.0.1", found.port)
+    async with running(router, max_connections=2) as gateway:
+        _, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
         await asyncio.sleep(0.05)
-        assert (await found.http.get("/version")).status_code == 503
+        assert (await gateway.http.get("/version")).status_code == 503
         writer.close()
 
 
@@ -128,13 +128,13 @@ async def test_bytes_that_are_not_http(gateway, data):
 async def test_a_client_that_does_not_read_is_disconnected(router, script, monkeypatch):
     """Until then the amount of buffered data is bounded: the router's stream is not read."""
     script.texts = ["x" * 50_000] * 400
-    async with running(router, slow_client_timeout=1.0) as found:
-        reader, writer = await asyncio.open_connection("127.0.0.1", found.port, limit=1024)
+    async with running(router, slow_client_timeout=1.0) as gateway:
+        reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port, limit=1024)
         writer.write(head(b'{"prompt": "x", "stream": true}'))
         await reader.readline()
         writer.transport.pause_reading()
         await asyncio.sleep(0.5)
-        assert found.gateway.counters.events < 300
-        await until(lambda: bool(found.gateway.counters.requests))
-        assert found.gateway.counters.requests["/v1/completions", "499"] == 1
+        assert gateway.gateway.counters.events < 300
+        await until(lambda: bool(gateway.gateway.counters.requests))
+        assert gateway.gateway.counters.requests["/v1/completions", "499"] == 1
         writer.transport.abort()

@@ -39,13 +39,13 @@ def with_reason(code: grpc.StatusCode, reason: str, retry_after: float | None = 
 )
 async def test_errors_by_class(gateway, script, failure, status, kind, code, streams):
     script.failure = failure
-    found = await gateway.post("/v1/completions", prompt="x", stream=streams)
-    error = found.json()["error"]
-    assert (found.status_code, error["type"], error["code"]) == (status, kind, code)
-    assert ("retry-after" in found.headers) is (status == 429 or code == "no_engine")
-    if "retry-after" in found.headers:
-        assert (found.headers["retry-after"], found.headers["retry-after-ms"]) == ("1", "500")
-    assert found.headers.get("x-should-retry") == ("false" if code == "poison" else None)
+    answer = await gateway.post("/v1/completions", prompt="x", stream=streams)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["type"], error["code"]) == (status, kind, code)
+    assert ("retry-after" in answer.headers) is (status == 429 or code == "no_engine")
+    if "retry-after" in answer.headers:
+        assert (answer.headers["retry-after"], answer.headers["retry-after-ms"]) == ("1", "500")
+    assert answer.headers.get("x-should-retry") == ("false" if code == "poison" else None)
     if status == 400 and code == "invalid_argument":
         assert error["param"] == "temperature"
         assert error["message"] == "temperature: is 3"
@@ -73,8 +73,8 @@ async def test_an_unknown_model_is_named_as_in_the_request(gateway, script):
 )
 async def test_errors_name_fields_as_in_the_http_api(gateway, script, field, param):
     script.failure = bad_request(field, "is wrong")
-    found = await gateway.post("/v1/completions", prompt="x", guided_json={})
-    assert found.json()["error"] == {
+    answer = await gateway.post("/v1/completions", prompt="x", guided_json={})
+    assert answer.json()["error"] == {
         "message": f"{param}: is wrong",
         "type": "invalid_request_error",
         "param": param,
@@ -85,15 +85,15 @@ async def test_errors_name_fields_as_in_the_http_api(gateway, script, field, par
 async def test_an_error_in_the_middle(gateway, script):
     script.failure, script.fail_after = with_reason(CODE.INTERNAL, "STEP_FAILED"), 2
     chunks = await gateway.events("/v1/completions", prompt="x")
-    assert [each["choices"][0]["text"] for each in chunks[:-1]] == ["Hello", ", "]
+    assert [chunk["choices"][0]["text"] for chunk in chunks[:-1]] == ["Hello", ", "]
     assert chunks[-1]["error"]["code"] == "step_failed"
 
 
 async def test_no_router(gateway):
-    async with running("127.0.0.1:1") as lost:
-        found = await lost.post("/v1/completions", prompt="x")
-    assert (found.status_code, found.json()["error"]["type"]) == (503, "server_error")
-    assert found.headers["retry-after"] == "1"
+    async with running("127.0.0.1:1") as gateway_without_router:
+        answer = await gateway_without_router.post("/v1/completions", prompt="x")
+    assert (answer.status_code, answer.json()["error"]["type"]) == (503, "server_error")
+    assert answer.headers["retry-after"] == "1"
 
 
 HOSTILE = {
@@ -120,31 +120,31 @@ HOSTILE = {
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"])
 @pytest.mark.parametrize("data", HOSTILE.values(), ids=HOSTILE)
 async def test_hostile_bodies(gateway, script, data, path):
-    found = await gateway.http.post(path, content=data)
-    if path != "/tokenize" or found.status_code != 200:
-        assert found.status_code == 400, found.text
-        assert found.json()["error"]["message"]
+    answer = await gateway.http.post(path, content=data)
+    if path != "/tokenize" or answer.status_code != 200:
+        assert answer.status_code == 400, answer.text
+        assert answer.json()["error"]["message"]
     assert (await gateway.http.get("/version")).status_code == 200
 
 
 async def test_unknown_fields_are_counted(gateway, script):
     known = {"store": True, "metadata": {"a": "b"}, "service_tier": "auto", "user": "u", "suffix": None}
-    found = await gateway.post("/v1/completions", prompt="x", colour="red", size=3, **known)
-    assert found.status_code == 200
+    answer = await gateway.post("/v1/completions", prompt="x", colour="red", size=3, **known)
+    assert answer.status_code == 200
     assert gateway.gateway.counters.unknown_fields == 2
 
 
 @pytest.mark.parametrize("name", ["suffix", "use_beam_search", "tools"])
 async def test_fields_that_would_change_the_answer_are_refused(gateway, name):
-    found = await gateway.post("/v1/completions", prompt="x", **{name: [1]})
-    assert (found.status_code, found.json()["error"]["param"]) == (400, name)
+    answer = await gateway.post("/v1/completions", prompt="x", **{name: [1]})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, name)
 
 
 async def test_tools_without_a_parser_name_the_setting(gateway):
     tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
-    found = await gateway.post("/v1/chat/completions", messages=[{"role": "user", "content": "x"}], tools=tools)
-    error = found.json()["error"]
-    assert (found.status_code, error["param"]) == (400, "tools")
+    answer = await gateway.post("/v1/chat/completions", messages=[{"role": "user", "content": "x"}], tools=tools)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, "tools")
     assert "sluice serve --set gateway.tool_parser=hermes" in error["message"]
 
 
@@ -188,6 +188,6 @@ async def test_an_error_of_the_gateway_is_a_500_and_logged_without_texts(gateway
         raise KeyError("secret")
 
     monkeypatch.setattr(gateway.gateway.client, "stream", fail)
-    found = await gateway.post("/v1/completions", prompt="x")
-    assert found.status_code == 500
-    assert "secret" not in found.text
+    answer = await gateway.post("/v1/completions", prompt="x")
+    assert answer.status_code == 500
+    assert "secret" not in answer.text

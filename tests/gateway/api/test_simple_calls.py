@@ -11,10 +11,12 @@ from tests.fakes.gateway import running
 
 
 async def test_models(gateway):
-    found = (await gateway.http.get("/v1/models")).json()
-    assert found["object"] == "list"
-    assert [(each["id"], each["object"], each["max_model_len"]) for each in found["data"]] == [("tiny", "model", 1024)]
-    assert (await gateway.http.get("/v1/models/tiny")).json() == found["data"][0]
+    models = (await gateway.http.get("/v1/models")).json()
+    assert models["object"] == "list"
+    assert [(entry["id"], entry["object"], entry["max_model_len"]) for entry in models["data"]] == [
+        ("tiny", "model", 1024)
+    ]
+    assert (await gateway.http.get("/v1/models/tiny")).json() == models["data"][0]
     missing = await gateway.http.get("/v1/models/other/name")
     assert missing.status_code == 404
     assert missing.json()["error"]["param"] == "model"
@@ -23,24 +25,26 @@ async def test_models(gateway):
 async def test_adapters_are_listed_as_models(gateway, script):
     for name in ("sql", "chat", "code"):
         script.loras[name] = admin_pb2.Lora(lora_id=name, rank=8)
-    found = (await gateway.http.get("/v1/models", headers={"authorization": "Bearer mine"})).json()["data"]
-    assert [(each["id"], each["parent"], each["max_model_len"]) for each in found] == [
+    models = (await gateway.http.get("/v1/models", headers={"authorization": "Bearer mine"})).json()["data"]
+    assert [(entry["id"], entry["parent"], entry["max_model_len"]) for entry in models] == [
         ("tiny", None, 1024),
         ("chat", "tiny", 1024),
         ("code", "tiny", 1024),
         ("sql", "tiny", 1024),
     ]
     calls = zip(script.seen, script.metadata, strict=True)
-    pages = [sent["authorization"] for asked, sent in calls if isinstance(asked, admin_pb2.ListLorasRequest)]
-    assert pages == ["Bearer mine"] * 2
-    assert (await gateway.http.get("/v1/models/sql")).json() == found[3]
+    tokens = [
+        metadata["authorization"] for request, metadata in calls if isinstance(request, admin_pb2.ListLorasRequest)
+    ]
+    assert tokens == ["Bearer mine"] * 2
+    assert (await gateway.http.get("/v1/models/sql")).json() == models[3]
 
 
 async def test_tokens(gateway, script):
-    found = await gateway.post("/tokenize", prompt="ab", model="tiny", add_special_tokens=False)
-    assert found.json() == {"tokens": [97, 98], "count": 2, "max_model_len": 1024}
-    asked = script.seen[-2]
-    assert (asked.model, asked.add_special_tokens) == ("tiny", False)
+    response = await gateway.post("/tokenize", prompt="ab", model="tiny", add_special_tokens=False)
+    assert response.json() == {"tokens": [97, 98], "count": 2, "max_model_len": 1024}
+    tokenize_request = script.seen[-2]
+    assert (tokenize_request.model, tokenize_request.add_special_tokens) == ("tiny", False)
     assert (await gateway.post("/detokenize", tokens=[97, 98])).json() == {"prompt": "ab"}
     for wrong, param in (({"messages": []}, "messages"), ({}, "prompt"), ({"prompt": "x", "messages": []}, "messages")):
         answer = await gateway.post("/tokenize", **wrong)
@@ -51,14 +55,14 @@ async def test_tokens(gateway, script):
 
 async def test_tokens_of_a_chat(gateway, script):
     tool = {"type": "function", "function": {"name": "f"}}
-    found = await gateway.post(
+    answer = await gateway.post(
         "/tokenize",
         messages=[{"role": "user", "content": "abc"}],
         tools=[tool],
         chat_template_kwargs={"x": 1},
         add_generation_prompt=False,
     )
-    assert found.json() == {"tokens": [97, 98, 99], "count": 3, "max_model_len": 1024}
+    assert answer.json() == {"tokens": [97, 98, 99], "count": 3, "max_model_len": 1024}
     chat = script.seen[-2].chat
     assert [(message.role, message.content) for message in chat.messages] == [("user", "abc")]
     assert json.loads(chat.tools_json) == [tool]
@@ -73,13 +77,13 @@ async def test_version_and_health(gateway):
 
 
 async def test_unknown_paths_and_models(gateway):
-    for found, status in (
+    for answer, status in (
         (await gateway.http.get("/v1/embeddings"), 404),
         (await gateway.http.get("/v1/chat/completions"), 405),
         (await gateway.http.post("/v1/models"), 405),
     ):
-        assert found.status_code == status
-        assert found.json()["error"]["message"]
+        assert answer.status_code == status
+        assert answer.json()["error"]["message"]
     unknown = await gateway.http.get("/v1/" + "x" * 1000)
     assert unknown.json()["error"]["message"].startswith(f"GET /v1/{'x' * 196} is not served; the gateway serves GET")
 
@@ -95,9 +99,9 @@ NOT_SERVED = {
 }
 
 
-@pytest.mark.parametrize("asked", NOT_SERVED)
-async def test_other_calls_of_the_client_are_not_served(gateway, asked):
-    status, call = NOT_SERVED[asked]
+@pytest.mark.parametrize("method_and_path", NOT_SERVED)
+async def test_other_calls_of_the_client_are_not_served(gateway, method_and_path):
+    status, call = NOT_SERVED[method_and_path]
     async with AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="none") as client:
         with pytest.raises(APIStatusError) as error:
             await call(client)
@@ -106,16 +110,16 @@ async def test_other_calls_of_the_client_are_not_served(gateway, asked):
         "unknown_url",
         "invalid_request_error",
     )
-    assert f"{asked} is not served" in error.value.message
+    assert f"{method_and_path} is not served" in error.value.message
 
 
 async def test_cross_origin_requests(router):
-    asked = {"origin": "https://chat.example.com", "access-control-request-method": "POST"}
+    headers = {"origin": "https://chat.example.com", "access-control-request-method": "POST"}
     async with running(router) as closed:
-        answer = await closed.http.options("/v1/models", headers=asked)
+        answer = await closed.http.options("/v1/models", headers=headers)
         assert "access-control-allow-origin" not in answer.headers
-    async with running(router, cors_origins=("https://chat.example.com",)) as open_to_it:
-        answer = await open_to_it.http.options("/v1/models", headers=asked)
+    async with running(router, cors_origins=("https://chat.example.com",)) as allowed:
+        answer = await allowed.http.options("/v1/models", headers=headers)
         assert answer.headers["access-control-allow-origin"] == "https://chat.example.com"
-        other = await open_to_it.http.options("/v1/models", headers={**asked, "origin": "https://evil.example"})
-        assert "access-control-allow-origin" not in other.headers
+        foreign = await allowed.http.options("/v1/models", headers={**headers, "origin": "https://evil.example"})
+        assert "access-control-allow-origin" not in foreign.headers

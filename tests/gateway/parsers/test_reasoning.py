@@ -51,8 +51,8 @@ def test_tool_calls_after_reasoning():
 
 
 def test_which_parser():
-    both = Parsers(tool_parser="hermes", reasoning_parser="qwen3")
-    assert isinstance(parser_for(both, tools=True, guided=True)(), HermesParser)
-    assert isinstance(parser_for(both, tools=False, guided=True)(), PlainText)
-    assert isinstance(parser_for(both, tools=True, guided=False)(), ReasoningParser)
+    parsers = Parsers(tool_parser="hermes", reasoning_parser="qwen3")
+    assert isinstance(parser_for(parsers, tools=True, guided=True)(), HermesParser)
+    assert isinstance(parser_for(parsers, tools=False, guided=True)(), PlainText)
+    assert isinstance(parser_for(parsers, tools=True, guided=False)(), ReasoningParser)
     assert isinstance(parser_for(Parsers(), tools=True, guided=False)(), PlainText)

@@ -1,4 +1,4 @@
-"""docs/http.md says how each field is handled. Compared here with the parsers and with OpenAI's client."""
+"""The handling of each field in docs/http.md agrees with the parsers and with OpenAI's client."""
 
 import re
 from collections.abc import Iterator
@@ -28,14 +28,14 @@ CLIENT = {
 
 def documented() -> tuple[dict[str, str], dict[str, str], dict[str, str]]:
     """How fields are handled, by name: of completions, of chats, and nested ones."""
-    found: tuple[dict[str, str], dict[str, str], dict[str, str]] = ({}, {}, {})
+    handling: tuple[dict[str, str], dict[str, str], dict[str, str]] = ({}, {}, {})
     for names, first, second in ROW.findall(PAGE.read_text()):
         for name in NAME.findall(names):
-            columns = zip(found[:2], (first, second), strict=True) if second else [(found[2], first)]
+            columns = zip(handling[:2], (first, second), strict=True) if second else [(handling[2], first)]
             for column, fate in columns:
                 assert name not in column, f"{name} is listed twice"
                 column[name] = fate
-    return found
+    return handling
 
 
 COMPLETIONS, CHATS, INSIDE = documented()
@@ -47,18 +47,18 @@ DOCUMENTED = {"/v1/completions": COMPLETIONS, "/v1/chat/completions": CHATS}
     [(COMPLETIONS, completion.CompletionRequest, completion), (CHATS, chat.ChatRequest, chat)],
 )
 def test_the_documentation_agrees_with_the_parsers(listed: dict[str, str], kind: type, module: ModuleType):
-    fates = dict.fromkeys(module.REFUSED, "refused") | dict.fromkeys(module.WITHOUT_MEANING, "ignored")
-    fields = [each.encode_name for each in msgspec.structs.fields(kind)]
-    assert not fates.keys() & set(fields)
-    assert listed == fates | dict.fromkeys(fields, "yes")
+    expected = dict.fromkeys(module.REFUSED, "refused") | dict.fromkeys(module.WITHOUT_MEANING, "ignored")
+    read_fields = [field.encode_name for field in msgspec.structs.fields(kind)]
+    assert not expected.keys() & set(read_fields)
+    assert listed == expected | dict.fromkeys(read_fields, "yes")
 
 
 def client_fields(path: str) -> dict[str, Any]:
     """Types by name of the fields that OpenAI's client can send."""
-    found: dict[str, Any] = {}
+    types: dict[str, Any] = {}
     for kind in get_args(CLIENT[path].CompletionCreateParams):
-        found |= get_type_hints(kind)
-    return found
+        types |= get_type_hints(kind)
+    return types
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -69,8 +69,8 @@ def test_every_field_of_the_client_is_known(path: str):
 
 def inside(kind: Any, path: str) -> Iterator[str]:
     """Paths of all fields that a value of this client type may contain."""
-    for each in [kind] if is_typeddict(kind) else []:
-        for name, hint in get_type_hints(each).items():
+    for struct in [kind] if is_typeddict(kind) else []:
+        for name, hint in get_type_hints(struct).items():
             yield f"{path}.{name}"
             if f"{path}.{name}" not in INSIDE:
                 yield from inside(hint, f"{path}.{name}")
@@ -82,9 +82,9 @@ def decoded(kind: Any, path: str) -> Iterator[str]:
     """Paths of all fields that the gateway reads from a value of this type."""
     if isinstance(kind, StructType):
         yield f"{path}.{kind.tag_field}"
-        for each in kind.fields:
-            yield f"{path}.{each.encode_name}"
-            yield from decoded(each.type, f"{path}.{each.encode_name}")
+        for field in kind.fields:
+            yield f"{path}.{field.encode_name}"
+            yield from decoded(field.type, f"{path}.{field.encode_name}")
     for inner in (getattr(kind, "item_type", None), *getattr(kind, "types", ())):
         if inner is not None:
             yield from decoded(inner, path)
@@ -95,28 +95,30 @@ def test_every_nested_field_is_known(path: str):
     kind = {"/v1/completions": completion.CompletionRequest, "/v1/chat/completions": chat.ChatRequest}[path]
     read = set(decoded(type_info(kind), ""))
     sent = {
-        each
+        nested_path
         for name, hint in client_fields(path).items()
         if DOCUMENTED[path][name] == "yes"
-        for each in inside(hint, name)
+        for nested_path in inside(hint, name)
     }
-    assert sent - INSIDE.keys() - {each.removeprefix(".") for each in read} == set()
+    assert sent - INSIDE.keys() - {nested_path.removeprefix(".") for nested_path in read} == set()
     if "messages" in PATHS[path]:
         assert INSIDE.keys() <= sent
 
 
 def fields(fate: str) -> list[tuple[str, str]]:
-    return [(path, name) for path, listed in DOCUMENTED.items() for name, its in listed.items() if its == fate]
+    return [
+        (path, name) for path, listed in DOCUMENTED.items() for name, field_fate in listed.items() if field_fate == fate
+    ]
 
 
 @pytest.mark.parametrize(("path", "name"), fields("refused"))
 async def test_refused_fields_are_named(gateway, script, path, name):
     for value in (True, 1, "x", ["x"], {"x": 1}):
-        found = await gateway.post(path, **PATHS[path] | {name: value})
-        assert (found.status_code, found.json()["error"]["param"]) == (400, name)
+        answer = await gateway.post(path, **PATHS[path] | {name: value})
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, name)
     assert not script.seen
-    for nothing in (None, False, [], {}, ""):
-        assert (await gateway.post(path, **PATHS[path] | {name: nothing})).status_code == 200
+    for empty in (None, False, [], {}, ""):
+        assert (await gateway.post(path, **PATHS[path] | {name: empty})).status_code == 200
 
 
 @pytest.mark.parametrize(("path", "name"), fields("ignored"))
@@ -161,29 +163,29 @@ REFUSED_INSIDE = {
 
 async def test_refused_nested_fields_are_named(gateway, script):
     assert REFUSED_INSIDE.keys() == {name for name, fate in INSIDE.items() if fate == "refused"}
-    for name, (sent, param) in REFUSED_INSIDE.items():
-        found = await gateway.post("/v1/chat/completions", **PATHS["/v1/chat/completions"] | sent)
-        assert (name, found.status_code, found.json()["error"]["param"]) == (name, 400, param)
+    for name, (body, param) in REFUSED_INSIDE.items():
+        answer = await gateway.post("/v1/chat/completions", **PATHS["/v1/chat/completions"] | body)
+        assert (name, answer.status_code, answer.json()["error"]["param"]) == (name, 400, param)
     assert not script.seen
 
 
 async def test_only_the_modality_text_is_supported(gateway):
     assert (await gateway.post("/v1/chat/completions", messages=USER, modalities=["text"])).status_code == 200
-    found = await gateway.post("/v1/chat/completions", messages=USER, modalities=["text", "audio"])
-    assert (found.status_code, found.json()["error"]["param"]) == (400, "modalities")
+    answer = await gateway.post("/v1/chat/completions", messages=USER, modalities=["text", "audio"])
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "modalities")
 
 
 def test_the_user_in_the_log():
-    found = [
-        chat.ChatRequest(messages=[], user=user, safety_identifier=other).logged_user
-        for user, other in (("ann", "a1"), (None, "a\n1"), (None, None))
+    logged = [
+        chat.ChatRequest(messages=[], user=user, safety_identifier=identifier).logged_user
+        for user, identifier in (("ann", "a1"), (None, "a\n1"), (None, None))
     ]
-    assert found == ["ann", "a\\n1", None]
+    assert logged == ["ann", "a\\n1", None]
 
 
 async def test_a_refusal_counts_as_the_models_text(gateway, script):
     refusals = [{"refusal": "No."}, {"content": [TEXT, {"type": "refusal", "refusal": "No."}]}]
-    messages = [*USER, *({"role": "assistant", "audio": None, "function_call": None} | each for each in refusals)]
-    found = await gateway.post("/v1/chat/completions", messages=messages)
-    assert found.status_code == 200, found.text
-    assert [each.content for each in script.seen[-1].spec.chat.messages] == ["hi", "No.", "hi\nNo."]
+    messages = [*USER, *({"role": "assistant", "audio": None, "function_call": None} | refusal for refusal in refusals)]
+    answer = await gateway.post("/v1/chat/completions", messages=messages)
+    assert answer.status_code == 200, answer.text
+    assert [message.content for message in script.seen[-1].spec.chat.messages] == ["hi", "No.", "hi\nNo."]

@@ -13,10 +13,10 @@ from tests.fakes.failures import Failure
 USER = [{"role": "user", "content": "hi"}]
 
 
-async def asked(gateway, script, path="/v1/completions", **fields) -> pb.GenerationSpec:
+async def translated(gateway, script, path="/v1/completions", **fields) -> pb.GenerationSpec:
     prompt = {"messages": USER} if "chat" in path else {"prompt": "x"}
-    found = await gateway.post(path, **prompt, **fields)
-    assert found.status_code == 200, found.text
+    answer = await gateway.post(path, **prompt, **fields)
+    assert answer.status_code == 200, answer.text
     return script.seen[-1].spec
 
 
@@ -57,21 +57,21 @@ BOTH = {
 @pytest.mark.parametrize("name", BOTH)
 async def test_fields_of_both_endpoints(gateway, script, path, name):
     value, holds = BOTH[name]
-    assert holds(await asked(gateway, script, path, **{name: value}))
+    assert holds(await translated(gateway, script, path, **{name: value}))
 
 
 async def test_defaults_of_a_completion(gateway, script):
-    spec = await asked(gateway, script, logprobs=3, echo=True, max_tokens=None)
+    spec = await translated(gateway, script, logprobs=3, echo=True, max_tokens=None)
     assert (spec.output.logprobs, spec.output.prompt_logprobs, spec.output.echo) == (3, 3, True)
     assert not spec.stopping.HasField("max_tokens")
-    assert (await asked(gateway, script)).stopping.max_tokens == 16
-    assert not (await asked(gateway, script, echo=True)).output.HasField("prompt_logprobs")
-    assert (await asked(gateway, script, prompt_logprobs=2)).output.prompt_logprobs == 2
+    assert (await translated(gateway, script)).stopping.max_tokens == 16
+    assert not (await translated(gateway, script, echo=True)).output.HasField("prompt_logprobs")
+    assert (await translated(gateway, script, prompt_logprobs=2)).output.prompt_logprobs == 2
 
 
 async def test_fields_of_a_chat(gateway, script):
     path = "/v1/chat/completions"
-    spec = await asked(
+    spec = await translated(
         gateway,
         script,
         path,
@@ -92,8 +92,8 @@ async def test_fields_of_a_chat(gateway, script):
         "reasoning_effort": "low",
         "verbosity": "high",
     }
-    assert (await asked(gateway, script, path, logprobs=True)).output.logprobs == 0
-    assert not (await asked(gateway, script, path, logprobs=False)).output.HasField("logprobs")
+    assert (await translated(gateway, script, path, logprobs=True)).output.logprobs == 0
+    assert not (await translated(gateway, script, path, logprobs=False)).output.HasField("logprobs")
 
 
 async def test_messages(gateway, script):
@@ -104,21 +104,23 @@ async def test_messages(gateway, script):
         {"role": "assistant", "content": None, "tool_calls": [call], "reasoning_content": "hm"},
         {"role": "tool", "content": "42", "tool_call_id": "c1"},
     ]
-    found = await gateway.post("/v1/chat/completions", messages=messages)
-    assert found.status_code == 200, found.text
+    answer = await gateway.post("/v1/chat/completions", messages=messages)
+    assert answer.status_code == 200, answer.text
     system, user, assistant, tool = script.seen[-1].spec.chat.messages
     assert (system.role, system.content) == ("system", "a\nb")
     assert (user.content, user.name) == ("c", "ann")
     assert (assistant.content, assistant.reasoning_content) == ("", "hm")
-    assert [(each.id, each.name, each.arguments_json) for each in assistant.tool_calls] == [("c1", "f", '{"a": 1}')]
+    assert [(tool_call.id, tool_call.name, tool_call.arguments_json) for tool_call in assistant.tool_calls] == [
+        ("c1", "f", '{"a": 1}')
+    ]
     assert (tool.role, tool.tool_call_id) == ("tool", "c1")
 
 
 async def test_images_among_the_parts(gateway, script):
     url = f"data:image/png;base64,{base64.b64encode(b'picture').decode()}"
     content = [{"type": "image_url", "image_url": {"url": url, "detail": "low"}}, {"type": "text", "text": "What?"}]
-    found = await gateway.post("/v1/chat/completions", messages=[{"role": "user", "content": content}])
-    assert found.status_code == 200, found.text
+    answer = await gateway.post("/v1/chat/completions", messages=[{"role": "user", "content": content}])
+    assert answer.status_code == 200, answer.text
     (message,) = script.seen[-1].spec.chat.messages
     image, text = message.parts
     assert (image.image.data, text.text, message.content) == (b"picture", "What?", "")
@@ -127,8 +129,8 @@ async def test_images_among_the_parts(gateway, script):
 async def test_an_image_that_the_ring_refuses_is_named_by_its_http_field(gateway, script):
     violation = BadRequest.FieldViolation(field="spec.chat.messages[0].parts[1].image.data", description="is truncated")
     script.failure = Failure(StatusCode.INVALID_ARGUMENT, "broken", (BadRequest(field_violations=[violation]),))
-    found = await gateway.post("/v1/chat/completions", messages=USER)
-    assert found.json()["error"]["param"] == "messages[0].content[1].image_url.url"
+    answer = await gateway.post("/v1/chat/completions", messages=USER)
+    assert answer.json()["error"]["param"] == "messages[0].content[1].image_url.url"
 
 
 @pytest.mark.parametrize(
@@ -154,8 +156,8 @@ async def test_an_image_that_the_ring_refuses_is_named_by_its_http_field(gateway
     ],
 )
 async def test_invalid_messages(gateway, script, message, param):
-    found = await gateway.post("/v1/chat/completions", messages=[*USER, message])
-    assert (found.status_code, found.json()["error"]["param"]) == (400, param)
+    answer = await gateway.post("/v1/chat/completions", messages=[*USER, message])
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
     assert not script.seen
 
 
@@ -172,22 +174,22 @@ STRUCTURED = {
 @pytest.mark.parametrize("name", STRUCTURED)
 async def test_structured_outputs(gateway, script, name):
     value, kind = STRUCTURED[name]
-    spec = await asked(gateway, script, structured_outputs={name: value})
+    spec = await translated(gateway, script, structured_outputs={name: value})
     assert spec.guided.WhichOneof("guide") == kind
 
 
 async def test_formats(gateway, script):
     schema = {"type": "object", "properties": {"z": {}, "a": {}}}
     form = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema, "strict": True}}
-    spec = await asked(gateway, script, response_format=form)
+    spec = await translated(gateway, script, response_format=form)
     assert list(json.loads(spec.guided.json_schema)["properties"]) == ["z", "a"]
     form = {"type": "structural_tag", "structures": [{"begin": "<a>"}], "triggers": ["<"]}
-    spec = await asked(gateway, script, response_format=form)
+    spec = await translated(gateway, script, response_format=form)
     assert json.loads(spec.guided.structural_tag) == {"structures": [{"begin": "<a>"}], "triggers": ["<"]}
-    assert not (await asked(gateway, script, response_format={"type": "text"})).HasField("guided")
-    assert (await asked(gateway, script, guided_json='{"type": "null"}')).guided.json_schema == '{"type": "null"}'
+    assert not (await translated(gateway, script, response_format={"type": "text"})).HasField("guided")
+    assert (await translated(gateway, script, guided_json='{"type": "null"}')).guided.json_schema == '{"type": "null"}'
 
 
 async def test_only_one_constraint_is_allowed(gateway):
-    found = await gateway.post("/v1/completions", prompt="x", guided_regex="a", guided_choice=["b"])
-    assert (found.status_code, found.json()["error"]["param"]) == (400, "guided_choice")
+    answer = await gateway.post("/v1/completions", prompt="x", guided_regex="a", guided_choice=["b"])
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "guided_choice")

@@ -1,8 +1,6 @@
-"""Authentication: tokens, tenants, the operator's function; what needs no authentication and what needs an admin."""
+"""Authentication by tokens: tenants, reloads; what needs no token and what needs an admin's."""
 
 import asyncio
-import hashlib
-import threading
 
 import grpc
 import pytest
@@ -14,32 +12,12 @@ from grpc_reflection.v1alpha import reflection_pb2
 from grpc_reflection.v1alpha.reflection_pb2_grpc import ServerReflectionStub
 
 from router.access.access import AccessError
-from router.access.auth_hook import MAX_THREADS, AuthHook, ClientPeer
 from router.access.bearer_tokens import read_tokens
-from router.access.principal import Principal
-from router.errors import RequestError
 from sluice.v1 import admin_pb2
 from sluice.v1 import generation_pb2 as pb
 from tests.fakes.ring_scripts import hang
+from tests.router.access.tokens import ALICE, BOB, ROOT, bearer, counts, list_models, sha256
 from tests.router.conftest import refused, rest, text_spec
-
-ALICE, BOB, ROOT = "alice-0123456789", "bob-0123456789ab", "root-0123456789a"
-PEER = ClientPeer("ipv4:127.0.0.1:1", ())
-
-
-def bearer(token, **more):
-    return (("authorization", f"Bearer {token}"), *more.items())
-
-
-def sha256(token):
-    return "sha256:" + hashlib.sha256(token.encode()).hexdigest()
-
-
-@pytest.fixture
-def tokens(tmp_path):
-    file = tmp_path / "tokens"
-    file.write_text(f"# who\n{ALICE} alice\n\n{sha256(BOB)} bob # the other\n{ROOT} root admin\n")
-    return file
 
 
 @pytest.fixture
@@ -49,14 +27,6 @@ async def guarded(ring, start, tokens, monkeypatch):
     ring.add_detokenizer()
     monkeypatch.setattr("router.app.RELOAD_SECONDS", 0.05)
     return await start(tokens_file=str(tokens))
-
-
-def counts(client):
-    return dict(client.router._access.refused)
-
-
-async def list_models(client, *metadata):
-    return await client.models.ListModels(admin_pb2.ListModelsRequest(), metadata=metadata or None)
 
 
 async def test_a_known_token_is_accepted_plain_or_hashed(guarded):
@@ -182,7 +152,7 @@ async def test_tokens_are_reloaded(guarded, tokens, ring):
     ("text", "problem"),
     [
         ("", "has no tokens"),
-        ("# nobody\n\n", "has no tokens"),
+        ("# no tokens\n\n", "has no tokens"),
         (f"\n{ALICE}\n", "line 2: must be TOKEN TENANT"),
         (f"{ALICE} alice user\n", "line 1: must be TOKEN TENANT"),
         (f"{ALICE} alice admin more\n", "line 1: must be TOKEN TENANT"),
@@ -217,108 +187,3 @@ async def test_a_token_file_that_is_not_text(guarded, tokens):
 async def test_unusable_settings_prevent_the_start(start, settings):
     with pytest.raises(AccessError):
         await start(wait=False, **settings)
-
-
-class Asked:
-    """A logger that records its lines."""
-
-    def __init__(self):
-        self.lines = []
-
-    def error(self, event, **fields):
-        self.lines.append((event, fields))
-
-
-def hook(function, seconds=10.0):
-    return AuthHook(function, seconds, Asked())
-
-
-async def test_the_auth_function_names_the_caller_in_a_thread_or_on_the_loop():
-    def plain(metadata, peer):
-        assert threading.current_thread().daemon
-        return Principal(metadata["user"], admin=peer == PEER)
-
-    async def coroutine(metadata, peer):
-        await asyncio.sleep(0)
-        return plain_caller(metadata)
-
-    def plain_caller(metadata):
-        return Principal(metadata["user"])
-
-    assert await hook(plain).authenticate({"user": "a"}, PEER) == Principal("a", admin=True)
-    assert await hook(coroutine).authenticate({"user": "b"}, PEER) == Principal("b")
-    assert await hook(lambda metadata, peer: coroutine(metadata, peer)).authenticate({"user": "c"}, PEER) == Principal(
-        "c"
-    )
-
-
-@pytest.mark.parametrize(
-    ("outcome", "reason"),
-    [
-        (PermissionError("no"), "hook_refused"),
-        (KeyError(ALICE), "hook_failed"),
-        (ConnectionError("gone"), "hook_failed"),
-        (TimeoutError(), "hook_timeout"),
-        (SystemExit(1), "hook_failed"),
-        (StopIteration(), "hook_failed"),
-        (None, "hook_failed"),
-        ("alice", "hook_failed"),
-    ],
-)
-async def test_a_failure_of_the_auth_function_only_refuses_the_call(outcome, reason):
-    def plain(metadata, peer):
-        if isinstance(outcome, BaseException):
-            raise outcome
-        return outcome
-
-    async def coroutine(metadata, peer):
-        return plain(metadata, peer)
-
-    for function in (plain, coroutine):
-        asked = hook(function)
-        with pytest.raises(RequestError) as error:
-            await asked.authenticate({"authorization": ALICE}, PEER)
-        assert error.value.metadata["cause"] == reason
-        assert ALICE not in str(asked._log.lines)
-
-
-async def test_an_auth_function_that_never_returns_times_out_and_does_not_block_later_calls():
-    waiting = threading.Event()
-    stuck = hook(lambda metadata, peer: waiting.wait(60), 0.05)
-
-    async def ask():
-        with pytest.raises(RequestError, match="in time"):
-            await stuck.authenticate({}, PEER)
-
-    before = threading.active_count()
-    await asyncio.gather(*(ask() for _ in range(3 * MAX_THREADS)))
-    assert threading.active_count() - before <= MAX_THREADS
-    waiting.set()
-
-
-async def test_an_auth_function_together_with_tokens(ring, start, tokens, tmp_path, monkeypatch):
-    (tmp_path / "gate_keeper.py").write_text(
-        "from router.access.principal import Principal\n"
-        "async def who(metadata, peer):\n"
-        "    if metadata.get('x-user') == 'broken':\n"
-        "        raise ValueError(metadata['authorization'])\n"
-        "    if 'x-user' not in metadata:\n"
-        "        raise PermissionError\n"
-        "    assert peer.address.startswith('ipv4:127.0.0.1:') and peer.names == ()\n"
-        "    return Principal(metadata['x-user'], admin=metadata['x-user'] == 'chief')\n"
-    )
-    monkeypatch.chdir(tmp_path)
-    ring.add_engine()
-    ring.add_detokenizer()
-    client = await start(tokens_file=str(tokens), auth="gate_keeper:who")
-    await client.generate(text_spec(), metadata=bearer(ALICE))
-    await client.generate(text_spec(), metadata=(("x-user", "carol"),))
-    assert [line["tenant"] for line in client.lines()] == ["alice", "carol"]
-    stats = admin_pb2.GetStatsRequest()
-    assert await client.admin.GetStats(stats, metadata=(("x-user", "chief"),))
-    assert (await refused(client.admin.GetStats(stats, metadata=(("x-user", "carol"),)))).info.reason == "FORBIDDEN"
-    assert (await refused(list_models(client, *bearer("unknown-0123456789")))).code is StatusCode.PERMISSION_DENIED
-    details = await refused(list_models(client, *bearer("secret-0123456789", **{"x-user": "broken"})))
-    assert (details.code, details.info.metadata["cause"]) == (StatusCode.UNAUTHENTICATED, "hook_failed")
-    assert counts(client) == {"not_admin": 1, "hook_refused": 1, "hook_failed": 1}
-    assert "secret-0123456789" not in str(client.logs)

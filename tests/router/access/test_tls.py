@@ -52,7 +52,7 @@ async def tls(ring, start, served, monkeypatch):
     return begin
 
 
-async def ask(channel: grpc.aio.Channel) -> str:
+async def outcome(channel: grpc.aio.Channel) -> str:
     """The outcome of a call on a new connection."""
     async with channel:
         try:
@@ -64,16 +64,16 @@ async def ask(channel: grpc.aio.Channel) -> str:
 
 async def test_clients_that_trust_the_ca_are_served_and_others_are_not(tls, authority, other):
     port = (await tls()).router.port
-    assert await ask(authority.channel(port)) == "OK"
-    assert await ask(other.channel(port)) == "UNAVAILABLE"
-    assert await ask(grpc.aio.insecure_channel(f"127.0.0.1:{port}")) == "UNAVAILABLE"
+    assert await outcome(authority.channel(port)) == "OK"
+    assert await outcome(other.channel(port)) == "UNAVAILABLE"
+    assert await outcome(grpc.aio.insecure_channel(f"127.0.0.1:{port}")) == "UNAVAILABLE"
 
 
 async def test_with_a_client_ca_only_its_clients_can_connect(tls, authority, other):
     port = (await tls(tls_client_ca=str(authority.certificate))).router.port
-    assert await ask(authority.channel(port, authority.issue("client"))) == "OK"
-    assert await ask(authority.channel(port, other.issue("stranger"))) == "UNAVAILABLE"
-    assert await ask(authority.channel(port)) == "UNAVAILABLE"
+    assert await outcome(authority.channel(port, authority.issue("client"))) == "OK"
+    assert await outcome(authority.channel(port, other.issue("stranger"))) == "UNAVAILABLE"
+    assert await outcome(authority.channel(port)) == "UNAVAILABLE"
 
 
 async def test_the_counters_show_handshakes_without_a_call(tls, authority, other):
@@ -82,9 +82,9 @@ async def test_the_counters_show_handshakes_without_a_call(tls, authority, other
     async with authority.channel(router.port, client) as channel:
         for _ in range(3):
             await HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=60)
-    assert await ask(authority.channel(router.port, client)) == "OK"
+    assert await outcome(authority.channel(router.port, client)) == "OK"
     assert (handshakes.begun, handshakes.used) == (2, 2)
-    assert await ask(authority.channel(router.port, other.issue("stranger"))) == "UNAVAILABLE"
+    assert await outcome(authority.channel(router.port, other.issue("stranger"))) == "UNAVAILABLE"
     assert handshakes.begun > 2, "gRPC may have tried more than once"
     assert handshakes.used == 2
 
@@ -107,8 +107,8 @@ async def test_reloaded_files_apply_to_new_handshakes_and_do_not_affect_streams(
         await call.read()
         other.issue("renewed").copy_to(served)
         await client.until(lambda: router._access.reloads.counts["loaded"] == 1)
-        assert await ask(other.channel(router.port)) == "OK"
-        assert await ask(authority.channel(router.port)) == "UNAVAILABLE"
+        assert await outcome(other.channel(router.port)) == "OK"
+        assert await outcome(authority.channel(router.port)) == "UNAVAILABLE"
         assert (await stub.Abort(pb.AbortRequest(request_id="r"))).aborted
         assert (await rest(call))[-1].HasField("done")
     assert client.lines("files_reloaded")
@@ -121,13 +121,13 @@ async def test_invalid_files_are_logged_and_the_old_ones_stay_in_use(tls, author
     if broken == "garbage":
         served.certificate.write_text("no certificate")
     elif broken == "other key":
-        served.key.write_bytes(authority.issue("somebody").key.read_bytes())
+        served.key.write_bytes(authority.issue("other").key.read_bytes())
     else:
         served.key.unlink()
     await client.until(lambda: counts["failed"] == 1)
-    assert await ask(authority.channel(client.router.port)) == "OK"
+    assert await outcome(authority.channel(client.router.port)) == "OK"
     await asyncio.sleep(4 * INTERVAL)
-    assert counts == {"failed": 1, "loaded": 0}, "it is told once"
+    assert counts == {"failed": 1, "loaded": 0}, "the failure is counted once"
     (line,) = client.lines("file_reload_failed")
     assert str(served.key) in line["files"]
     authority.issue("good").copy_to(served)
@@ -138,12 +138,12 @@ async def test_a_client_ca_is_reloaded_too(tls, authority, other, tmp_path):
     trusted = tmp_path / "clients.pem"
     trusted.write_bytes(authority.certificate.read_bytes())
     client = await tls(tls_client_ca=str(trusted))
-    port, before, after = client.router.port, authority.issue("before"), other.issue("after")
-    assert await ask(authority.channel(port, after)) == "UNAVAILABLE"
+    port, former_client, new_client = client.router.port, authority.issue("before"), other.issue("after")
+    assert await outcome(authority.channel(port, new_client)) == "UNAVAILABLE"
     trusted.write_bytes(other.certificate.read_bytes())
     await client.until(lambda: client.router._access.reloads.counts["loaded"] == 1)
-    assert await ask(authority.channel(port, after)) == "OK"
-    assert await ask(authority.channel(port, before)) == "UNAVAILABLE"
+    assert await outcome(authority.channel(port, new_client)) == "OK"
+    assert await outcome(authority.channel(port, former_client)) == "UNAVAILABLE"
 
 
 async def test_a_key_that_does_not_match_prevents_the_start(start, authority, served):

@@ -1,64 +1,21 @@
-"""LoRA adapters over real gRPC and ZeroMQ: loading, uploading, using them, and losing engines that hold them."""
+"""LoRA adapters over real gRPC and ZeroMQ: loading, uploading, using and listing them, and refused calls."""
 
 import asyncio
 import threading
-import time
 from hashlib import blake2b
 
 import pytest
 from grpc import StatusCode
 
 from router.api.model_service import MAX_LOADS, MAX_UPLOADS
-from sluice.ring.adapters import (
-    MAX_ADAPTERS,
-    PART_BYTES,
-    Adapter,
-    AdapterEntries,
-    AdapterEntry,
-    AdapterFiles,
-    LoadAdapter,
-)
+from sluice.ring.adapters import MAX_ADAPTERS, PART_BYTES, Adapter, AdapterFiles, LoadAdapter
 from sluice.v1 import admin_pb2 as admin
 from sluice.v1 import generation_pb2 as pb
-from sluice.v1.sampling_pb2 import SamplingParams
 from tests.fakes.library import files
+from tests.router.api.adapter_calls import A, B, libraries, listed, load, weights
 from tests.router.conftest import refused, text_spec
-from tests.router.requests.broken_attempts import IDS, Script, check_whole, midway
 
 pytestmark = pytest.mark.usefixtures("quick_recovery")
-
-A, B = files("a"), files("b")
-
-
-@pytest.fixture
-def serving(ring, start):
-    """Starts a router with engines that serve adapters and have the folders /a and /b."""
-
-    async def serving(engines: int = 1, **settings):
-        for number in range(engines):
-            library = ring.add_engine(f"engine-{number}").serve_adapters()
-            library.folders |= {"/a": A, "/b": B}
-        ring.add_detokenizer()
-        return await start(**{"lora_in_requests": True, **settings})
-
-    return serving
-
-
-def weights(files: AdapterFiles) -> pb.LoraWeights:
-    return pb.LoraWeights(config_json=files.config, safetensors=files.weights)
-
-
-async def load(client, name, path="", files=None) -> admin.Lora:
-    source = {"path": path} if files is None else {"weights": weights(files)}
-    return (await client.models.LoadLora(admin.LoadLoraRequest(lora_id=name, **source))).lora
-
-
-async def listed(client, **page):
-    return await client.models.ListLoras(admin.ListLorasRequest(**page))
-
-
-def libraries(ring):
-    return [engine.library for engine in ring.engines.values()]
 
 
 async def test_a_folder_is_loaded_on_every_engine_and_used_by_its_id(ring, serving):
@@ -124,49 +81,6 @@ async def test_a_stalled_upload_frees_its_slot(serving, monkeypatch):
     assert (await client.models.UploadLora(iter(upload))).lora.version == A.version
 
 
-async def test_uploaded_files_are_sent_again_to_an_engine_that_lost_them(ring, serving):
-    client = await serving()
-    await load(client, "x", files=A)
-    (library,) = libraries(ring)
-    library.host.clear()
-    events = await client.events(text_spec(lora_id="x"))
-    assert events[-1].HasField("done")
-    assert library.host == {A.version: A}
-    assert len(ring.calls) == 2
-
-
-async def test_a_request_fails_if_its_adapters_files_are_nowhere(ring, serving, start, folder):
-    client = await serving(recovery_attempts=2)
-    await load(client, "x", files=A)
-    other = await start(listen=f"ipc://{folder}/other")
-    await other.until(lambda: other.router.ring.adapters.find("x") is not None)
-    libraries(ring)[0].host.clear()
-    details = await refused(other.events(text_spec(lora_id="x")))
-    assert (details.code, details.info.reason) == (StatusCode.FAILED_PRECONDITION, "ADAPTER_MISSING")
-    # The router that received the upload still has them.
-    assert (await client.events(text_spec(lora_id="x")))[-1].HasField("done")
-
-
-async def test_every_router_and_a_new_engine_know_what_is_loaded(ring, serving, start, folder):
-    client = await serving()
-    other = await start(listen=f"ipc://{folder}/other")
-    await load(client, "x", "/a")
-    await load(client, "y", "/b")
-    await other.until(lambda: other.router.ring.adapters.find("y") is not None)
-    await other.models.UnloadLora(admin.UnloadLoraRequest(lora_id="x"))
-    await client.until(lambda: client.router.ring.adapters.find("x") is None)
-    # A new process at the engine's address knows no adapters until a router sends them.
-    (engine,) = ring.engines.values()
-    engine.epoch += 1
-    engine.serve_adapters().folders["/b"] = B
-    await client.until(lambda: {each.id for each in (engine.adapters.news(0) or A_NEWS).entries} == {"x", "y"})
-    assert (await client.events(text_spec(lora_id="y")))[-1].HasField("done")
-
-
-class A_NEWS:  # noqa: N801 - stands for a message without entries
-    entries = ()
-
-
 async def test_a_request_contains_its_adapter(ring, serving):
     client = await serving()
     events = await client.events(text_spec(lora_weights=weights(A)))
@@ -205,9 +119,9 @@ async def test_a_refused_upload_leaves_nothing_behind(ring, serving):
         yield admin.UploadLoraRequest(header=admin.UploadLoraHeader(lora_id="x", config_json=A.config))
         yield admin.UploadLoraRequest(data=A.weights)
 
-    for call, field in ((client.models.UploadLora(parts()), "data"), (load(client, "x", files=A), "weights")):
+    for call, expected_field in ((client.models.UploadLora(parts()), "data"), (load(client, "x", files=A), "weights")):
         details = await refused(call)
-        assert (details.code, details.fields) == (StatusCode.INVALID_ARGUMENT, [field])
+        assert (details.code, details.fields) == (StatusCode.INVALID_ARGUMENT, [expected_field])
         assert not (await listed(client)).loras
         assert client.router.ring.adapters.files.nbytes == 0
     assert all(engine.adapters.news(0) is None for engine in ring.engines.values())
@@ -236,98 +150,6 @@ async def test_adapters_in_requests_can_be_off(serving):
     assert (details.code, details.fields) == (StatusCode.PERMISSION_DENIED, ["spec.lora_weights"])
 
 
-async def test_a_resumed_stream_keeps_its_original_weights(ring, serving):
-    client = await serving()
-    await load(client, "x", "/a")
-    await load(client, "x", "/b")
-
-    def resume(fingerprint):
-        return [pb.ResumeFrom(token_ids=[1, 2], model_fingerprint=fingerprint)]
-
-    seed = SamplingParams(seed=1)
-    await client.events(text_spec(lora_id="x", sampling=seed, resume=resume(f"fingerprint.{A.version}")))
-    assert ring.calls[-1].submit.adapter.version == A.version
-    for fields in (
-        {"lora_id": "x", "resume": resume("fingerprint")},
-        {"lora_weights": weights(A), "resume": resume("fingerprint")},
-        {"resume": resume(f"fingerprint.{A.version}")},
-    ):
-        details = await refused(client.events(text_spec(sampling=seed, **fields)))
-        assert (details.code, details.info.reason) == (StatusCode.FAILED_PRECONDITION, "MODEL_CHANGED")
-
-
-async def test_after_an_engines_death_a_stream_keeps_its_weights_although_the_id_has_changed(ring, serving):
-    client = await serving(engines=2)
-    await load(client, "x", "/a")
-    ring.script = script = Script(midway)
-    task = asyncio.ensure_future(client.events(text_spec(lora_id="x", output=IDS)))
-    await asyncio.wait_for(script.reached.wait(), 60)
-    await load(client, "x", "/b")
-    script.attempts[0].engine.epoch += 1
-    check_whole(await task, script.attempts[0].submit, 1)
-    assert {call.submit.adapter.version for call in ring.calls} == {A.version}
-    assert len(ring.calls) > 1
-
-
-async def test_configured_adapters_are_loaded_from_the_start(serving):
-    client = await serving(lora_adapters={"sql": "/a", "bad": "/nowhere"})
-    await client.until(lambda: client.router.ring.adapters.find("sql") is not None)
-    await client.until(lambda: client.lines("adapter_not_loaded"))
-    assert client.lines("adapter_not_loaded")[0]["adapter"] == "bad"
-
-
-@pytest.mark.parametrize("removed", [False, True])
-async def test_a_change_by_a_call_takes_precedence_over_the_settings(ring, serving, removed):
-    """Even if this router hears of the change only after it has loaded the configured adapters."""
-    client = await serving(lora_adapters={"x": "/a"})
-    adapters = client.router.ring.adapters
-    await client.until(lambda: adapters.find("x") is not None)
-    (engine,) = ring.engines.values()
-    changed = AdapterEntry("x", time.time() - 60.0, B.version, "/b", 8, removed)
-    engine.adapters.on_message(AdapterEntries(engine.epoch, [changed]))
-    expected = None if removed else Adapter("x", B.version, "/b")
-    await client.until(lambda: adapters.find("x") == expected)
-
-
-async def test_a_request_that_arrives_before_any_heartbeat(ring, serving, start, folder, monkeypatch):
-    client = await serving()
-    await load(client, "x", "/a")
-    (engine,) = ring.engines.values()
-    await client.until(lambda: engine.adapters.news(0) is not None)
-    await client.router.stop(0.0)
-    monkeypatch.setattr("router.peers.learning.LEARN_SECONDS", 60.0)
-    other = await start(wait=False, listen=f"ipc://{folder}/other")
-    asked = (text_spec(lora_id="x"), text_spec(model="x"))
-    for events in await asyncio.gather(*map(other.events, asked)):
-        assert events[0].started.model_fingerprint == f"fingerprint.{A.version}"
-
-
-async def test_requests_wait_for_a_configured_adapter_which_is_loaded_once_its_engine_returns(
-    ring, serving, monkeypatch
-):
-    monkeypatch.setattr("router.peers.learning.LEARN_SECONDS", 60.0)
-    monkeypatch.setattr("router.peers.learning.RETRY_SECONDS", 0.05)
-    client = await serving(lora_adapters={"x": "/a"})
-    (engine,) = ring.engines.values()
-    asked = asyncio.ensure_future(client.events(text_spec(lora_id="x")))
-
-    def die(_) -> None:
-        engine.restart()
-        engine.serve_adapters().folders["/a"] = A
-
-    engine.adapters.on_message = die
-    await client.until(lambda: client.lines("adapter_not_loaded"))
-    assert (await asked)[-1].HasField("done")
-
-
-async def test_a_folder_whose_files_differ_between_engines_is_refused(ring, serving):
-    client = await serving(engines=2)
-    libraries(ring)[0].folders["/a"] = B
-    details = await refused(load(client, "x", "/a"))
-    assert (details.code, details.fields) == (StatusCode.INVALID_ARGUMENT, ["path"])
-    assert not (await listed(client)).loras
-
-
 async def test_bad_loads_name_field_and_limit(serving):
     client = await serving()
     for request, field in (
@@ -348,20 +170,22 @@ async def test_bad_loads_name_field_and_limit(serving):
 
 
 async def test_concurrent_loads_are_bounded(ring, serving):
-    """Otherwise an engine would have to drop some of its answers, and their callers would wait for minutes."""
+    """Without the limit, an engine would have to drop some answers, and their callers would wait for minutes."""
     client = await serving()
     (engine,) = ring.engines.values()
-    held, take = [], engine.adapters.on_message
-    engine.adapters.on_message = held.append
+    messages, handle = [], engine.adapters.on_message
+    engine.adapters.on_message = messages.append
     loads = [asyncio.ensure_future(load(client, f"x{i}", "/a")) for i in range(MAX_LOADS)]
-    await client.until(lambda: len([each for each in held if isinstance(each, LoadAdapter)]) == MAX_LOADS)
+    await client.until(
+        lambda: len([load_message for load_message in messages if isinstance(load_message, LoadAdapter)]) == MAX_LOADS
+    )
     details = await refused(load(client, "one-more", "/a"))
     assert (details.code, details.info.reason) == (StatusCode.RESOURCE_EXHAUSTED, "OVERLOADED")
     assert f"{MAX_LOADS} loads" in details.error.details()
-    engine.adapters.on_message = take
-    for message in held:
-        take(message)
-    assert {each.version for each in await asyncio.gather(*loads)} == {A.version}
+    engine.adapters.on_message = handle
+    for message in messages:
+        handle(message)
+    assert {lora.version for lora in await asyncio.gather(*loads)} == {A.version}
     await load(client, "one-more", "/a")
 
 
@@ -379,7 +203,7 @@ async def test_the_number_of_adapters_is_bounded_and_pages_list_all(serving):
         await load(client, f"x{i}", "/a")
     first = await listed(client, page_size=3)
     second = await listed(client, page_size=3, page_token=first.next_page_token)
-    assert [each.lora_id for each in (*first.loras, *second.loras)] == [f"x{i}" for i in range(5)]
+    assert [lora.lora_id for lora in (*first.loras, *second.loras)] == [f"x{i}" for i in range(5)]
     assert not second.next_page_token
     details = await refused(listed(client, page_size=1001))
     assert details.fields == ["page_size"]
@@ -389,5 +213,5 @@ async def test_the_number_of_adapters_is_bounded_and_pages_list_all(serving):
     assert details.fields == ["lora_id"]
     details = await refused(load(client, "one-more", "/a"))
     assert (details.code, details.info.reason) == (StatusCode.RESOURCE_EXHAUSTED, "OVERLOADED")
-    # An existing one can be loaded again.
+    # An adapter that is already loaded can be replaced.
     assert (await load(client, "x7", "/b")).version == B.version

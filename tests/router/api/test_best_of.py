@@ -64,15 +64,15 @@ async def test_nan_is_the_least_likely(client, ring):
 
 async def test_sums_include_the_tokens_of_a_lost_attempt(ring, start, quick_recovery):
     """The sums continue with the tokens of the next attempt, and sequences that have ended are not run again."""
-    engine, other = ring.add_engine("engine"), ring.add_engine("other")
+    first_engine, second_engine = ring.add_engine("engine"), ring.add_engine("other")
     ring.add_detokenizer()
 
     async def script(call):
         first = not call.submit.attempt
         offsets = [len(call.submit.resume.get(i, ())) for i in range(2)]
         if first:
-            sent = [TokenLogprob(-5.0, 1, [])]
-            await call.send(call.row(0, [300], "a", 0, None, sent), start=True)
+            logprobs = [TokenLogprob(-5.0, 1, [])]
+            await call.send(call.row(0, [300], "a", 0, None, logprobs), start=True)
             await call.send(call.row(0, [301], "b", 1, end(FinishReason.STOP_STRING), [TokenLogprob(-4.0, 1, [])]))
             await ring.until_read()
             call.engine.beating = False
@@ -88,7 +88,7 @@ async def test_sums_include_the_tokens_of_a_lost_attempt(ring, start, quick_reco
     assert (output.text, output.cumulative_logprob) == ("b", -4.0)
     assert output.finish_reason == pb.FINISH_REASON_STOP_STRING
     assert answer.usage.completion_tokens == 3
-    assert len(engine.calls) == len(other.calls) == 1
+    assert len(first_engine.calls) == len(second_engine.calls) == 1
 
 
 def test_logprobs_that_are_not_returned_are_only_summed():

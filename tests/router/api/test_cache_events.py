@@ -42,11 +42,11 @@ def follow(client, engine_id: str = ""):
 
 async def read(call, count: int) -> list[tuple[str, int, int]]:
     """(engine, number, dropped) of at least `count` events."""
-    found = []
-    while len(found) < count:
+    events = []
+    while len(events) < count:
         response = await call.read()
-        found += [(response.engine_id, event.event_id, event.dropped) for event in response.events]
-    return found
+        events += [(response.engine_id, event.event_id, event.dropped) for event in response.events]
+    return events
 
 
 async def test_every_kind_of_event_keeps_its_fields(client, ring):
@@ -83,10 +83,10 @@ async def test_readers_get_buffered_events_and_then_new_ones(client, ring):
     await client.until(lambda: not len(client.router.ring.cache_events))
     # After the events that the router has sent so far.
     await client.admin.FlushCache(pb.FlushCacheRequest())
-    asked = len(engine(ring, "a").reads)
+    reads_before = len(engine(ring, "a").reads)
     await asyncio.sleep(0.3)
     await client.admin.FlushCache(pb.FlushCacheRequest())
-    assert len(engine(ring, "a").reads) == asked
+    assert len(engine(ring, "a").reads) == reads_before
     assert not engine(ring, "c").reads
 
 
@@ -94,67 +94,67 @@ async def test_dropped_events_are_reported_once(client, ring):
     log = engine(ring, "a").events
     store(log, *range(1, 300))
     call = follow(client, "a")
-    found = await read(call, 100)
-    assert found == [("a", number, 200 if number == 200 else 0) for number in range(200, 300)]
+    events = await read(call, 100)
+    assert events == [("a", number, 200 if number == 200 else 0) for number in range(200, 300)]
     store(log, 300)
     assert await read(call, 1) == [("a", 300, 0)]
 
 
 async def test_a_lost_answer_is_requested_again(client, ring, monkeypatch):
     monkeypatch.setattr(cache_events, "RETRY_SECONDS", 0.1)
-    one = engine(ring, "a")
-    one.answering_reads = False
+    fake_engine = engine(ring, "a")
+    fake_engine.answering_reads = False
     call = follow(client, "a")
-    await client.until(lambda: len(one.reads) > 2)
-    one.answering_reads = True
+    await client.until(lambda: len(fake_engine.reads) > 2)
+    fake_engine.answering_reads = True
     assert await read(call, 1) == [("a", 0, 0)]
-    store(one.events, 1)
+    store(fake_engine.events, 1)
     assert await read(call, 1) == [("a", 1, 0)]
 
 
 async def test_the_events_of_a_restarted_engine_begin_again(client, ring):
-    one = engine(ring, "a")
-    store(one.events, 1, 2)
+    fake_engine = engine(ring, "a")
+    store(fake_engine.events, 1, 2)
     call = follow(client, "a")
     await read(call, 3)
-    one.epoch, one.events = one.epoch + 1, EventLog(100, 8, 4)
+    fake_engine.epoch, fake_engine.events = fake_engine.epoch + 1, EventLog(100, 8, 4)
     response = await call.read()
-    assert (response.engine_epoch, response.events[0].event_id) == (one.epoch, 0)
+    assert (response.engine_epoch, response.events[0].event_id) == (fake_engine.epoch, 0)
     assert response.events[0].HasField("created")
 
 
 async def test_many_events_arrive_in_parts_without_a_gap(client, ring):
-    one = engine(ring, "a")
-    one.events = EventLog(3 * MAX_EVENTS, 8, 4)
-    store(one.events, *range(1, 2 * MAX_EVENTS + 10))
-    found = await read(follow(client, "a"), 2 * MAX_EVENTS + 10)
-    assert found == [("a", number, 0) for number in range(2 * MAX_EVENTS + 10)]
+    fake_engine = engine(ring, "a")
+    fake_engine.events = EventLog(3 * MAX_EVENTS, 8, 4)
+    store(fake_engine.events, *range(1, 2 * MAX_EVENTS + 10))
+    events = await read(follow(client, "a"), 2 * MAX_EVENTS + 10)
+    assert events == [("a", number, 0) for number in range(2 * MAX_EVENTS + 10)]
 
 
 async def test_no_events_are_requested_for_a_client_that_does_not_read(client, ring):
-    """So it costs no memory in the router, and gets a gap."""
-    one = engine(ring, "a")
-    one.events = EventLog(2 * MAX_EVENTS, 8, 4)
+    """Its events take no memory in the router. Once it reads again, dropped events show as a gap."""
+    fake_engine = engine(ring, "a")
+    fake_engine.events = EventLog(2 * MAX_EVENTS, 8, 4)
     call = follow(client, "a")
     await call.initial_metadata()
-    number, quiet = 1, 0
+    number, rounds_without_reads = 1, 0
     # Until the client's window and the server's buffer are full.
-    while quiet < 4:
-        asked = len(one.reads)
-        store(one.events, *range(number, number + 2 * MAX_EVENTS))
+    while rounds_without_reads < 4:
+        reads_before = len(fake_engine.reads)
+        store(fake_engine.events, *range(number, number + 2 * MAX_EVENTS))
         number += 2 * MAX_EVENTS
         await asyncio.sleep(0.25)
-        quiet = quiet + 1 if len(one.reads) == asked else 0
-    found = await read(call, 1)
-    while found[-1][1] < number - 1:
-        found += await read(call, 1)
-    gaps = [dropped for _, _, dropped in found]
-    assert sum(gaps) + len(found) == number
+        rounds_without_reads = rounds_without_reads + 1 if len(fake_engine.reads) == reads_before else 0
+    events = await read(call, 1)
+    while events[-1][1] < number - 1:
+        events += await read(call, 1)
+    gaps = [dropped for _, _, dropped in events]
+    assert sum(gaps) + len(events) == number
     assert any(gaps)
 
 
 @pytest.mark.parametrize(
-    ("engine_id", "message"), [("nobody", "must be empty or one of 'a, b, c'"), ("c", "kv_event_buffer is 0")]
+    ("engine_id", "message"), [("unknown", "must be empty or one of 'a, b, c'"), ("c", "kv_event_buffer is 0")]
 )
 async def test_an_engine_without_events_is_refused(client, engine_id, message):
     details = await refused(follow(client, engine_id).read())

@@ -31,8 +31,12 @@ async def answers(client, method="echo", **fields) -> list[tuple]:
     """(engine, rank, value or error)."""
     response = await client.admin.CallEngines(pb.CallEnginesRequest(method=method, **fields))
     return [
-        (each.engine_id, each.rank if each.HasField("rank") else None, getattr(each, each.WhichOneof("result")))
-        for each in response.answers
+        (
+            answer.engine_id,
+            answer.rank if answer.HasField("rank") else None,
+            getattr(answer, answer.WhichOneof("result")),
+        )
+        for answer in response.answers
     ]
 
 
@@ -47,24 +51,24 @@ async def test_every_rank_of_every_engine_answers_in_order(client):
 
 
 async def test_engines_get_the_call_as_sent(client, ring):
-    asked = []
-    for each in ring.engines.values():
-        each.answer_call = lambda call: asked.append(call) or []
+    received = []
+    for fake_engine in ring.engines.values():
+        fake_engine.answer_call = lambda call: received.append(call) or []
     await answers(client, "some.thing", args_json="[1]", kwargs_json='{"a": 2}', ranks=[3, 1])
-    assert asked == [MethodCall("some.thing", "[1]", '{"a": 2}', (3, 1))] * 2
+    assert received == [MethodCall("some.thing", "[1]", '{"a": 2}', (3, 1))] * 2
 
 
 async def test_an_error_names_engine_rank_and_method(client, ring):
     engine(ring, "a").answer_call = lambda _: [RankAnswer(0, "1"), failed(1, "ValueError: no")]
-    found = await answers(client)
-    assert found[:2] == [("a", 0, "1"), ("a", 1, "a, rank 1, echo: ValueError: no")]
-    assert [found[2][0], found[3][0]] == ["b", "b"]
+    results = await answers(client)
+    assert results[:2] == [("a", 0, "1"), ("a", 1, "a, rank 1, echo: ValueError: no")]
+    assert [results[2][0], results[3][0]] == ["b", "b"]
 
 
 async def test_an_engine_that_does_not_answer(client, ring):
     engine(ring, "b").answer_call = lambda _: None
-    found = await answers(client, timeout={"nanos": 300_000_000})
-    assert found[-1] == ("b", None, "b, echo: no answer within 0.3 s; it may have run the method")
+    results = await answers(client, timeout={"nanos": 300_000_000})
+    assert results[-1] == ("b", None, "b, echo: no answer within 0.3 s; it may have run the method")
     assert not client.router.ring.calls._pending
 
 
@@ -79,9 +83,9 @@ async def test_an_engine_that_dies_during_the_call(client, ring):
         engine(ring, "b").beating = False
 
     engine(ring, "b").answer_call = die
-    found = await answers(client)
-    assert [each[:2] for each in found[:2]] == [("a", 0), ("a", 1)]
-    assert found[2:] == [("b", None, "b, echo: the engine was lost; it may have run the method")]
+    results = await answers(client)
+    assert [result[:2] for result in results[:2]] == [("a", 0), ("a", 1)]
+    assert results[2:] == [("b", None, "b, echo: the engine was lost; it may have run the method")]
 
 
 async def test_an_engine_that_is_replaced_during_the_call(client, ring):
@@ -89,8 +93,8 @@ async def test_an_engine_that_is_replaced_during_the_call(client, ring):
         engine(ring, "b").epoch += 1
 
     engine(ring, "b").answer_call = restart
-    found = await answers(client)
-    assert found[2:] == [("b", None, "b, echo: the engine was lost; it may have run the method")]
+    results = await answers(client)
+    assert results[2:] == [("b", None, "b, echo: the engine was lost; it may have run the method")]
 
 
 async def test_an_engine_that_is_lost_behind_a_full_lane(client, ring, monkeypatch):
@@ -105,8 +109,8 @@ async def test_an_engine_that_is_lost_behind_a_full_lane(client, ring, monkeypat
 async def test_a_full_lane(client, monkeypatch):
     for peer in client.router.ring.membership.engines.alive:
         monkeypatch.setattr(peer.lane, "send", lambda _: False)
-    found = await answers(client, timeout={"nanos": 200_000_000})
-    assert found[0] == ("a", None, "a, echo: no answer within 0.2 s; the method was not sent to it")
+    results = await answers(client, timeout={"nanos": 200_000_000})
+    assert results[0] == ("a", None, "a, echo: no answer within 0.2 s; the method was not sent to it")
 
 
 async def test_a_caller_that_disconnects_leaves_no_state(client, ring):

@@ -41,7 +41,7 @@ async def one_token(call):
 
 
 @pytest.fixture
-async def two(ring, start, folder):
+async def two_routers(ring, start, folder):
     """Two routers, each with an admin port; one token is generated per request."""
     ring.add_engine()
     ring.add_detokenizer()
@@ -49,9 +49,9 @@ async def two(ring, start, folder):
     return [await start(listen=f"ipc://{folder}/{name}", admin_port=0, id=name) for name in ("first", "second")]
 
 
-def name_of(two) -> str:
+def name_of(two_routers) -> str:
     """A target name with the addresses of both routers."""
-    return "ipv4:" + ",".join(f"127.0.0.1:{client.router.port}" for client in two)
+    return "ipv4:" + ",".join(f"127.0.0.1:{client.router.port}" for client in two_routers)
 
 
 def admin_of(client):
@@ -104,12 +104,12 @@ async def long_stream(stub, ring):
 
 
 @pytest.mark.parametrize("policy", ["pick_first", "round_robin"])
-async def test_grpcs_retries_hide_a_drain_and_a_long_stream_is_completed(two, ring, policy):
+async def test_grpcs_retries_hide_a_drain_and_a_long_stream_is_completed(two_routers, ring, policy):
     options = [("grpc.service_config", json.dumps(RETRIES | {"loadBalancingConfig": [{policy: {}}]}))]
-    async with grpc.aio.insecure_channel(name_of(two), options=options) as channel:
+    async with grpc.aio.insecure_channel(name_of(two_routers), options=options) as channel:
         stub = GenerationServiceStub(channel)
         stream, go_on = await long_stream(stub, ring)
-        (router,) = [client.router for client in two if client.router.ring.requests.open]
+        (router,) = [client.router for client in two_routers if client.router.ring.requests.open]
 
         async def call() -> None:
             await stub.Generate(pb.GenerateRequest(spec=text_spec()))
@@ -120,15 +120,19 @@ async def test_grpcs_retries_hide_a_drain_and_a_long_stream_is_completed(two, ri
 
 
 @pytest.mark.parametrize("one_name", [False, True], ids=["two addresses", "one name"])
-async def test_no_call_of_our_client_fails(two, ring, one_name):
-    addresses = name_of(two) if one_name else [f"127.0.0.1:{each.router.port}" for each in two]
+async def test_no_call_of_our_client_fails(two_routers, ring, one_name):
+    addresses = (
+        name_of(two_routers)
+        if one_name
+        else [f"127.0.0.1:{router_client.router.port}" for router_client in two_routers]
+    )
     async with AsyncClient(addresses) as client:
         go_on = hold(ring)
         stream = client.stream("long", max_tokens=24, token_ids=True)
         chunks = asyncio.create_task(collect(stream))
-        await two[0].until(lambda: ring.calls)
+        await two_routers[0].until(lambda: ring.calls)
         ring.script = one_token
-        (router,) = [each.router for each in two if each.router.ring.requests.open]
+        (router,) = [router_client.router for router_client in two_routers if router_client.router.ring.requests.open]
 
         async def call() -> None:
             await client.generate("short", max_tokens=4)
@@ -140,24 +144,24 @@ async def test_no_call_of_our_client_fails(two, ring, one_name):
 
 
 async def collect(stream) -> list[int]:
-    return [token for chunk in [each async for each in stream] for token in chunk.token_ids]
+    return [token async for chunk in stream for token in chunk.token_ids]
 
 
-async def test_a_stream_that_is_handed_back_resumes_at_the_other_router(two, ring):
-    async with AsyncClient(name_of(two)) as client:
+async def test_a_stream_that_is_handed_back_resumes_at_the_other_router(two_routers, ring):
+    async with AsyncClient(name_of(two_routers)) as client:
         hold(ring)
         stream = client.stream("long", max_tokens=24, token_ids=True)
         tokens = asyncio.create_task(collect(stream))
-        await two[0].until(lambda: ring.calls)
-        (router,) = [each.router for each in two if each.router.ring.requests.open]
+        await two_routers[0].until(lambda: ring.calls)
+        (router,) = [router_client.router for router_client in two_routers if router_client.router.ring.requests.open]
         ring.script = generate
         assert await router.drain(0.2) == 1
         assert len(await asyncio.wait_for(tokens, 60)) == 24
         assert stream.resumed == 1
 
 
-async def test_health_watchers_are_notified_before_calls_are_refused(two, monkeypatch):
-    first, _ = two
+async def test_health_watchers_are_notified_before_calls_are_refused(two_routers, monkeypatch):
+    first, _ = two_routers
     monkeypatch.setattr("router.app.NOTICE_SECONDS", 10.0)
     watch = HealthStub(first.channel).Watch(health_pb2.HealthCheckRequest())
     assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
@@ -170,8 +174,8 @@ async def test_health_watchers_are_notified_before_calls_are_refused(two, monkey
         await first.generate(text_spec())
 
 
-async def test_the_admin_port_answers_until_the_end(two, ring):
-    first, _ = two
+async def test_the_admin_port_answers_until_the_end(two_routers, ring):
+    first, _ = two_routers
     channel, admin = admin_of(first)
     async with channel:
         stream, go_on = await long_stream(first.generation, ring)

@@ -1,4 +1,4 @@
-"""Connections on which nothing happens for long, and clients that ping meanwhile.
+"""Silent streams and idle connections stay open, and clients may ping on them.
 
 Times are a tenth of the real ones; gRPC's own default, five minutes between two pings, is as it is. Its clients ping
 once a second at most.
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 
 PING_MILLISECONDS = 1000
 SILENT_SECONDS = 6.0
-"""With gRPC's default the fourth ping costs the connection."""
+"""With gRPC's default, a server closes the connection at the fourth ping, which is sent within this time."""
 READY = grpc.ChannelConnectivity.READY
 
 
@@ -61,11 +61,18 @@ async def test_silent_streams_and_calls_and_idle_connections_stay_open(begin, ri
     monkeypatch.setattr(connection, "CHANNEL_OPTIONS", tuple((dict(connection.CHANNEL_OPTIONS) | fast).items()))
     client = await begin()
     ring.script = after_silence
-    async with pinging(client) as channel, AsyncClient(f"127.0.0.1:{client.router.port}", resume_timeout=0) as own:
+    async with (
+        pinging(client) as channel,
+        AsyncClient(f"127.0.0.1:{client.router.port}", resume_timeout=0) as own_client,
+    ):
         plain = Client(client.router, channel, client.logs)
-        stream = own.stream("x")
+        stream = own_client.stream("x")
         events, answer, own_answer, _, _ = await asyncio.gather(
-            plain.events(text_spec()), plain.generate(text_spec()), own.generate("x"), read(stream), stay_ready(client)
+            plain.events(text_spec()),
+            plain.generate(text_spec()),
+            own_client.generate("x"),
+            read(stream),
+            stay_ready(client),
         )
     assert events[-1].done.usage.completion_tokens == 24
     assert answer.usage.completion_tokens == own_answer.usage.completion_tokens == 24
@@ -73,7 +80,7 @@ async def test_silent_streams_and_calls_and_idle_connections_stay_open(begin, ri
 
 
 async def test_the_router_pings_connections_without_calls_too(begin, monkeypatch):
-    """So that a connection whose peer has vanished is noticed."""
+    """The pings detect connections whose peer has vanished."""
     monkeypatch.setattr("router.api.listener.KEEPALIVE_MILLISECONDS", 200)
     client = await begin()
     async with Connection(client.router.port) as idle:

@@ -15,7 +15,7 @@ from sluice.ring.errors import ErrorCode
 from sluice.v1 import admin_pb2
 
 
-class Leaving:
+class DisconnectingCall:
     """A call of grpc.aio whose client is disconnecting: sending fails before the cancellation arrives."""
 
     def __init__(self) -> None:
@@ -56,11 +56,11 @@ class Servicer:
         return lambda _, context: self._behave(context)
 
 
-def begin(behave, call: Leaving) -> tuple[asyncio.Task, list[str]]:
+def begin(behave, call: DisconnectingCall) -> tuple[asyncio.Task, list[str]]:
     """A task that runs a call like grpc.aio, and the list of its log events."""
     logs: list[str] = []
 
-    def keep(_, __, event):
+    def record(_, __, event):
         logs.append(event["event"])
         raise structlog.DropEvent
 
@@ -68,7 +68,7 @@ def begin(behave, call: Leaving) -> tuple[asyncio.Task, list[str]]:
         method = "/sluice.v1.AdminService/StreamSteps"
         invocation_metadata = ()
 
-    logger = structlog.wrap_logger(None, processors=[keep])
+    logger = structlog.wrap_logger(None, processors=[record])
     method = handler(ADMIN, Servicer(behave), admit_all, logger).service(Details())
     return asyncio.create_task(method.stream_stream(None, call)), logs
 
@@ -90,9 +90,9 @@ async def abort(context: Context) -> None:
 
 
 @pytest.mark.parametrize("behave", [write, send_metadata])
-async def test_a_failure_just_before_a_disconnect_is_reported_counts_as_a_cancellation(behave, monkeypatch):
+async def test_a_failure_just_before_a_disconnect_is_reported_counts_as_cancellation(behave, monkeypatch):
     monkeypatch.setattr("router.errors.DISCONNECT_SECONDS", 60.0)
-    call = Leaving()
+    call = DisconnectingCall()
     task, logs = begin(behave, call)
     await call.failed.wait()
     for _ in range(3):
@@ -106,7 +106,7 @@ async def test_a_failure_just_before_a_disconnect_is_reported_counts_as_a_cancel
 @pytest.mark.parametrize("behave", [refuse, abort])
 async def test_a_refusal_that_cannot_be_sent_is_not_logged_as_a_failure(behave, monkeypatch):
     monkeypatch.setattr("router.errors.DISCONNECT_SECONDS", 0.01)
-    call = Leaving()
+    call = DisconnectingCall()
     task, logs = begin(behave, call)
     with pytest.raises(aio.InternalError):  # harmless: gRPC knows of the disconnect by now
         await task
@@ -116,7 +116,7 @@ async def test_a_refusal_that_cannot_be_sent_is_not_logged_as_a_failure(behave, 
 @pytest.mark.parametrize("behave", [write, send_metadata])
 async def test_a_failure_while_the_client_is_connected_is_logged(behave, monkeypatch):
     monkeypatch.setattr("router.errors.DISCONNECT_SECONDS", 0.01)
-    call = Leaving()
+    call = DisconnectingCall()
     task, logs = begin(behave, call)
     with pytest.raises(aio.InternalError):
         await task

@@ -30,7 +30,7 @@ SERVICES = {
 }
 
 
-def ask(name=""):
+def check_request(name=""):
     return health_pb2.HealthCheckRequest(service=name)
 
 
@@ -38,18 +38,18 @@ async def test_health_follows_the_ring(ring, start):
     engine = ring.add_engine()
     client = await start(wait=False, detokenizers=(f"ipc://{ring.folder}/detok",), peer_timeout=1.0, ready_grace=0.0)
     health = HealthStub(client.channel)
-    watchers = [health.Watch(ask()), health.Watch(ask())]
+    watchers = [health.Watch(check_request()), health.Watch(check_request())]
     assert [(await watcher.read()).status for watcher in watchers] == [NOT_SERVING] * 2
-    assert (await health.Check(ask("readiness"))).status == NOT_SERVING
-    assert (await health.Check(ask("liveness"))).status == SERVING
+    assert (await health.Check(check_request("readiness"))).status == NOT_SERVING
+    assert (await health.Check(check_request("liveness"))).status == SERVING
     await client.until(lambda: client.router.ring.membership.engines.usable)
-    assert (await health.Check(ask())).status == NOT_SERVING
+    assert (await health.Check(check_request())).status == NOT_SERVING
     ring.add_detokenizer("detok")
     assert (await watchers[0].read()).status == SERVING
     watchers[0].cancel()
     for name in ("", "sluice.v1.GenerationService", "sluice.v1.ModelService", "sluice.v1.AdminService"):
-        assert (await health.Check(ask(name))).status == SERVING
-    assert (await health.Check(ask("readiness"))).status == SERVING
+        assert (await health.Check(check_request(name))).status == SERVING
+    assert (await health.Check(check_request("readiness"))).status == SERVING
     # The other watcher still gets updates after the first has disconnected.
     assert (await watchers[1].read()).status == SERVING
     engine.beating = False
@@ -62,10 +62,10 @@ async def test_health_follows_the_ring(ring, start):
 
 async def test_health_of_an_unknown_service(client):
     health = HealthStub(client.channel)
-    with pytest.raises(grpc.aio.AioRpcError) as error:
-        await health.Check(ask("nobody"))
-    assert error.value.code() is grpc.StatusCode.NOT_FOUND
-    watcher = health.Watch(ask("nobody"))
+    with pytest.raises(grpc.aio.AioRpcError) as raised:
+        await health.Check(check_request("unknown.Service"))
+    assert raised.value.code() is grpc.StatusCode.NOT_FOUND
+    watcher = health.Watch(check_request("unknown.Service"))
     assert (await watcher.read()).status == health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
 
 
@@ -137,7 +137,7 @@ async def test_statistics_equal_the_heartbeats(ring, start):
     assert engine.step_time.ToNanoseconds() == (names.index("step_seconds") + 1) * 10**9
     fields = {field.name for field in admin_pb2.EngineStats.DESCRIPTOR.fields}
     assert fields == {*plain, "engine_id", "draining", "time", "step_time", "model_fingerprint", "model_version"}
-    assert [found.detokenizer_id for found in stats.detokenizers] == ["detok"]
+    assert [detokenizer.detokenizer_id for detokenizer in stats.detokenizers] == ["detok"]
     assert stats.time.seconds > 1_700_000_000
 
 
@@ -209,7 +209,7 @@ async def test_an_invalid_id_is_logged_escaped_and_shortened(client):
 
 
 async def test_endless_calls_do_not_prevent_the_router_from_stopping(client):
-    watcher = HealthStub(client.channel).Watch(ask())
+    watcher = HealthStub(client.channel).Watch(check_request())
     stats = client.admin.StreamStats(admin_pb2.StreamStatsRequest())
     await asyncio.gather(watcher.read(), stats.read())
     await asyncio.wait_for(client.router.stop(0.0), 60)

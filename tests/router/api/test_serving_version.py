@@ -62,12 +62,12 @@ async def test_new_requests_go_to_the_set_version_and_back(labelled):
 
 async def test_the_version_is_shown(labelled):
     client = await labelled("v1", "v2", "v2")
-    found = await info(client)
-    assert (found.serving_version, found.serving_engines) == ("", 3)
+    server_info = await info(client)
+    assert (server_info.serving_version, server_info.serving_engines) == ("", 3)
     assert scrape(client.router)("serving_engines", version="") == 3
     await set_version(client, "v1")
-    found = await info(client)
-    assert (found.serving_version, found.serving_engines) == ("v1", 1)
+    server_info = await info(client)
+    assert (server_info.serving_version, server_info.serving_engines) == ("v1", 1)
     assert scrape(client.router)("serving_engines", version="v1") == 1
     stats = (await client.admin.GetStats(admin_pb2.GetStatsRequest())).stats
     assert [engine.model_version for engine in stats.engines] == ["v1", "v2", "v2"]
@@ -99,8 +99,8 @@ async def test_other_engines_serve_once_those_of_the_version_are_lost(labelled, 
         engine.beating = engine.model_version != "v2"
     await client.until(lambda: len(client.router.ring.membership.engines.usable) == 1)
     assert await model_of(client) == MODELS["v1"]
-    found = await info(client)
-    assert (found.serving_version, found.serving_engines) == ("v2", 0)
+    server_info = await info(client)
+    assert (server_info.serving_version, server_info.serving_engines) == ("v2", 0)
     assert len(client.lines("serving_version_missing")) == 1
 
 
@@ -124,5 +124,5 @@ async def test_routers_are_changed_one_by_one(labelled, start):
     first = await labelled("v1", "v2", serving_version="v1")
     second = await start(serving_version="v1", listen=f"{first.router.settings.listen}-2")
     await set_version(first, "v2")
-    assert [(await info(each)).serving_version for each in (first, second)] == ["v2", "v1"]
+    assert [(await info(client)).serving_version for client in (first, second)] == ["v2", "v1"]
     assert (await model_of(first), await model_of(second)) == (MODELS["v2"], MODELS["v1"])

@@ -52,10 +52,10 @@ def test_a_request_message_has_every_number():
     moments = [message.arrival, message.first_scheduled, message.first_token, message.last_token]
     assert [moment.ToMilliseconds() for moment in moments] == [1_000_000, 1_000_250, 1_000_500, 1_000_750]
     assert message.queued.ToMilliseconds() == 250
-    same = set(RequestStats.__struct_fields__) & {field.name for field in message.DESCRIPTOR.fields}
-    plain = same - {"stage", "arrival", "first_scheduled", "first_token", "last_token"}
+    shared_names = set(RequestStats.__struct_fields__) & {field.name for field in message.DESCRIPTOR.fields}
+    plain = shared_names - {"stage", "arrival", "first_scheduled", "first_token", "last_token"}
     assert {name: getattr(message, name) for name in plain} == {name: getattr(REQUEST, name) for name in plain}
-    assert {field.name for field in message.DESCRIPTOR.fields} == same | {"engine_id", "request_id", "queued"}
+    assert {field.name for field in message.DESCRIPTOR.fields} == shared_names | {"engine_id", "request_id", "queued"}
     assert {stage.value for stage in Stage} | {0} == set(admin_pb2.RequestStage.values())
 
 
@@ -93,30 +93,30 @@ async def test_earlier_statistics_are_not_sent(client, ring):
     call = await subscribe(client)
     engine.steps = steps_of(1)
     assert iterations(await call.read()) == [1]
-    late = await subscribe(client)
+    late_call = await subscribe(client)
     engine.steps = steps_of(2)
-    assert iterations(await late.read()) == [2]
+    assert iterations(await late_call.read()) == [2]
 
 
 async def test_a_slow_subscriber_loses_the_oldest_statistics_which_is_counted():
-    steps = StatsBroadcast(3)
-    with steps.subscribe() as slow, steps.subscribe() as fast:
-        steps.on_heartbeat(heartbeat_of(steps_of(1, 2), [REQUEST]))
+    broadcast = StatsBroadcast(3)
+    with broadcast.subscribe() as slow, broadcast.subscribe() as fast:
+        broadcast.on_heartbeat(heartbeat_of(steps_of(1, 2), [REQUEST]))
         assert iterations(await fast.next()) == [1, 2]
-        steps.on_heartbeat(heartbeat_of(steps_of(3, 4)))
+        broadcast.on_heartbeat(heartbeat_of(steps_of(3, 4)))
         assert iterations(await fast.next()) == [3, 4]
-        assert steps.lost == 1
+        assert broadcast.lost == 1
         response = await slow.next()
         assert (iterations(response), len(response.requests)) == ([2, 3, 4], 1)
-    assert steps.subscribers == 0
+    assert broadcast.subscribers == 0
 
 
 async def test_a_subscriber_waits_while_engines_are_idle():
-    steps = StatsBroadcast()
-    with steps.subscribe() as listener:
-        steps.on_heartbeat(heartbeat_of())
+    broadcast = StatsBroadcast()
+    with broadcast.subscribe() as listener:
+        broadcast.on_heartbeat(heartbeat_of())
         waiting = asyncio.create_task(listener.next())
         await asyncio.sleep(0)
         assert not waiting.done()
-        steps.on_heartbeat(heartbeat_of(steps_of(1)))
+        broadcast.on_heartbeat(heartbeat_of(steps_of(1)))
         assert iterations(await waiting) == [1]

@@ -33,11 +33,11 @@ async def test_started_deltas_finished_done_numbered_from_one(client, ring):
     deltas = [event.delta for event in events if event.HasField("delta")]
     assert "".join(delta.text for delta in deltas) == text_of(tokens)
     assert not any(delta.token_ids for delta in deltas)
-    at = 0
+    offset = 0
     for delta in deltas:
-        assert delta.token_offset == at
-        at += delta.token_count
-    assert at == 24
+        assert delta.token_offset == offset
+        offset += delta.token_count
+    assert offset == 24
     assert events[-2].finished == pb.Finished(finish_reason=pb.FINISH_REASON_LENGTH, completion_tokens=24)
     done = events[-1].done
     assert done.usage == pb.Usage(
@@ -190,16 +190,16 @@ async def test_the_matched_stop_is_reported(client, ring):
     async def script(call):
         ends = [end(FinishReason.STOP_STRING, stop_string="x"), end(FinishReason.STOP_TOKEN, stop_token=7)]
         ends += [end(FinishReason.EOS, stop_token=4095), end(FinishReason.TIME_LIMIT)]
-        await call.send(*(call.row(0, [1], "", i, found) for i, found in enumerate(ends)), start=True)
+        await call.send(*(call.row(0, [1], "", i, ending) for i, ending in enumerate(ends)), start=True)
 
     ring.script = script
     spec = text_spec(n=4)
     finished = [event.finished for event in await client.events(spec) if event.HasField("finished")]
     outputs = (await client.generate(spec)).outputs
     for ended in (finished, outputs):
-        assert [found.WhichOneof("matched_stop") for found in ended] == ["stop_string", "stop_token_id", None, None]
+        assert [ending.WhichOneof("matched_stop") for ending in ended] == ["stop_string", "stop_token_id", None, None]
         assert (ended[0].stop_string, ended[1].stop_token_id) == ("x", 7)
-        assert [found.finish_reason for found in ended] == [
+        assert [ending.finish_reason for ending in ended] == [
             pb.FINISH_REASON_STOP_STRING,
             pb.FINISH_REASON_STOP_TOKEN,
             pb.FINISH_REASON_EOS,
@@ -235,11 +235,11 @@ async def test_many_streams_over_several_peers(ring, start):
         ring.add_detokenizer(f"d{i}")
     client = await start()
 
-    async def beside_all_others(call):
+    async def wait_for_all_then_generate(call):
         await client.until(lambda: len(ring.calls) == 64)
         await generate(call)
 
-    ring.script = beside_all_others
+    ring.script = wait_for_all_then_generate
     answers = await asyncio.gather(*(client.events(text_spec(f"x = {i}")) for i in range(64)))
     by_name = {call.submit.name: call.submit for call in ring.calls}
     for events in answers:
@@ -254,13 +254,13 @@ async def test_many_streams_over_several_peers(ring, start):
 async def test_text_released_by_an_end_is_a_separate_delta(client, ring):
     """A client with the tokens but not the end must not have this text: a resumed stream may show a different one."""
 
-    async def timely(call):
+    async def script(call):
         last = end(FinishReason.TIME_LIMIT, held="?")
         await call.send(call.row(0, [1], "a"), call.row(1, [2], "b", end=last), start=True)
 
-    ring.script = timely
+    ring.script = script
     events = await client.events(text_spec(output=pb.OutputOptions(token_ids=True)))
-    assert [(one.delta.text, one.delta.token_offset, one.delta.token_count) for one in events[1:-2]] == [
+    assert [(event.delta.text, event.delta.token_offset, event.delta.token_count) for event in events[1:-2]] == [
         ("ab", 0, 2),
         ("?", 2, 0),
     ]

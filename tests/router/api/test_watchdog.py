@@ -22,11 +22,11 @@ def run():
 
 
 async def work(watchdog, *seconds):
-    """Run operations of these durations in seconds, one after the other; returns when each ended."""
+    """Run operations of these durations (seconds), one after the other. Returns the loop time at the end."""
     with watchdog.guard(TooLongError) as guard:
-        for each in seconds:
+        for duration in seconds:
             guard.begin()
-            await asyncio.sleep(each)
+            await asyncio.sleep(duration)
             guard.end()
     return asyncio.get_running_loop().time()
 
@@ -34,11 +34,11 @@ async def work(watchdog, *seconds):
 def test_each_operation_has_the_full_time(run):
     async def main():
         watchdog = Watchdog(SECONDS)
-        began = asyncio.get_running_loop().time()
-        assert await work(watchdog, 9.0, 9.0, 9.0) == pytest.approx(began + 27.0, abs=0.01)
+        start = asyncio.get_running_loop().time()
+        assert await work(watchdog, 9.0, 9.0, 9.0) == pytest.approx(start + 27.0, abs=0.01)
         with pytest.raises(TooLongError):
             await work(watchdog, 9.0, 11.0)
-        assert asyncio.get_running_loop().time() == pytest.approx(began + 27.0 + 19.0, abs=0.01)
+        assert asyncio.get_running_loop().time() == pytest.approx(start + 27.0 + 19.0, abs=0.01)
 
     run(main())
 
@@ -57,16 +57,16 @@ def test_time_between_operations_does_not_count(run):
 def test_only_late_operations_end_and_on_time(run):
     async def main():
         watchdog, loop = Watchdog(SECONDS), asyncio.get_running_loop()
-        began, ended = loop.time(), {}
+        start, ended = loop.time(), {}
 
-        async def one(i):
+        async def run_one(i):
             await asyncio.sleep(i)
             try:
                 await work(watchdog, 20.0 if i % 3 == 0 else 5.0)
             except TooLongError:
-                ended[i] = loop.time() - began
+                ended[i] = loop.time() - start
 
-        await asyncio.gather(*map(one, range(30)))
+        await asyncio.gather(*map(run_one, range(30)))
         assert ended == {i: pytest.approx(i + SECONDS, abs=0.01) for i in range(0, 30, 3)}
 
     run(main())

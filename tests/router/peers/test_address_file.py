@@ -15,11 +15,11 @@ from sluice.ring.keys import PLAIN
 
 class Warnings(list):
     def log(self):
-        def keep(_, __, event):
+        def record(_, __, event):
             self.append(event)
             raise structlog.DropEvent
 
-        return structlog.wrap_logger(None, processors=[keep])
+        return structlog.wrap_logger(None, processors=[record])
 
 
 @pytest.fixture
@@ -52,9 +52,9 @@ async def test_names_in_the_file_are_resolved(file):
         return frozenset({f"tcp://10.0.0.9:{port}"})
 
     file.write_text("tcp://engine-0:7\ndns://engines:8\n")
-    found = await Addresses((f"file://{file}", "ipc:///tmp/a"), resolve).look_up()
-    assert set(found) == {"ipc:///tmp/a", "tcp://engine-0:7", "tcp://10.0.0.9:8"}
-    assert "tcp://10.0.0.9:7" in found["tcp://engine-0:7"]
+    addresses = await Addresses((f"file://{file}", "ipc:///tmp/a"), resolve).look_up()
+    assert set(addresses) == {"ipc:///tmp/a", "tcp://engine-0:7", "tcp://10.0.0.9:8"}
+    assert "tcp://10.0.0.9:7" in addresses["tcp://engine-0:7"]
 
 
 def make_pipe(file):
@@ -78,10 +78,10 @@ async def test_an_invalid_file_keeps_its_previous_addresses_and_is_logged_once(
     file, addresses, warnings, spoil, reason
 ):
     file.write_text("ipc:///tmp/a\n")
-    before = await addresses.look_up()
+    previous = await addresses.look_up()
     spoil(file)
     for _ in range(3):
-        assert await asyncio.wait_for(addresses.look_up(), 10) == before
+        assert await asyncio.wait_for(addresses.look_up(), 10) == previous
     (line,) = warnings
     assert line["event"] == "address_file_failed"
     assert line["kept"] == 1

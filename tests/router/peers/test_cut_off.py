@@ -1,4 +1,4 @@
-"""An engine that cannot send rows to a detokenizer, while both send heartbeats."""
+"""An engine that cannot reach a detokenizer, while both of them send heartbeats."""
 
 import pytest
 from grpc import StatusCode
@@ -24,7 +24,7 @@ async def test_its_streams_continue_with_another_detokenizer(ring, start):
     cut = engine.calls[0].submit.detokenizer
     engine.cut_off = [cut]
     assert (await rest(call))[-1].HasField("done")
-    assert [found.submit.detokenizer == cut for found in engine.calls] == [True, False]
+    assert [attempt.submit.detokenizer == cut for attempt in engine.calls] == [True, False]
     assert (await client.events(text_spec()))[-1].HasField("done")
     assert engine.calls[-1].submit.detokenizer != cut
     await client.until(lambda: nothing_left(client))

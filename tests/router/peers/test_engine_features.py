@@ -15,10 +15,10 @@ ADDRESSES = [f"ipc:///nowhere/engine-{number}" for number in range(2)]
 @pytest.fixture
 def peers():
     with zmq.Context() as context:
-        found: Peers[EngineHeartbeat] = Peers(context, lambda _: Hello("router", "ipc:///nowhere/router"), 5.0, 30.0)
-        found.set_addresses({address: frozenset({address}) for address in ADDRESSES})
-        yield found
-        found.close()
+        peers: Peers[EngineHeartbeat] = Peers(context, lambda _: Hello("router", "ipc:///nowhere/router"), 5.0, 30.0)
+        peers.set_addresses({address: frozenset({address}) for address in ADDRESSES})
+        yield peers
+        peers.close()
 
 
 @pytest.fixture

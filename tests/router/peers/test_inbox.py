@@ -26,39 +26,39 @@ def numbered(i):
 
 async def test_all_waiting_messages_are_read_without_another_wake_up(context, folder):
     """The descriptor is edge-triggered, so a missed change would never be reported again."""
-    seen = []
+    received = []
 
     def handle(message):
-        seen.append(message.detokenizer)
-        if len(seen) % 10 == 3:
+        received.append(message.detokenizer)
+        if len(received) % 10 == 3:
             raise ValueError("one bad message")
 
     logs = []
 
-    def keep(_, __, event):
+    def record(_, __, event):
         logs.append(event)
         raise structlog.DropEvent
 
-    logger = structlog.wrap_logger(None, processors=[keep])
+    logger = structlog.wrap_logger(None, processors=[record])
     inbox = RouterInbox(context, f"ipc://{folder}/inbox", handle, logger)
     lane = connected(Lane(context, inbox.address, capacity=2 * MESSAGES))
-    sending = 0
-    while sending < MESSAGES:
-        sending += lane.send(numbered(sending))
+    sent = 0
+    while sent < MESSAGES:
+        sent += lane.send(numbered(sent))
     await asyncio.sleep(0.1)
     try:
         inbox.start()
-        others, end = 0, time.monotonic() + 60
-        while len(seen) < MESSAGES:
+        turns, deadline = 0, time.monotonic() + 60
+        while len(received) < MESSAGES:
             await asyncio.sleep(0)
-            others += 1
-            assert time.monotonic() < end
-        assert seen == [str(i) for i in range(MESSAGES)]
-        assert others >= MESSAGES // BATCH_MESSAGES, "the others had no turn in between"
+            turns += 1
+            assert time.monotonic() < deadline
+        assert received == [str(i) for i in range(MESSAGES)]
+        assert turns >= MESSAGES // BATCH_MESSAGES, "other tasks did not run between the batches"
         assert any(log["event"] == "message_failed" for log in logs)
         assert lane.send(numbered(MESSAGES)), "a lane that was emptied has room"
         async with asyncio.timeout(60):
-            while len(seen) == MESSAGES:
+            while len(received) == MESSAGES:
                 await asyncio.sleep(0.001)
     finally:
         lane.close()
@@ -66,8 +66,8 @@ async def test_all_waiting_messages_are_read_without_another_wake_up(context, fo
 
 
 async def test_malformed_frames_neither_block_the_loop_nor_hide_later_messages(folder, context):
-    seen = []
-    inbox = RouterInbox(context, f"ipc://{folder}/inbox", seen.append, structlog.get_logger())
+    received = []
+    inbox = RouterInbox(context, f"ipc://{folder}/inbox", received.append, structlog.get_logger())
     stranger = context.socket(zmq.PUSH)
     stranger.set(zmq.LINGER, 0)
     stranger.connect(inbox.address)
@@ -85,9 +85,9 @@ async def test_malformed_frames_neither_block_the_loop_nor_hide_later_messages(f
         inbox.drain()
         assert inbox.malformed <= BATCH_MESSAGES
         async with asyncio.timeout(60):
-            while inbox.malformed < count or not seen:
+            while inbox.malformed < count or not received:
                 await asyncio.sleep(0.001)
-        assert [message.detokenizer for message in seen] == ["0"]
+        assert [message.detokenizer for message in received] == ["0"]
     finally:
         stranger.close()
         lane.close()

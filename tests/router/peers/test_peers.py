@@ -1,4 +1,4 @@
-"""Epochs behind one address."""
+"""Successive processes, each with an epoch, at one address."""
 
 import time
 
@@ -17,10 +17,10 @@ ADDRESS = "ipc:///nowhere/engine"
 @pytest.fixture
 def peers():
     with zmq.Context() as context:
-        found: Peers[EngineHeartbeat] = Peers(context, lambda _: Hello("router", "ipc:///nowhere/router"), 5.0, 30.0)
-        found.set_addresses({ADDRESS: frozenset({ADDRESS})})
-        yield found
-        found.close()
+        peers: Peers[EngineHeartbeat] = Peers(context, lambda _: Hello("router", "ipc:///nowhere/router"), 5.0, 30.0)
+        peers.set_addresses({ADDRESS: frozenset({ADDRESS})})
+        yield peers
+        peers.close()
 
 
 def test_a_hello_follows_as_soon_as_its_lane_is_connected(tmp_path):

@@ -57,19 +57,19 @@ def test_the_least_work_before_the_first_token():
 def test_the_longest_cached_prefix_wins():
     placement = Placement(1000)
     long = run(placement, range(200))
-    other = run(placement, range(5000, 5200))
-    if other.engine == long.engine:
+    unrelated = run(placement, range(5000, 5200))
+    if unrelated.engine == long.engine:
         place(placement, range(9000, 9001))
-    again = run(placement, [*range(160), *range(7000, 7040)])
-    assert again.engine == long.engine
-    assert again.uncached_tokens == 40
+    extended = run(placement, [*range(160), *range(7000, 7040)])
+    assert extended.engine == long.engine
+    assert extended.uncached_tokens == 40
 
 
 def test_a_shared_prefix_does_not_overload_one_engine():
     placement = Placement(100_000)
-    seen = [run(placement, range(1900)).engine]
-    seen += [place(placement, [*range(1900), i]).engine for i in range(64)]
-    counts = [seen.count(epoch) for epoch in (1, 2)]
+    engines = [run(placement, range(1900)).engine]
+    engines += [place(placement, [*range(1900), i]).engine for i in range(64)]
+    counts = [engines.count(epoch) for epoch in (1, 2)]
     assert min(counts) >= 64 // 2 - SPREAD_SLACK - 2
 
 
@@ -118,14 +118,14 @@ def test_no_other_engine_would_finish_the_prompt_sooner(engines, tokens):
     """For any numbers of cached blocks and of requests on the engines."""
     placement = Placement(1000)
     heartbeats = [engine(epoch) for epoch in range(1, len(engines) + 1)]
-    sooner = []
+    work = []
     for heartbeat, (blocks, requests) in zip(heartbeats, engines, strict=True):
         report(placement, heartbeat, range(16 * blocks))
         for _ in range(requests):
             place(placement, [], engines=[heartbeat])
-        sooner.append(requests * SEQUENCE_WORK + tokens - 16 * min(blocks, tokens // 16))
+        work.append(requests * SEQUENCE_WORK + tokens - 16 * min(blocks, tokens // 16))
     choice = placement.choose(heartbeats, DETOKENIZERS, range(tokens), Domain(), 1)
-    assert sooner[choice.engine - 1] == min(sooner)
+    assert work[choice.engine - 1] == min(work)
     assert choice.uncached_tokens == tokens - 16 * min(engines[choice.engine - 1][0], tokens // 16)
 
 
@@ -181,6 +181,6 @@ def test_all_counts_return_to_zero_even_after_a_loss():
         if i % 2:
             placement.on_first_token(choice)
         placement.release(choice, begun=bool(i % 2))
-    left = placement._engines[2]
-    assert (left.requests, left.sequences, left.context_tokens, left.work) == (0, 0, 0, 0)
+    load = placement._engines[2]
+    assert (load.requests, load.sequences, load.context_tokens, load.work) == (0, 0, 0, 0)
     assert set(placement._streams.values()) == {0}

@@ -9,13 +9,13 @@ from sluice.ring.heartbeats import CacheNews
 from sluice.ring.timing import CACHE_REPORT_SECONDS
 from tests.fakes.cache_journal import FakeJournal
 
-MOST = 100_000
+MAX_BLOCKS = 100_000
 CHAIN = (1, 2, 3, 4)
 
 
 def apply(cache, *news):
-    for found in news:
-        cache.begin_update(found)
+    for report in news:
+        cache.begin_update(report)
         while cache.continue_update():
             pass
 
@@ -37,17 +37,17 @@ CHANGES = st.lists(
 
 
 @given(st.lists(st.tuples(CHANGES, st.lists(st.floats(0, 1), max_size=3)), max_size=12), st.integers(1, 12))
-def test_the_index_is_right_whichever_heartbeats_arrive_in_any_order(rounds, most):
+def test_the_index_is_right_for_any_heartbeats_in_any_order(rounds, max_kept):
     """In each round the cache changes, then any of the heartbeats sent so far arrive, possibly late or repeatedly."""
-    journal, cache, heartbeats = FakeJournal(most), PrefixIndex(MOST), []
+    journal, cache, heartbeats = FakeJournal(max_kept), PrefixIndex(MAX_BLOCKS), []
     for changes, arriving in rounds:
-        for what, *blocks in changes:
-            getattr(journal, what)(*blocks)
+        for change, *blocks in changes:
+            getattr(journal, change)(*blocks)
         heartbeats.append(journal.news(cache.version))
-        for where in arriving:
-            before = cache.version
-            apply(cache, heartbeats[round(where * (len(heartbeats) - 1))])
-            assert cache.version >= before
+        for position in arriving:
+            version_before = cache.version
+            apply(cache, heartbeats[round(position * (len(heartbeats) - 1))])
+            assert cache.version >= version_before
             assert knows(cache, range(12)) == journal.at(cache.version)
     apply(cache, journal.news(cache.version))
     assert cache.version == journal.last
@@ -56,14 +56,14 @@ def test_the_index_is_right_whichever_heartbeats_arrive_in_any_order(rounds, mos
 
 @given(st.lists(st.tuples(CHANGES, st.booleans()), max_size=12), st.integers(1, 12))
 def test_it_applies_reports_of_the_engines_journal(rounds, capacity):
-    journal, cache, findable = Journal(capacity), PrefixIndex(MOST), set()
+    journal, cache, findable = Journal(capacity), PrefixIndex(MAX_BLOCKS), set()
     for changes, arrives in rounds:
-        for what, *blocks in changes:
-            if what == "flush":
+        for change, *blocks in changes:
+            if change == "flush":
                 journal.clear()
                 findable.clear()
-            elif (what == "store") != (blocks[0] in findable):
-                getattr(journal, what)(bytes([0] * 7 + blocks))
+            elif (change == "store") != (blocks[0] in findable):
+                getattr(journal, change)(bytes([0] * 7 + blocks))
                 findable ^= set(blocks)
         news = journal.since(cache.version)
         if arrives and news is not None:
@@ -72,7 +72,7 @@ def test_it_applies_reports_of_the_engines_journal(rounds, capacity):
 
 
 def test_reports_that_do_not_continue_from_the_version_are_ignored():
-    cache = PrefixIndex(MOST)
+    cache = PrefixIndex(MAX_BLOCKS)
     apply(cache, news_of(1, after=5, last=6))
     assert (cache.version, knows(cache, CHAIN)) == (0, set())
     apply(cache, news_of(1, 2, last=6, whole=True), news_of(3, after=7, last=8))
@@ -82,24 +82,24 @@ def test_reports_that_do_not_continue_from_the_version_are_ignored():
 
 
 def test_a_whole_report_replaces_the_index():
-    cache = PrefixIndex(MOST)
+    cache = PrefixIndex(MAX_BLOCKS)
     apply(cache, news_of(1, 2, last=6, whole=True), news_of(3, last=9, whole=True))
     assert (cache.version, knows(cache, CHAIN)) == (9, {3})
 
 
 def test_a_large_report_is_applied_in_slices_and_takes_effect_when_complete():
     count = 3 * SLICE_BLOCKS
-    cache = PrefixIndex(MOST)
+    cache = PrefixIndex(MAX_BLOCKS)
     cache.begin_update(news_of(*range(count), last=count, whole=True))
     turns = 0
     while cache.version == 0:
         # A report that arrives in the meantime is ignored and will be repeated.
-        cache.begin_update(news_of(MOST, after=0, last=count + 1, whole=True))
+        cache.begin_update(news_of(MAX_BLOCKS, after=0, last=count + 1, whole=True))
         cache.continue_update()
         turns += 1
     assert turns > 3
     assert cache.version == count
-    assert cache.prefix((0, count - 1, MOST), 0.0) == 2
+    assert cache.prefix((0, count - 1, MAX_BLOCKS), 0.0) == 2
 
 
 def test_memory_is_bounded_and_ends_of_unused_chains_are_evicted_first():
@@ -114,7 +114,7 @@ def test_memory_is_bounded_and_ends_of_unused_chains_are_evicted_first():
 
 
 def test_a_placed_prompt_is_expected_until_a_report_had_time_to_arrive():
-    cache = PrefixIndex(MOST)
+    cache = PrefixIndex(MAX_BLOCKS)
     cache.expect(CHAIN)
     assert cache.prefix(CHAIN, 1e9) == 4
     cache.on_computed(CHAIN, 100.0)
@@ -125,7 +125,7 @@ def test_a_placed_prompt_is_expected_until_a_report_had_time_to_arrive():
 
 
 def test_blocks_stay_expected_while_a_waiting_request_needs_them():
-    cache = PrefixIndex(MOST)
+    cache = PrefixIndex(MAX_BLOCKS)
     cache.expect(CHAIN)
     cache.expect(CHAIN[:2])
     cache.on_computed(CHAIN, 0.0)
@@ -135,7 +135,7 @@ def test_blocks_stay_expected_while_a_waiting_request_needs_them():
 
 
 def test_a_flush_keeps_blocks_that_are_not_computed_yet():
-    cache = PrefixIndex(MOST)
+    cache = PrefixIndex(MAX_BLOCKS)
     apply(cache, news_of(7, last=1, whole=True))
     cache.expect((1, 2))
     cache.on_computed((1, 2), 0.0)

@@ -50,8 +50,8 @@ async def one_ended(call):
 
 
 def tokens(call, sequence, offset, count=1):
-    found = [token_at(call.submit, sequence, offset + i) for i in range(count)]
-    return call.row(offset, found, text_of(found), sequence)
+    ids = [token_at(call.submit, sequence, offset + i) for i in range(count)]
+    return call.row(offset, ids, text_of(ids), sequence)
 
 
 PHASES = {"silent": silent, "begun": begun, "midway": midway, "one ended": one_ended}

@@ -94,7 +94,7 @@ async def test_capacity_follows_the_engines():
 
 @given(
     st.lists(
-        st.tuples(st.sampled_from(["ask", "cancel", "release", "grow", "shrink"]), st.integers(0, 30)), max_size=60
+        st.tuples(st.sampled_from(["acquire", "cancel", "release", "grow", "shrink"]), st.integers(0, 30)), max_size=60
     )
 )
 def test_the_counts_are_right_after_any_actions(actions):
@@ -103,7 +103,7 @@ def test_the_counts_are_right_after_any_actions(actions):
         admission = make_admission(capacity, 5, 40)
         tasks = []
         for action, number in actions:
-            if action == "ask":
+            if action == "acquire":
                 tasks.append(asyncio.ensure_future(admission.acquire(number % 3 + 1, number)))
             elif action == "cancel" and tasks:
                 tasks[number % len(tasks)].cancel()

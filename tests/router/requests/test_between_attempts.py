@@ -108,7 +108,7 @@ async def test_a_drain_of_the_router_between_attempts(ring, start):
 
 async def test_stop_between_attempts_leaves_no_task(ring, start):
     client, _, task = await lone_stream_without_engine(ring, start)
-    before = asyncio.all_tasks()
+    tasks_before = asyncio.all_tasks()
     await client.router.stop(0.0)
     await refused(task)
-    assert not [task for task in asyncio.all_tasks() & before if "Recovery" in repr(task)]
+    assert not [task for task in asyncio.all_tasks() & tasks_before if "Recovery" in repr(task)]

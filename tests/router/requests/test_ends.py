@@ -1,4 +1,4 @@
-"""However a request ends, the engine is notified, the client gets one end, and no state is left behind."""
+"""At every kind of end of a request, the engine is notified, the client gets one end, and no state is left behind."""
 
 import asyncio
 
@@ -30,7 +30,7 @@ async def read_all(call):
             tokens += event.delta.token_ids
     except grpc.aio.AioRpcError as error:
         return tokens, Details(error)
-    raise AssertionError("it ended well")
+    raise AssertionError("the stream ended without an error")
 
 
 @pytest.fixture
@@ -129,22 +129,22 @@ async def test_abort_ends_the_stream_normally_and_frees_the_id_immediately(clien
     call = client.stream(text_spec(request_id="same", n=2))
     assert (await call.read()).HasField("started")
     assert (await client.generation.Abort(pb.AbortRequest(request_id="same", reason="test"))).aborted
-    again = client.stream(text_spec(request_id="same"))
-    assert (await again.read()).started.request_id == "same"
+    second_call = client.stream(text_spec(request_id="same"))
+    assert (await second_call.read()).started.request_id == "same"
     events = await rest(call)
     assert finish_reasons(events) == [pb.FINISH_REASON_ABORTED] * 2
     assert events[-1].HasField("done")
     first, second = (call.submit.request for call in ring.calls)
     assert {cancel.request for cancel in ring.cancels} == {first}
-    assert (await again.read()).HasField("delta")
-    again.cancel()
+    assert (await second_call.read()).HasField("delta")
+    second_call.cancel()
     await client.until(lambda: {cancel.request for cancel in ring.cancels} == {first, second})
     await client.until(lambda: nothing_left(client))
 
 
 async def test_abort_of_an_unknown_or_ended_request_is_false(client, ring):
     abort = client.generation.Abort
-    assert not (await abort(pb.AbortRequest(request_id="nobody"))).aborted
+    assert not (await abort(pb.AbortRequest(request_id="unknown"))).aborted
     await client.events(text_spec(request_id="ended"))
     assert not (await abort(pb.AbortRequest(request_id="ended"))).aborted
     assert (await refused(abort(pb.AbortRequest()))).fields == ["request_id"]
@@ -222,20 +222,20 @@ async def test_a_fault_of_one_sequence_ends_the_request_and_cancels_the_others(c
 
 
 async def test_repeated_rows_are_dropped(client, ring):
-    async def twice(call):
+    async def send_twice(call):
         await call.send(call.row(0, [1, 2], "ab"), start=True)
         await call.send(call.row(0, [1, 2], "ab"), call.row(1, [2], "b"), start=True)
         await call.send(call.row(2, [3], "c", 0, end(FinishReason.EOS)))
         await call.send(call.row(2, [3], "c", 0, end(FinishReason.EOS)))
 
-    ring.script = twice
+    ring.script = send_twice
     answer = await client.generate(text_spec(output=pb.OutputOptions(token_ids=True)))
     assert answer.outputs[0].text == "abc"
     assert list(answer.outputs[0].token_ids) == [1, 2, 3]
 
 
 async def test_late_and_foreign_rows_are_counted_and_ignored(client, ring):
-    async def strange(call):
+    async def script(call):
         await call.send(
             call.row(0, [1], "x")._replace(request=12345),
             call.row(0, [1], "x")._replace(attempt=7),
@@ -244,7 +244,7 @@ async def test_late_and_foreign_rows_are_counted_and_ignored(client, ring):
         )
         await call.send(call.row(0, [2], "y", 0, end(FinishReason.EOS)))
 
-    ring.script = strange
+    ring.script = script
     answer = await client.generate(text_spec())
     assert answer.outputs[0].text == "y"
     assert client.router.ring.dispatcher.late_rows == 3
@@ -264,11 +264,11 @@ async def test_a_duplicate_id_is_refused_while_the_request_is_live(client, ring)
 
 async def test_a_drain_waits_for_requests_refuses_new_ones_and_hands_late_ones_back(client, ring):
     ring.script = slowly
-    late = client.stream(text_spec(request_id="late", output=pb.OutputOptions(token_ids=True)))
-    events = asyncio.ensure_future(read_all(late))
+    late_call = client.stream(text_spec(request_id="late", output=pb.OutputOptions(token_ids=True)))
+    events = asyncio.ensure_future(read_all(late_call))
     unary = client.generation.Generate(pb.GenerateRequest(spec=text_spec()))
     await client.until(lambda: len(ring.calls) == 2)
-    await client.until(lambda: all(live.log.received > 5 for live in client.router.ring.requests.open))
+    await client.until(lambda: all(request.log.received > 5 for request in client.router.ring.requests.open))
     drain = asyncio.ensure_future(client.admin.Drain(admin_pb2.DrainRequest(timeout=Duration(nanos=500_000_000))))
     await client.until(lambda: client.router.ring.requests.closed)
     with pytest.raises(grpc.aio.AioRpcError, match="Connection refused"):

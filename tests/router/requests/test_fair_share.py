@@ -37,14 +37,14 @@ class Ring:
         self._running: list[list] = []
         self.tasks: list[asyncio.Task[None]] = []
 
-    def ask(self, tenant: str, length: int = 8, prompt: int = 4) -> None:
-        self.tasks.append(asyncio.ensure_future(self._ask(tenant, length, prompt)))
+    def submit(self, tenant: str, length: int = 8, prompt: int = 4) -> None:
+        self.tasks.append(asyncio.ensure_future(self._submit(tenant, length, prompt)))
 
-    async def _ask(self, tenant: str, length: int, prompt: int) -> None:
-        came = self.turn
+    async def _submit(self, tenant: str, length: int, prompt: int) -> None:
+        arrival = self.turn
         permit = await self.admission.acquire(2, prompt, tenant)
         self.order.append(tenant)
-        self.waits.append((tenant, self.turn - came))
+        self.waits.append((tenant, self.turn - arrival))
         self._running.append([tenant, permit, length])
 
     async def run(self, turns: int) -> None:
@@ -68,9 +68,9 @@ class Ring:
 async def test_two_greedy_tenants_get_half_each_regardless_of_request_sizes():
     ring = Ring(make_admission(4, *PLENTY))
     for _ in range(400):
-        ring.ask("many small", length=4)
+        ring.submit("many small", length=4)
     for _ in range(60):
-        ring.ask("few big", length=32)
+        ring.submit("few big", length=32)
     await ring.run(250)
     small, big = (
         ring.tokens["many small"] * OUTPUT_COST + 4 * ring.order.count("many small"),
@@ -83,8 +83,8 @@ async def test_two_greedy_tenants_get_half_each_regardless_of_request_sizes():
 async def test_shares_follow_the_weights():
     ring = Ring(make_admission(6, *PLENTY, weights={"gold": 3.0}))
     for _ in range(500):
-        ring.ask("gold")
-        ring.ask("other")
+        ring.submit("gold")
+        ring.submit("other")
     await ring.run(300)
     assert 2.4 < ring.tokens["gold"] / ring.tokens["other"] < 3.6
     ring.close()
@@ -93,13 +93,13 @@ async def test_shares_follow_the_weights():
 async def test_absence_earns_no_credit():
     ring = Ring(make_admission(2, *PLENTY))
     for _ in range(200):
-        ring.ask("steady")
+        ring.submit("steady")
     await ring.run(100)
     for _ in range(200):
-        ring.ask("late")
-    since = dict(ring.tokens)
+        ring.submit("late")
+    tokens_before = dict(ring.tokens)
     await ring.run(100)
-    late, steady = ring.tokens["late"], ring.tokens["steady"] - since["steady"]
+    late, steady = ring.tokens["late"], ring.tokens["steady"] - tokens_before["steady"]
     assert 0.7 < late / steady < 1.4
     ring.close()
 
@@ -107,24 +107,24 @@ async def test_absence_earns_no_credit():
 async def test_cached_tokens_are_cheaper():
     admission = make_admission(1, *PLENTY)
     running = await admission.acquire(2, 1, "a")
-    first = {}
+    first_tasks = {}
     for tenant in ("cached", "computed"):
-        first[tenant] = asyncio.ensure_future(admission.acquire(2, 100, tenant))
+        first_tasks[tenant] = asyncio.ensure_future(admission.acquire(2, 100, tenant))
         await settle()
     running.release()
     await settle()
-    done = next(tenant for tenant, task in first.items() if task.done())
-    other = ({"cached", "computed"} - {done}).pop()
-    again = {tenant: asyncio.ensure_future(admission.acquire(2, 100, tenant)) for tenant in first}
-    first[done].result().credit_cached(100 if done == "cached" else 0)
-    first[done].result().release()
+    earlier = next(tenant for tenant, task in first_tasks.items() if task.done())
+    later = ({"cached", "computed"} - {earlier}).pop()
+    next_tasks = {tenant: asyncio.ensure_future(admission.acquire(2, 100, tenant)) for tenant in first_tasks}
+    first_tasks[earlier].result().credit_cached(100 if earlier == "cached" else 0)
+    first_tasks[earlier].result().release()
     await settle()
-    first[other].result().credit_cached(100 if other == "cached" else 0)
-    first[other].result().release()
+    first_tasks[later].result().credit_cached(100 if later == "cached" else 0)
+    first_tasks[later].result().release()
     await settle()
-    assert again["cached"].done()
-    assert not again["computed"].done()
-    again["computed"].cancel()
+    assert next_tasks["cached"].done()
+    assert not next_tasks["computed"].done()
+    next_tasks["computed"].cancel()
 
 
 async def test_a_tenant_that_arrives_during_a_flood_need_not_wait_for_it():
@@ -133,10 +133,10 @@ async def test_a_tenant_that_arrives_during_a_flood_need_not_wait_for_it():
     admission.resize(64, 16)
     ring = Ring(admission)
     for _ in range(300):
-        ring.ask("flood", length=100)
+        ring.submit("flood", length=100)
     await ring.run(3)
     assert admission.live == 14
-    ring.ask("other", length=3)
+    ring.submit("other", length=3)
     await ring.run(1)
     assert ("other", 0) in ring.waits
     ring.close()

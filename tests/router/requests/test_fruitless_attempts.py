@@ -44,13 +44,13 @@ async def test_attempts_with_tokens_are_not_bounded(client, ring):
 
 
 async def test_tokens_in_the_row_of_a_fault_are_kept(client, ring):
-    async def last_words(call):
+    async def fail_after_three_tokens(call):
         if call.submit.attempt:
             return await generate(call)
         fault = end(FinishReason.ERROR, fault=Fault("ROWS_LOST", "a gap"))
         return await call.send(tokens(call, 0, 0, 3)._replace(end=fault), start=True)
 
-    ring.script = last_words
+    ring.script = fail_after_three_tokens
     check_whole(await client.events(text_spec(output=IDS)), ring.calls[0].submit, 1)
     assert len(ring.calls[1].submit.resume[0]) == 3
 

@@ -20,7 +20,7 @@ WIDE_IMAGE, TALL_IMAGE = Image.of(18, WIDE, 9), Image.of(16, TALL, 2)
 
 
 def images(*data: bytes) -> list[pb.Image]:
-    return [pb.Image(data=each) for each in data]
+    return [pb.Image(data=image) for image in data]
 
 
 @pytest.fixture(scope="module")
@@ -72,9 +72,9 @@ async def test_a_prompt_without_images_needs_no_thread(client, monkeypatch):
 
 
 async def test_the_model_info_has_the_maximum_number_of_rows(client, qwen_vl):
-    (found,) = (await client.models.ListModels(admin_pb2.ListModelsRequest())).models
-    assert found.image_tokens == qwen_vl.vision.rows == 30
-    assert "images" in found.capabilities
+    (model,) = (await client.models.ListModels(admin_pb2.ListModelsRequest())).models
+    assert model.image_tokens == qwen_vl.vision.rows == 30
+    assert "images" in model.capabilities
 
 
 def blank(width: int, height: int) -> bytes:
@@ -98,7 +98,7 @@ def blank(width: int, height: int) -> bytes:
 )
 async def test_invalid_images_are_refused(client, ring, spec, field, reason):
     details = await refused(client.events(spec))
-    found = {violation.field: violation.description for violation in details.bad.field_violations}
-    assert reason in found[field]
+    descriptions = {violation.field: violation.description for violation in details.bad.field_violations}
+    assert reason in descriptions[field]
     assert details.error.code().name in ("INVALID_ARGUMENT", "OUT_OF_RANGE")
     assert not ring.calls

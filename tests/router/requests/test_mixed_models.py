@@ -182,8 +182,8 @@ async def test_a_stream_leaves_a_draining_engine_only_for_one_with_its_model(mix
     assert [call.engine.fingerprint for call in ring.calls] == [OLD, OLD, NEW]
 
 
-async def have(client, count=5):
-    """What a client has received of a stream that broke after `count` tokens."""
+async def receive_part(client, count=5):
+    """The first `count` token ids of a stream, the remaining ids, and the model's fingerprint."""
     call = client.stream(text_spec(sampling=SEED, output=IDS))
     events = [await call.read(), *await rest(call)]
     ids = [token for event in events for token in event.delta.token_ids]
@@ -198,9 +198,9 @@ async def resumed(client, ids, model):
 
 async def test_a_resume_names_its_model(mixed, ring):
     client = await mixed(OLD, NEW, NEW)
-    ids, others, _ = await have(client)
+    ids, remaining_ids, _ = await receive_part(client)
     events = await resumed(client, ids, OLD)
-    assert [token for event in events for token in event.delta.token_ids] == others
+    assert [token for event in events for token in event.delta.token_ids] == remaining_ids
     assert events[0].started.model_fingerprint == OLD
     assert len(engines_of(ring, OLD)[0].calls) == 1
     assert (await resumed(client, ids, ""))[0].started.model_fingerprint == NEW
@@ -215,7 +215,7 @@ async def test_a_resume_with_a_model_that_is_not_served_fails_immediately(mixed,
 
 
 async def test_a_resume_with_a_model_that_may_return_is_retried(mixed, ring):
-    """By its client, because a router keeps a request that has not begun only for peer_wait."""
+    """The client retries it, because a router keeps a request that has not begun only for peer_wait."""
     client = await mixed(OLD, NEW, peer_wait=0.3)
     (old,) = engines_of(ring, OLD)
     die(old)

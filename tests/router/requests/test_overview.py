@@ -34,16 +34,16 @@ async def test_open_requests_come_first_newest_first(client, ring):
     ring.script = hang
     calls = [client.stream(text_spec(request_id=name)) for name in ("c", "d")]
     await client.until(lambda: len(ring.calls) == 4)
-    found = overview.latest_requests()
-    assert [each.id for each in found if not each.open] == ["b", "a"]
-    assert {each.id for each in found[:2]} == {"c", "d"}
-    assert [each.state for each in found] == ["ON_RING", "ON_RING", "LENGTH", "LENGTH"]
-    assert [(each.tenant, each.open, each.admitted) for each in overview.tenants()] == [("", 2, 2)]
+    latest = overview.latest_requests()
+    assert [entry.id for entry in latest if not entry.open] == ["b", "a"]
+    assert {entry.id for entry in latest[:2]} == {"c", "d"}
+    assert [entry.state for entry in latest] == ["ON_RING", "ON_RING", "LENGTH", "LENGTH"]
+    assert [(entry.tenant, entry.open, entry.admitted) for entry in overview.tenants()] == [("", 2, 2)]
     for call in calls:
         call.cancel()
     await client.until(lambda: not client.router.ring.requests.open)
     assert overview.tenants() == []
-    assert {each.state for each in overview.latest_requests()[:2]} == {"CANCELLED"}
+    assert {entry.state for entry in overview.latest_requests()[:2]} == {"CANCELLED"}
 
 
 async def test_the_number_of_listed_requests_is_bounded(client):

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("quick_recovery")
 POISON = 666
 
 
-class Mortal:
+class DyingEngines:
     """Engines that restart when they get a prompt that contains POISON."""
 
     def __init__(self, at: int = 0) -> None:
@@ -32,7 +32,7 @@ class Mortal:
         submit, engine = call.submit, call.engine
         if submit.alone:
             engine.quarantine = submit.request
-            await engine.tell()
+            await engine.report_state()
             await self.go_on.wait()
         if POISON not in submit.prompt:
             engine.quarantine = None
@@ -42,7 +42,7 @@ class Mortal:
             await call.send(tokens(call, 0, offset), start=True)
             if offset == PROBATION_TOKENS + len(submit.resume.get(0, ())):
                 engine.quarantine = None
-        await engine.tell()
+        await engine.report_state()
         self.deaths.append(call)
         engine.quarantine = None
         engine.epoch += 1
@@ -52,7 +52,7 @@ class Mortal:
 
 
 @pytest.fixture
-async def two(ring, start):
+async def two_engines(ring, start):
     """Long timeouts, so that a busy machine does not look like a death."""
     for name in ("a", "b"):
         ring.add_engine(name)
@@ -67,29 +67,29 @@ def poison(**fields):
 
 
 @pytest.mark.parametrize(("at", "deaths"), [(0, 2), (8, 3)])
-async def test_after_two_deaths_in_a_row_it_ends(two, ring, at, deaths):
-    ring.script = script = Mortal(at)
-    details = await refused(two.events(poison(output=IDS)))
+async def test_after_two_deaths_in_a_row_it_ends(two_engines, ring, at, deaths):
+    ring.script = script = DyingEngines(at)
+    details = await refused(two_engines.events(poison(output=IDS)))
     assert (details.code, details.info.reason, details.retry) == (StatusCode.INTERNAL, "POISON", None)
     assert details.info.metadata["engine_deaths"] == "2"
     assert isinstance(from_rpc_error(details.error), Poison)
     assert [call.submit.alone for call in script.deaths] == [False] * (deaths - 1) + [True]
-    await two.until(lambda: nothing_left(two))
-    suspects = two.router.ring.suspects
+    await two_engines.until(lambda: nothing_left(two_engines))
+    suspects = two_engines.router.ring.suspects
     assert (suspects.poisoned, suspects.quarantines, suspects._held, suspects._waiting) == (1, 1, None, set())
-    assert len(two.lines("quarantine_entered")) == len(two.lines("poison_request_ended")) == 1
+    assert len(two_engines.lines("quarantine_entered")) == len(two_engines.lines("poison_request_ended")) == 1
 
 
 @pytest.mark.parametrize(
-    ("brought", "alone"), [([7, 7, 12], [False, False, True, True]), ([0, 12], [False, True, True])]
+    ("delivered", "alone"), [([7, 7, 12], [False, False, True, True]), ([0, 12], [False, True, True])]
 )
-async def test_tokens_lost_earlier_do_not_clear_a_suspect(two, ring, brought, alone):
+async def test_tokens_lost_earlier_do_not_clear_a_suspect(two_engines, ring, delivered, alone):
     """They were sampled and lost when engines died under earlier attempts. Here the 13th token kills each engine."""
 
-    class Lossy(Mortal):
+    class Lossy(DyingEngines):
         async def __call__(self, call):
             died = len(self.deaths)
-            self.at = brought[died] if died < len(brought) else 12
+            self.at = delivered[died] if died < len(delivered) else 12
             if died == 0 and self.at:
                 await call.send(tokens(call, 0, 0, self.at), start=True)
                 self.at = 0
@@ -97,13 +97,13 @@ async def test_tokens_lost_earlier_do_not_clear_a_suspect(two, ring, brought, al
 
     ring.script = script = Lossy()
     spec = poison(output=pb.OutputOptions(token_ids=True, stream_interval=7))
-    details = await refused(two.events(spec))
+    details = await refused(two_engines.events(spec))
     assert (details.info.reason, details.info.metadata["engine_deaths"]) == ("POISON", "3")
     assert [call.submit.alone for call in script.deaths] == alone
 
 
-async def test_a_request_that_was_aboard_by_chance_continues(two, ring):
-    class Once(Mortal):
+async def test_a_request_that_ran_on_a_dying_engine_by_chance_continues(two_engines, ring):
+    class Once(DyingEngines):
         async def neighbour(self, call):
             if call.submit.attempt == 0:
                 call.engine.epoch += 1
@@ -111,13 +111,13 @@ async def test_a_request_that_was_aboard_by_chance_continues(two, ring):
                 await generate(call)
 
     ring.script = Once()
-    check_whole(await two.events(text_spec(output=IDS)), ring.calls[0].submit, 1)
+    check_whole(await two_engines.events(text_spec(output=IDS)), ring.calls[0].submit, 1)
     assert {call.submit.attempt: call.submit.alone for call in ring.calls} == {0: False, 1: True}
-    assert two.router.ring.suspects._held is None
+    assert two_engines.router.ring.suspects._held is None
 
 
-async def test_an_engine_that_disconnected_and_fell_silent_has_died(two, ring):
-    class Once(Mortal):
+async def test_an_engine_that_disconnected_and_fell_silent_has_died(two_engines, ring):
+    class Once(DyingEngines):
         async def neighbour(self, call):
             if call.submit.attempt == 0:
                 await call.engine.close()
@@ -125,28 +125,28 @@ async def test_an_engine_that_disconnected_and_fell_silent_has_died(two, ring):
                 await generate(call)
 
     ring.script = Once()
-    check_whole(await two.events(text_spec(output=IDS)), ring.calls[0].submit, 1)
+    check_whole(await two_engines.events(text_spec(output=IDS)), ring.calls[0].submit, 1)
     assert {call.submit.attempt: call.submit.alone for call in ring.calls} == {0: False, 1: True}
 
 
-async def test_an_engine_that_drained_before_its_end_has_not_died(two, ring):
-    class Once(Mortal):
+async def test_an_engine_that_drained_before_its_end_has_not_died(two_engines, ring):
+    class Once(DyingEngines):
         async def neighbour(self, call):
             if call.submit.attempt == 0:
                 call.engine.draining = True
-                await call.engine.tell()
+                await call.engine.report_state()
                 call.engine.epoch += 1
                 call.engine.draining = False
             else:
                 await generate(call)
 
     ring.script = Once()
-    check_whole(await two.events(text_spec(output=IDS)), ring.calls[0].submit, 1)
+    check_whole(await two_engines.events(text_spec(output=IDS)), ring.calls[0].submit, 1)
     assert not any(call.submit.alone for call in ring.calls)
 
 
-async def test_nothing_is_placed_beside_a_suspect(two, ring):
-    ring.script = script = Mortal()
+async def test_no_request_is_placed_alongside_a_suspect(two_engines, ring):
+    ring.script = script = DyingEngines()
     script.go_on.clear()
     held = asyncio.Event()
 
@@ -155,17 +155,17 @@ async def test_nothing_is_placed_beside_a_suspect(two, ring):
         await generate(call)
 
     script.neighbour = hold
-    dying = asyncio.create_task(refused(two.events(poison())))
-    await two.until(lambda: any(call.submit.alone for call in ring.calls))
+    dying = asyncio.create_task(refused(two_engines.events(poison())))
+    await two_engines.until(lambda: any(call.submit.alone for call in ring.calls))
     (alone,) = [call for call in ring.calls if call.submit.alone]
-    others = [asyncio.create_task(two.events(text_spec(f"x{i}"))) for i in range(6)]
-    await two.until(lambda: sum(POISON not in call.submit.prompt for call in ring.calls) == 6)
+    neighbours = [asyncio.create_task(two_engines.events(text_spec(f"x{i}"))) for i in range(6)]
+    await two_engines.until(lambda: sum(POISON not in call.submit.prompt for call in ring.calls) == 6)
     assert not any(call.engine is alone.engine for call in ring.calls if POISON not in call.submit.prompt)
     script.go_on.set()
     assert (await dying).info.reason == "POISON"
     held.set()
-    for other in others:
-        assert (await other)[-1].HasField("done")
+    for neighbour in neighbours:
+        assert (await neighbour)[-1].HasField("done")
 
 
 async def test_a_refusal_because_of_quarantine_does_not_count_as_a_fruitless_attempt(client, ring):
@@ -184,10 +184,10 @@ async def test_a_refusal_because_of_quarantine_does_not_count_as_a_fruitless_att
     assert (await client.events(text_spec()))[-1].HasField("done")
 
 
-async def test_deaths_at_other_routers_are_passed_on_by_the_client(two, ring):
-    ring.script = script = Mortal()
+async def test_deaths_at_other_routers_are_passed_on_by_the_client(two_engines, ring):
+    ring.script = script = DyingEngines()
     spec = poison(engine_deaths=1)
-    details = await refused(two.events(spec))
+    details = await refused(two_engines.events(spec))
     assert details.info.metadata["engine_deaths"] == "3"
     # The client's count alone makes no suspect: an engine is reserved only after a death at this router.
     assert [call.submit.alone for call in script.deaths] == [False, True]
@@ -209,7 +209,7 @@ async def test_a_retryable_error_reports_the_number_of_deaths(ring, start):
     assert int(details.info.metadata["engine_deaths"]) >= 1
 
 
-@pytest.mark.parametrize("given", [9, 1 << 31])
-async def test_a_count_out_of_range_is_refused(client, given):
-    details = await refused(client.events(text_spec(engine_deaths=given)))
+@pytest.mark.parametrize("deaths", [9, 1 << 31])
+async def test_a_count_out_of_range_is_refused(client, deaths):
+    details = await refused(client.events(text_spec(engine_deaths=deaths)))
     assert (details.code, details.fields) == (StatusCode.INVALID_ARGUMENT, ["spec.engine_deaths"])

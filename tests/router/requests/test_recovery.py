@@ -1,4 +1,4 @@
-"""Whatever is lost, and whenever, the client sees one uninterrupted stream with each offset once."""
+"""After any loss in any phase, the client sees one uninterrupted stream with each offset once."""
 
 import asyncio
 import time
@@ -57,19 +57,19 @@ def drain_detokenizer(ring, call, client):
     ring.detokenizers[call.submit.detokenizer].draining = True
 
 
-def hole(ring, call, client):
+def skip_offsets(ring, call, client):
     ring.soon(call.send(call.row(LENGTH - 1, [1, 2], "x", call.submit.n - 1), start=True))
 
 
 def fault(code):
     def fail(ring, call, client):
-        row = call.row(0, [], "", call.submit.n - 1, end(FinishReason.ERROR, fault=Fault(code, "as told")))
+        row = call.row(0, [], "", call.submit.n - 1, end(FinishReason.ERROR, fault=Fault(code, "injected")))
         ring.soon(call.send(row, start=True))
 
     return fail
 
 
-DOUBTS = {
+LOSSES = {
     function.__name__: function
     for function in (
         restart_engine,
@@ -82,20 +82,20 @@ DOUBTS = {
         lose_messages,
         drain_engine,
         drain_detokenizer,
-        hole,
+        skip_offsets,
     )
 } | {code: fault(code) for code in ("OVERLOADED", "DRAINING", "STEP_FAILED", "ROWS_LOST", "ENGINE_LOST")}
 
 
-@pytest.mark.parametrize("doubt", DOUBTS)
+@pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize("phase", PHASES)
-async def test_every_loss_in_every_phase(two_of_each, ring, phase, doubt):
+async def test_every_loss_in_every_phase(two_of_each, ring, phase, loss):
     client = two_of_each
     ring.script = script = Script(PHASES[phase])
     task = asyncio.ensure_future(client.events(text_spec(n=2, output=IDS)))
     await asyncio.wait_for(script.reached.wait(), 60)
     first = script.attempts[0]
-    DOUBTS[doubt](ring, first, client)
+    LOSSES[loss](ring, first, client)
     events = await asyncio.wait_for(task, 60)
     check_whole(events, first.submit, 2)
     second = script.attempts[1].submit
@@ -120,7 +120,7 @@ async def test_every_loss_in_every_phase(two_of_each, ring, phase, doubt):
     assert (line["attempts"], line["outcome"]) == (2, "LENGTH")
     assert len(client.lines("attempt_given_up")) == sum(client.router.ring.counters.recoveries.values()) == 1
     # The peers that are still alive were notified that the first attempt was given up.
-    if not doubt.startswith(("restart", "silence")):
+    if not loss.startswith(("restart", "silence")):
         request = first.submit.request
         await client.until(lambda: any((c.request, c.attempt) == (request, 0) for c in ring.cancels))
         drops = ring.detokenizers[first.submit.detokenizer].drops
@@ -204,13 +204,15 @@ async def test_a_ring_that_is_stopped_as_a_whole_keeps_its_streams(two_of_each, 
     task = asyncio.ensure_future(client.events(text_spec(output=IDS)))
     await script.reached.wait()
     call = script.attempts[0]
-    own = {call.engine.address, ring.detokenizers[call.submit.detokenizer].address}
+    stream_peers = {call.engine.address, ring.detokenizers[call.submit.detokenizer].address}
     membership = client.router.ring.membership
     # The signal reaches the processes one after the other, those of this stream first.
     peers = [*ring.engines.values(), *ring.detokenizers.values()]
-    for peer in sorted(peers, key=lambda peer: peer.address not in own):
+    for peer in sorted(peers, key=lambda peer: peer.address not in stream_peers):
         peer.draining = True
-        await client.until(lambda peer=peer: any(at.draining and at.name == peer.name for at in alive(membership)))
+        await client.until(
+            lambda peer=peer: any(report.draining and report.name == peer.name for report in alive(membership))
+        )
     await client.until(lambda: all(peer.should_empty for peer in alive(membership)))
     await asyncio.sleep(0.2)
     assert not client.lines("attempt_given_up")
@@ -242,12 +244,12 @@ async def test_times_cover_all_attempts(two_of_each, ring):
     client = two_of_each
     ring.script = script = Script(midway)
     spec = text_spec(output=pb.OutputOptions(timings=True))
-    began = time.monotonic()
+    start = time.monotonic()
     task = asyncio.ensure_future(client.events(spec))
     await script.reached.wait()
-    (live,) = client.router.ring.requests.open
-    await client.until(lambda: live.first_token_seconds is not None)
-    received = time.monotonic() - began
+    (request,) = client.router.ring.requests.open
+    await client.until(lambda: request.first_token_seconds is not None)
+    received = time.monotonic() - start
     await asyncio.sleep(0.5)
     script.attempts[0].engine.epoch += 1
     timings = (await task)[-1].done.timings

@@ -15,8 +15,8 @@ SEED = SamplingParams(seed=5)
 
 
 def of(events, kind, index=0):
-    found = [getattr(event, kind) for event in events if event.HasField(kind)]
-    return [event for event in found if event.index == index]
+    messages = [getattr(event, kind) for event in events if event.HasField(kind)]
+    return [event for event in messages if event.index == index]
 
 
 async def ids_of(client, n=1):
@@ -25,24 +25,24 @@ async def ids_of(client, n=1):
     return [[token for delta in of(events, "delta", i) for token in delta.token_ids] for i in range(n)]
 
 
-@pytest.mark.parametrize("have", [0, 1, 7, LENGTH - 1])
-async def test_a_stream_continues_where_it_broke(client, ring, have):
+@pytest.mark.parametrize("received", [0, 1, 7, LENGTH - 1])
+async def test_a_stream_continues_where_it_broke(client, ring, received):
     (ids,) = await ids_of(client)
     spec = text_spec(
-        sampling=SEED, output=OutputOptions(token_ids=True, echo=True), resume=[ResumeFrom(token_ids=ids[:have])]
+        sampling=SEED, output=OutputOptions(token_ids=True, echo=True), resume=[ResumeFrom(token_ids=ids[:received])]
     )
     events = await client.events(spec)
     deltas = of(events, "delta")
-    assert [token for delta in deltas for token in delta.token_ids] == ids[have:]
-    assert "".join(delta.text for delta in deltas) == text_of(ids[have:])
-    assert deltas[0].token_offset == have
+    assert [token for delta in deltas for token in delta.token_ids] == ids[received:]
+    assert "".join(delta.text for delta in deltas) == text_of(ids[received:])
+    assert deltas[0].token_offset == received
     assert of(events, "finished")[0].completion_tokens == LENGTH
     submit = ring.calls[-1].submit
     usage = events[-1].done.usage
     assert (usage.prompt_tokens, usage.completion_tokens) == (len(submit.prompt), LENGTH)
-    assert (submit.attempt, submit.resume, submit.ended) == (0, {0: ids[:have]} if have else {}, [])
+    assert (submit.attempt, submit.resume, submit.ended) == (0, {0: ids[:received]} if received else {}, [])
     await client.until(lambda: nothing_left(client))
-    assert client.router.ring.counters.completion_tokens == LENGTH + LENGTH - have
+    assert client.router.ring.counters.completion_tokens == LENGTH + LENGTH - received
 
 
 async def test_each_output_is_resumed_separately(client, ring):
@@ -83,7 +83,7 @@ async def test_a_resumed_stream_survives_the_loss_of_its_engine(client, ring):
     (ids,) = await ids_of(client)
     ended = []
 
-    async def once(call):
+    async def fail_once(call):
         if call.submit.attempt:
             ended.append(call)
             await generate(call)
@@ -91,7 +91,7 @@ async def test_a_resumed_stream_survives_the_loss_of_its_engine(client, ring):
             await call.send(call.row(5, [ids[5]], text_of([ids[5]])), start=True)
             call.engine.epoch += 1
 
-    ring.script = once
+    ring.script = fail_once
     spec = text_spec(sampling=SEED, output=OutputOptions(token_ids=True), resume=[ResumeFrom(token_ids=ids[:5])])
     events = await client.events(spec)
     assert [token for delta in of(events, "delta") for token in delta.token_ids] == ids[5:]
@@ -99,22 +99,22 @@ async def test_a_resumed_stream_survives_the_loss_of_its_engine(client, ring):
 
 
 async def test_a_later_attempt_has_the_same_guide_and_drafts(client, ring):
-    tried = []
+    submits = []
 
-    async def once(call):
-        tried.append(call.submit)
+    async def fail_once(call):
+        submits.append(call.submit)
         if call.submit.attempt:
             await generate(call)
         else:
             call.engine.epoch += 1
 
-    ring.script = once
+    ring.script = fail_once
     spec = text_spec(sampling=SEED, guided=GuidedDecoding(regex="a+"), resume=[ResumeFrom(token_ids=[5])])
     spec.speculation.draft_token_ids.extend([5, 6, 7])
     await client.events(spec)
-    assert [submit.guide for submit in tried] == [Guide(GuideKind.REGEX, "a+")] * 2
-    assert tried[0].speculation.draft_token_ids == (5, 6, 7)
-    assert tried[0].speculation == tried[1].speculation
+    assert [submit.guide for submit in submits] == [Guide(GuideKind.REGEX, "a+")] * 2
+    assert submits[0].speculation.draft_token_ids == (5, 6, 7)
+    assert submits[0].speculation == submits[1].speculation
 
 
 BAD = {

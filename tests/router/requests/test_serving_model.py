@@ -26,30 +26,30 @@ def live(checkpoint):
 
 
 def engines(*models: str) -> list[Peer]:
-    found = []
+    peers = []
     for number, model in enumerate(models):
         peer = Peer(f"ipc://{number}", frozenset(), None)
         peer.on_heartbeat(EngineHeartbeat(f"engine-{number}", number, peer.address, model, 64, False, StepStats()), 0.0)
-        found.append(peer)
-    return found
+        peers.append(peer)
+    return peers
 
 
 def versions(*labels: str) -> list[Peer]:
     """Engines with these versions, where the version is also the fingerprint of the model."""
-    found = engines(*labels)
-    for peer in found:
+    peers = engines(*labels)
+    for peer in peers:
         peer.heartbeat = msgspec.structs.replace(peer.heartbeat, model_version=peer.heartbeat.fingerprint)
-    return found
+    return peers
 
 
 def serving(mixing: bool = False, version: str = "") -> tuple[ServingModel, list[dict]]:
     logs: list[dict] = []
 
-    def keep(_, __, event):
+    def record(_, __, event):
         logs.append(event)
         raise structlog.DropEvent
 
-    return ServingModel(mixing, structlog.wrap_logger(None, processors=[keep]), version), logs
+    return ServingModel(mixing, structlog.wrap_logger(None, processors=[record]), version), logs
 
 
 def models(peers: list[Peer]) -> list[str]:
@@ -57,9 +57,9 @@ def models(peers: list[Peer]) -> list[str]:
 
 
 def test_the_model_of_most_engines_serves_new_requests(live):
-    found, _ = serving()
-    assert models(found.engines_for(live, engines("a", "b", "b"))) == ["b", "b"]
-    assert models(found.engines_for(live, engines("a", "a", "a", "b", "b"))) == ["a", "a", "a"]
+    model, _ = serving()
+    assert models(model.engines_for(live, engines("a", "b", "b"))) == ["b", "b"]
+    assert models(model.engines_for(live, engines("a", "a", "a", "b", "b"))) == ["a", "a", "a"]
 
 
 def test_on_a_tie_a_new_router_uses_the_smallest_fingerprint(live):
@@ -68,109 +68,109 @@ def test_on_a_tie_a_new_router_uses_the_smallest_fingerprint(live):
 
 
 def test_on_a_tie_the_model_does_not_change(live):
-    found, logs = serving()
-    found.engines_for(live, engines("b"))
-    assert models(found.engines_for(live, engines("a", "b"))) == ["b"]
+    model, logs = serving()
+    model.engines_for(live, engines("b"))
+    assert models(model.engines_for(live, engines("a", "b"))) == ["b"]
     # One engine of the other model joins and leaves, as in a restart.
     for ring in (("a", "a", "b", "b"), ("a", "b", "b"), ("a", "a", "b", "b")):
-        assert set(models(found.engines_for(live, engines(*ring)))) == {"b"}
+        assert set(models(model.engines_for(live, engines(*ring)))) == {"b"}
     assert not logs
-    assert set(models(found.engines_for(live, engines("a", "a", "b")))) == {"a"}
+    assert set(models(model.engines_for(live, engines("a", "a", "b")))) == {"a"}
     assert [(line["model"], line["former"]) for line in logs] == [("a", "b")]
 
 
 def test_choose_does_not_change_the_state(live):
-    found, _ = serving()
-    assert found.choose(engines("b")) == "b"
-    assert found.choose(engines("a", "b")) == "a"
-    assert found.choose([]) == ""
+    model, _ = serving()
+    assert model.choose(engines("b")) == "b"
+    assert model.choose(engines("a", "b")) == "a"
+    assert model.choose([]) == ""
 
 
 def test_a_bound_request_keeps_its_model(live):
     submit(live, "b")
     live.log.mark_start_delivered()
-    found, _ = serving()
-    assert models(found.engines_for(live, engines("a", "a", "b"))) == ["b"]
-    assert found.engines_for(live, engines("a", "a")) == []
-    assert found.choose(engines("a", "a", "b")) == "a"
+    model, _ = serving()
+    assert models(model.engines_for(live, engines("a", "a", "b"))) == ["b"]
+    assert model.engines_for(live, engines("a", "a")) == []
+    assert model.choose(engines("a", "a", "b")) == "a"
 
 
 def test_if_models_are_mixed_a_bound_request_prefers_its_own(live):
-    found, _ = serving(mixing=True)
-    assert models(found.engines_for(live, engines("a", "b"))) == ["a", "b"]
+    model, _ = serving(mixing=True)
+    assert models(model.engines_for(live, engines("a", "b"))) == ["a", "b"]
     submit(live, "b")
     live.log.mark_start_delivered()
-    assert models(found.engines_for(live, engines("a", "b"))) == ["b"]
-    assert models(found.engines_for(live, engines("a", "a"))) == ["a", "a"]
-    found.check(live, engines("a"))
-    assert found.choose(engines("a", "b")) == ""
+    assert models(model.engines_for(live, engines("a", "b"))) == ["b"]
+    assert models(model.engines_for(live, engines("a", "a"))) == ["a", "a"]
+    model.check(live, engines("a"))
+    assert model.choose(engines("a", "b")) == ""
 
 
 @pytest.mark.parametrize("mixing", [False, True])
 def test_new_requests_go_to_the_version_that_the_operator_has_set(live, mixing):
-    found, logs = serving(mixing, "v2")
-    assert models(found.engines_for(live, versions("v1", "v1", "v2"))) == ["v2"]
+    model, logs = serving(mixing, "v2")
+    assert models(model.engines_for(live, versions("v1", "v1", "v2"))) == ["v2"]
     assert not logs
 
 
 def test_the_version_counts_among_engines_of_one_model_too(live):
-    found, _ = serving(version="v2")
-    same = engines("a", "a")
-    same[1].heartbeat = msgspec.structs.replace(same[1].heartbeat, model_version="v2")
-    assert found.engines_for(live, same) == same[1:]
+    model, _ = serving(version="v2")
+    peers = engines("a", "a")
+    peers[1].heartbeat = msgspec.structs.replace(peers[1].heartbeat, model_version="v2")
+    assert model.engines_for(live, peers) == peers[1:]
 
 
 def test_a_bound_request_keeps_its_model_whichever_version_is_set(live):
     submit(live, "v1")
     live.log.mark_start_delivered()
-    found, _ = serving(version="v2")
-    assert models(found.engines_for(live, versions("v1", "v2", "v2"))) == ["v1"]
+    model, _ = serving(version="v2")
+    assert models(model.engines_for(live, versions("v1", "v2", "v2"))) == ["v1"]
 
 
 def test_while_no_engine_has_the_version_the_most_common_model_serves_which_is_logged_once(live):
-    found, logs = serving(version="v3")
+    model, logs = serving(version="v3")
     for _ in range(3):
-        assert models(found.engines_for(live, versions("v1", "v2", "v2"))) == ["v2", "v2"]
-        assert found.engines_for(live, []) == []
-    assert models(found.engines_for(live, versions("v1", "v1", "v3"))) == ["v3"]
+        assert models(model.engines_for(live, versions("v1", "v2", "v2"))) == ["v2", "v2"]
+        assert model.engines_for(live, []) == []
+    assert models(model.engines_for(live, versions("v1", "v1", "v3"))) == ["v3"]
     events = [line["event"] for line in logs]
     assert events.count("serving_version_missing") == events.count("serving_version_found") == 1
 
 
 def test_a_version_may_be_set_at_any_time(live):
-    found, logs = serving(version="v1")
+    model, logs = serving(version="v1")
     ring = versions("v1", "v1", "v2")
-    assert found.set_version("v2", ring) == "v1"
-    assert models(found.engines_for(live, ring)) == ["v2"]
-    assert (found.version, found.count(ring)) == ("v2", 1)
-    assert found.set_version("v1", ring) == "v2"
-    assert models(found.engines_for(live, ring)) == ["v1", "v1"]
-    assert found.set_version("", ring) == "v1"
-    assert (models(found.engines_for(live, ring)), found.count(ring)) == (["v1", "v1"], 3)
+    assert model.set_version("v2", ring) == "v1"
+    assert models(model.engines_for(live, ring)) == ["v2"]
+    assert (model.version, model.count(ring)) == ("v2", 1)
+    assert model.set_version("v1", ring) == "v2"
+    assert models(model.engines_for(live, ring)) == ["v1", "v1"]
+    assert model.set_version("", ring) == "v1"
+    assert (models(model.engines_for(live, ring)), model.count(ring)) == (["v1", "v1"], 3)
     logged = [
-        (each["former"], each["version"], each["engines"]) for each in logs if each["event"] == "serving_version_set"
+        (line["former"], line["version"], line["engines"]) for line in logs if line["event"] == "serving_version_set"
     ]
     assert logged == [("v1", "v2", 1), ("v2", "v1", 2), ("v1", "", 3)]
 
 
 def test_setting_the_same_version_again_has_no_effect():
-    found, logs = serving()
-    assert [found.set_version("v2", versions("v1", "v2")) for _ in range(3)] == ["", "v2", "v2"]
+    model, logs = serving()
+    assert [model.set_version("v2", versions("v1", "v2")) for _ in range(3)] == ["", "v2", "v2"]
     assert len(logs) == 1
 
 
 def test_a_version_that_no_engine_has_is_refused_and_nothing_changes(live):
-    found, logs = serving(version="v1")
+    model, logs = serving(version="v1")
     unlabelled = engines("a")
-    for given, problem in (
+    for peers, problem in (
         (versions("v2", "v1", "v2"), "must be one of 'v1', 'v2'"),
         (unlabelled, "but no engine that accepts work has a version"),
     ):
         with pytest.raises(RequestError) as error:
-            found.set_version("v3\n", given)
+            model.set_version("v3\n", peers)
         assert error.value.code is ErrorCode.MODEL_NOT_FOUND
         assert error.value.message == rf"version is 'v3\n', {problem}"
-    assert found.version == "v1"
+    assert model.version == "v1"
     assert not logs
 
 
@@ -181,12 +181,12 @@ def test_only_some_of_many_versions_are_named():
 
 
 def test_each_missing_version_is_logged_once(live):
-    found, logs = serving(version="v1")
+    model, logs = serving(version="v1")
     for ring in (("v2",), ("v2", "v3")):
-        found.engines_for(live, versions(*ring))
-    found.set_version("v2", versions("v2", "v3"))
+        model.engines_for(live, versions(*ring))
+    model.set_version("v2", versions("v2", "v3"))
     for ring in (("v2", "v3"), ("v3",), ("v3",)):
-        found.engines_for(live, versions(*ring))
+        model.engines_for(live, versions(*ring))
     assert [(line["event"], line["version"]) for line in logs if "version" in line] == [
         ("serving_version_missing", "v1"),
         ("serving_version_set", "v2"),
@@ -221,9 +221,9 @@ def test_a_resumed_stream_is_bound_from_the_beginning(live):
 
 
 def test_it_is_logged_when_a_ring_becomes_mixed_and_when_it_no_longer_is():
-    found, logs = serving()
+    model, logs = serving()
     for ring in (("a", "a"), (), ("a", "b"), ("b", "a"), (), ("b", "b"), ("b", "b")):
-        found.watch(engines(*ring))
+        model.watch(engines(*ring))
     assert [line["event"] for line in logs] == ["models_diverged", "models_converged"]
     assert logs[0]["engines"] == {"a": ["engine-0"], "b": ["engine-1"]}
     assert logs[1]["model"] == "b"

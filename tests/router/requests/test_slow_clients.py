@@ -13,7 +13,7 @@ from sluice.v1.generation_pb2_grpc import GenerationServiceStub
 from tests.fakes.ring_scripts import end, generate
 from tests.router.conftest import nothing_left, refused, rest, text_spec
 
-MOST = 256
+MAX_UNDELIVERED = 256
 LENGTH = 6000
 IDS = pb.OutputOptions(token_ids=True)
 
@@ -38,7 +38,7 @@ async def flood(call):
 
 
 @asynccontextmanager
-async def patient(client):
+async def small_window_stub(client):
     """A stub whose connection buffers at most 64 KiB, however fast it is."""
     options = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1 << 16)]
     async with grpc.aio.insecure_channel(f"127.0.0.1:{client.router.port}", options=options) as channel:
@@ -49,7 +49,7 @@ def paused(client):
     ring = client.router.ring
     waits = not ring.requests.on_ring and ring.dispatcher._recovery.waiting == 1
     # Not a request whose client has caught up, which is about to continue.
-    return waits and all(live.log.undelivered > MOST // 2 for live in ring.requests.open)
+    return waits and all(live.log.undelivered > MAX_UNDELIVERED // 2 for live in ring.requests.open)
 
 
 async def until_paused(client):
@@ -63,7 +63,7 @@ async def until_paused(client):
 async def paused_call(ring, client, spec, **options):
     """A stream of which only the first event is read, until its request is paused because of that."""
     ring.script = flood
-    async with patient(client) as stub:
+    async with small_window_stub(client) as stub:
         call = stub.GenerateStream(pb.GenerateStreamRequest(spec=spec), **options)
         await call.read()
         await until_paused(client)
@@ -72,27 +72,29 @@ async def paused_call(ring, client, spec, **options):
 
 def check_whole(deltas, n):
     for i in range(n):
-        own = [delta for delta in deltas if delta.index == i]
-        assert [token for delta in own for token in delta.token_ids] == [offset % 4000 for offset in range(LENGTH)]
-        assert "".join(delta.text for delta in own) == "".join(text_at(i, offset) for offset in range(LENGTH))
-        at = 0
-        for delta in own:
-            assert delta.token_offset == at
-            at += delta.token_count
+        output_deltas = [delta for delta in deltas if delta.index == i]
+        assert [token for delta in output_deltas for token in delta.token_ids] == [
+            offset % 4000 for offset in range(LENGTH)
+        ]
+        assert "".join(delta.text for delta in output_deltas) == "".join(text_at(i, offset) for offset in range(LENGTH))
+        offset_sum = 0
+        for delta in output_deltas:
+            assert delta.token_offset == offset_sum
+            offset_sum += delta.token_count
 
 
 @pytest.mark.parametrize("n", [1, 2])
 async def test_unread_data_is_bounded_and_the_client_misses_nothing(ring, start, n):
     engine = ring.add_engine()
     detokenizer = ring.add_detokenizer()
-    client = await start(max_undelivered_tokens=MOST, max_live=1)
+    client = await start(max_undelivered_tokens=MAX_UNDELIVERED, max_live=1)
     ring.script = flood
-    async with patient(client) as stub:
+    async with small_window_stub(client) as stub:
         call = stub.GenerateStream(pb.GenerateStreamRequest(spec=text_spec(n=n, output=IDS)))
         assert (await call.read()).HasField("started")
         await until_paused(client)
         (live,) = client.router.ring.requests.open
-        assert MOST // 2 < live.log.undelivered <= MOST + n
+        assert MAX_UNDELIVERED // 2 < live.log.undelivered <= MAX_UNDELIVERED + n
         assert sum(len(text) for log in live.log.sequences for text in log.text) == 100 * live.log.undelivered
         # Engine and detokenizer were notified, and another request may have the permit.
         await client.until(lambda: engine.cancels and detokenizer.drops)
@@ -101,7 +103,7 @@ async def test_unread_data_is_bounded_and_the_client_misses_nothing(ring, start,
         assert (await client.events(text_spec()))[-1].HasField("done")
         ring.script = flood
         await until_paused(client)
-        assert MOST // 2 < live.log.undelivered <= MOST + n
+        assert MAX_UNDELIVERED // 2 < live.log.undelivered <= MAX_UNDELIVERED + n
         deltas = []
         while not (event := await call.read()).HasField("done"):
             if event.HasField("delta"):
@@ -115,9 +117,9 @@ async def test_unread_data_is_bounded_and_the_client_misses_nothing(ring, start,
 async def test_a_client_that_reads_nothing_for_too_long_is_disconnected(ring, start):
     ring.add_engine()
     ring.add_detokenizer()
-    client = await start(max_undelivered_tokens=MOST, slow_client_timeout=3.0)
+    client = await start(max_undelivered_tokens=MAX_UNDELIVERED, slow_client_timeout=3.0)
     ring.script = flood
-    async with patient(client) as stub:
+    async with small_window_stub(client) as stub:
         call = stub.GenerateStream(pb.GenerateStreamRequest(spec=text_spec(output=IDS)))
         await call.read()
         await client.until(lambda: client.lines() and nothing_left(client))
@@ -138,7 +140,7 @@ async def test_a_client_that_reads_nothing_for_too_long_is_disconnected(ring, st
 async def test_unread_streams_count_towards_their_tenants_limit(ring, start):
     ring.add_engine()
     ring.add_detokenizer()
-    client = await start(max_undelivered_tokens=MOST, max_tenant_requests=1)
+    client = await start(max_undelivered_tokens=MAX_UNDELIVERED, max_tenant_requests=1)
     a, b = ((("x-sluice-tenant", tenant),) for tenant in "ab")
     async with paused_call(ring, client, text_spec(output=IDS), metadata=a) as call:
         details = await refused(client.events(text_spec(), metadata=a))
@@ -155,7 +157,7 @@ async def test_unread_streams_count_towards_their_tenants_limit(ring, start):
 async def test_abort_while_paused(ring, start):
     ring.add_engine()
     ring.add_detokenizer()
-    client = await start(max_undelivered_tokens=MOST)
+    client = await start(max_undelivered_tokens=MAX_UNDELIVERED)
     async with paused_call(ring, client, text_spec(request_id="r", output=IDS)) as call:
         await client.generation.Abort(pb.AbortRequest(request_id="r"))
         assert client.router.ring.dispatcher._recovery.waiting == 0
@@ -169,7 +171,7 @@ async def test_abort_while_paused(ring, start):
 async def test_a_client_that_disconnects_while_paused(ring, start):
     ring.add_engine()
     ring.add_detokenizer()
-    client = await start(max_undelivered_tokens=MOST)
+    client = await start(max_undelivered_tokens=MAX_UNDELIVERED)
     async with paused_call(ring, client, text_spec(output=IDS)) as call:
         call.cancel()
         await client.until(lambda: nothing_left(client))
@@ -178,7 +180,7 @@ async def test_a_client_that_disconnects_while_paused(ring, start):
 async def test_the_engine_dies_while_a_stream_is_paused(ring, start):
     engine = ring.add_engine()
     ring.add_detokenizer()
-    client = await start(max_undelivered_tokens=MOST)
+    client = await start(max_undelivered_tokens=MAX_UNDELIVERED)
     async with paused_call(ring, client, text_spec(output=IDS)) as call:
         engine.epoch += 1
         await client.until(lambda: client.lines("peer_restarted"))
@@ -190,7 +192,7 @@ async def test_the_engine_dies_while_a_stream_is_paused(ring, start):
 async def test_a_unary_request_is_never_paused(ring, start):
     ring.add_engine()
     ring.add_detokenizer()
-    client = await start(max_undelivered_tokens=MOST)
+    client = await start(max_undelivered_tokens=MAX_UNDELIVERED)
     ring.script = flood
     answer = await client.generate(text_spec(output=IDS))
     assert len(answer.outputs[0].token_ids) == LENGTH

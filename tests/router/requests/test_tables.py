@@ -55,7 +55,7 @@ async def test_each_kind_of_prompt(client, ring):
             truncate_prompt_tokens=2,
         ),
     ]
-    found = [await client.generate(spec) for spec in specs]
+    responses = [await client.generate(spec) for spec in specs]
     submits = [call.submit for call in ring.calls]
     assert [submit.prompt for submit in submits] == [
         [5, VOCABULARY + 1, 6],
@@ -65,42 +65,42 @@ async def test_each_kind_of_prompt(client, ring):
     ]
     assert [submit.tables.extra_ids for submit in submits] == [(0, 7, 8), (), (), (7, 8)]
     assert all(submit.tables.tables == WIRE.tables for submit in submits)
-    assert [response.usage.prompt_tokens for response in found] == [3, 2, 1, 2]
+    assert [response.usage.prompt_tokens for response in responses] == [3, 2, 1, 2]
 
 
 async def test_virtual_tokens_have_no_text(client):
     output = pb.OutputOptions(echo=True)
     plain = await client.generate(text_spec("import os", output=output))
-    found = await client.generate(text_spec("import os", output=output, prompt_table=TABLE))
+    with_table = await client.generate(text_spec("import os", output=output, prompt_table=TABLE))
     assert plain.outputs[0].text.startswith("import os")
-    assert found.outputs[0].text.startswith("import os")
+    assert with_table.outputs[0].text.startswith("import os")
 
 
 async def test_a_request_goes_where_its_own_rows_are_cached(ring, start):
-    """Not to the engine that has other rows with the same ids cached."""
-    mine, other, _ = map(ring.add_engine, ("mine", "other", "without"))
+    """An engine that has other rows with the same ids cached gets none of the requests."""
+    matching, differing, _ = map(ring.add_engine, ("mine", "other", "without"))
     ring.add_detokenizer()
     client = await start()
     prompt = [*range(VOCABULARY, VOCABULARY + 2), *range(62)]
-    for engine, data in ((mine, DATA), (other, bytes(8))):
+    for engine, data in ((matching, DATA), (differing, bytes(8))):
         virtual = VirtualTokens.of(VOCABULARY, PromptTables((Table.of(2, 2, "float16", data),)))
         chain = block_chain(root_hash(engine.fingerprint), prompt, 16, virtual.key)
         engine.journal.store(*map(short_hash, chain))
     placement = client.router.ring.placement
-    await client.until(lambda: placement.cache_version(mine.epoch) == placement.cache_version(other.epoch) == 4)
+    await client.until(lambda: placement.cache_version(matching.epoch) == placement.cache_version(differing.epoch) == 4)
     for _ in range(5):
         await client.generate(pb.GenerationSpec(token_ids=pb.TokenIds(ids=prompt), prompt_table=TABLE))
-    assert {call.engine for call in ring.calls} == {mine}
+    assert {call.engine for call in ring.calls} == {matching}
 
 
 async def test_engines_that_do_not_support_rows_get_none(ring, start):
     ring.add_engine("without").hidden_size = 0
-    taking = ring.add_engine("taking")
+    capable = ring.add_engine("taking")
     ring.add_detokenizer()
     client = await start()
     for _ in range(5):
         await client.generate(text_spec(prompt_table=TABLE))
-    assert {call.engine for call in ring.calls} == {taking}
+    assert {call.engine for call in ring.calls} == {capable}
     info = await client.models.GetModelInfo(admin_pb2.GetModelInfoRequest())
     assert info.model.hidden_size == 2
 

@@ -25,25 +25,25 @@ def started(n=1):
 
 
 @given(st.lists(st.integers(0, 3), max_size=20), st.randoms())
-def test_each_token_is_appended_once_whatever_is_repeated(sizes, random):
+def test_each_token_is_appended_once_although_rows_are_repeated(sizes, random):
     """Rows arrive in order, interspersed with repetitions of earlier rows."""
-    log, rows, at = started(), [], 0
+    log, rows, offset = started(), [], 0
     for size in sizes:
-        rows.append(row(at, range(at, at + size), "x" * size))
-        at += size
+        rows.append(row(offset, range(offset, offset + size), "x" * size))
+        offset += size
         assert log.append(rows[-1]) is Appended.TAKEN
-        seen = random.choice(rows)
-        if seen.tokens:
-            assert log.append(seen) is Appended.SEEN
-    assert log.sequences[0].ids.tolist() == list(range(at))
-    assert "".join(log.sequences[0].text) == "x" * at
+        repeated = random.choice(rows)
+        if repeated.tokens:
+            assert log.append(repeated) is Appended.SEEN
+    assert log.sequences[0].ids.tolist() == list(range(offset))
+    assert "".join(log.sequences[0].text) == "x" * offset
 
 
 def test_accepted_drafts_count_once():
     log = started()
-    for each in (row(0, [1, 2, 3])._replace(accepted=2), row(3, [4])):
-        log.append(each)
-        log.append(each)
+    for text_row in (row(0, [1, 2, 3])._replace(accepted=2), row(3, [4])):
+        log.append(text_row)
+        log.append(text_row)
     assert log.sequences[0].accepted == 2
 
 
@@ -75,7 +75,7 @@ def test_nothing_is_appended_after_a_fault():
     for sequence, offset in ((0, 1), (1, 0)):
         assert log.append(row(offset, [], "", End(FinishReason.ABORTED, TIMES), sequence)) is Appended.SEEN
     assert not log.complete
-    assert [found.end for found in log.sequences] == [None, None]
+    assert [sequence_log.end for sequence_log in log.sequences] == [None, None]
 
 
 def test_a_closed_log_keeps_nothing():

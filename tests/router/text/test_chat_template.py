@@ -85,10 +85,10 @@ def prompt_of(chat):
         prompt_bytes = messages = 1_000_000
 
     bad = Violations()
-    found = parse_prompt(pb.GenerationSpec(chat=chat), Model, Limits, bad)
+    prompt = parse_prompt(pb.GenerationSpec(chat=chat), Model, Limits, bad)
     bad.raise_if_any()
-    assert isinstance(found, ChatPrompt)
-    return found
+    assert isinstance(prompt, ChatPrompt)
+    return prompt
 
 
 def render(source, chat, checkpoint):
@@ -115,13 +115,13 @@ def expected(reference, source, messages, tools=None, continue_final=False, **va
 @pytest.mark.parametrize("continue_final", [False, True])
 def test_equal_to_transformers(checkpoint, reference, source, messages, continue_final):
     try:
-        text = expected(reference, source, messages, continue_final=continue_final)
-    except Exception:  # noqa: BLE001 - whatever it refuses, so must we
+        expected_text = expected(reference, source, messages, continue_final=continue_final)
+    except Exception:  # noqa: BLE001 - a chat that transformers refuses must be refused
         with pytest.raises(RequestError):
             render(source or checkpoint.chat_template, parsed(messages, continue_final=continue_final), checkpoint)
         return
     chat = parsed(messages, continue_final=continue_final)
-    assert render(source or checkpoint.chat_template, chat, checkpoint) == text
+    assert render(source or checkpoint.chat_template, chat, checkpoint) == expected_text
 
 
 def test_tools_and_variables(checkpoint, reference):
@@ -143,12 +143,12 @@ def test_tool_responses(checkpoint):
 
 def test_arguments_of_tool_calls_are_objects(checkpoint):
     call = pb.ToolCall(id="id-1", name="weather", arguments_json='{"city": "Köln", "days": 2}')
-    asked = pb.ChatMessage(role="assistant", tool_calls=[call], reasoning_content="hm", name="helper")
+    message = pb.ChatMessage(role="assistant", tool_calls=[call], reasoning_content="hm", name="helper")
     source = (
         "{% for m in messages %}{{ m.name }} {{ m.reasoning_content }} {% for c in m.tool_calls %}"
         "{{ c.id }} {{ c.type }} {{ c.function.name }} {{ c.function.arguments | tojson }}{% endfor %}{% endfor %}"
     )
-    text = render(source, pb.ChatPrompt(messages=[asked]), checkpoint)
+    text = render(source, pb.ChatPrompt(messages=[message]), checkpoint)
     assert text == 'helper hm id-1 function weather {"city": "Köln", "days": 2}'
 
 

@@ -31,9 +31,9 @@ async def test_tokens_of_a_chat(client, generates):
     chat = pb.ChatPrompt(messages=[pb.ChatMessage(**message) for message in messages])
     if not generates:
         chat.template_kwargs["add_generation_prompt"] = False
-    found = list((await client.generation.Tokenize(pb.TokenizeRequest(chat=chat))).token_ids)
+    ids = list((await client.generation.Tokenize(pb.TokenizeRequest(chat=chat))).token_ids)
     expected = REFERENCE.apply_chat_template(messages, add_generation_prompt=generates, tokenize=False)
-    assert found == REFERENCE(expected, add_special_tokens=False)["input_ids"]
+    assert ids == REFERENCE(expected, add_special_tokens=False)["input_ids"]
 
 
 async def test_offsets_are_code_points(client):

@@ -13,7 +13,8 @@ from sluice.v1 import generation_pb2 as pb
 from sluice.v1.sampling_pb2 import SamplingParams, StoppingCriteria
 from tests.fakes.ring_scripts import generate
 from tests.router.conftest import Details, refused, text_spec
-from tests.router.validate.bad_specs import INVALID, SPECS, UNBUILT, VOCABULARY, ids, sampling
+from tests.router.validate.bad_specs import SPECS
+from tests.router.validate.spec_builders import INVALID, UNBUILT, VOCABULARY, ids, sampling
 
 REASONS = {
     INVALID: {"INVALID_ARGUMENT", "CONTEXT_OVERFLOW"},
@@ -33,23 +34,23 @@ def check(details: Details, code, field):
     assert field in details.fields, details.fields
     assert field in details.error.details()
     assert all(violation.description for violation in details.bad.field_violations)
-    why = {violation.field: violation.reason for violation in details.bad.field_violations}
-    assert details.info.metadata[field] == why[field]
-    assert why[field] in Reason.__members__
+    reasons = {violation.field: violation.reason for violation in details.bad.field_violations}
+    assert details.info.metadata[field] == reasons[field]
+    assert reasons[field] in Reason.__members__
     assert len(details.error.details()) <= 400
 
 
 async def test_each_invalid_request_gets_its_status_and_field_while_streams_continue(client, ring):
     assert len(SPECS) >= 60
     ring.script = lambda call: generate(call, pause=0.01, most=200)
-    beside = [asyncio.ensure_future(client.events(text_spec())) for _ in range(16)]
+    undisturbed = [asyncio.ensure_future(client.events(text_spec())) for _ in range(16)]
     for name, spec, code, field in SPECS:
-        for wrong in (client.events(spec, timeout=60), client.generate(spec, timeout=60)):
+        for rpc in (client.events(spec, timeout=60), client.generate(spec, timeout=60)):
             try:
-                check(await refused(wrong), code, field)
+                check(await refused(rpc), code, field)
             except BaseException as error:
                 raise AssertionError(name) from error
-    for events in await asyncio.gather(*beside):
+    for events in await asyncio.gather(*undisturbed):
         assert events[-1].done.usage.completion_tokens == 200
     assert len(ring.calls) == 16
     assert not client.router.ring.requests.open

@@ -53,7 +53,7 @@ async def test_calls_beyond_the_limit_of_a_connection_wait_at_the_client(begin, 
         for watcher in watchers:
             await watcher.read()
         assert await code_of(check(channel, timeout=0.5)) is StatusCode.DEADLINE_EXCEEDED
-        assert await check(client.channel), "another connection has its own"
+        assert await check(client.channel), "the limit applies to each connection separately"
         watchers[0].cancel()
         assert await check(channel)
 
@@ -64,13 +64,13 @@ async def test_connections_beyond_the_limit_are_refused_and_existing_ones_contin
     channels = [connect(client) for _ in range(2)]
     for channel in channels:
         await check(channel)
-    async with connect(client) as late:
-        assert await code_of(check(late)) is StatusCode.UNAVAILABLE
+    async with connect(client) as fourth:
+        assert await code_of(check(fourth)) is StatusCode.UNAVAILABLE
     await asyncio.gather(*map(check, channels))
     await asyncio.gather(*(channel.close() for channel in channels))
-    async with connect(client) as again:
-        await again.channel_ready()
-        assert await check(again)
+    async with connect(client) as replacement:
+        await replacement.channel_ready()
+        assert await check(replacement)
 
 
 async def test_metadata_beyond_the_limit(begin, monkeypatch):
@@ -204,4 +204,4 @@ def test_a_chat_that_is_too_long_is_not_converted(checkpoint, chat):
     prompt = parse_prompt(pb.GenerationSpec(chat=chat), model, limits, bad)
     assert isinstance(prompt, ChatPrompt)
     assert (prompt.messages, prompt.tools) == ((), None)
-    assert [found.field for found in bad.found if "at most 100" in found.description]
+    assert [violation.field for violation in bad.found if "at most 100" in violation.description]

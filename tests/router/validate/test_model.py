@@ -12,8 +12,8 @@ def defaults(checkpoint, **generation):
 
 
 def test_defaults_of_generation_config(checkpoint):
-    found = defaults(checkpoint, temperature=0.5, top_p=0.25, top_k=7, min_p=0.125, repetition_penalty=1.5)
-    assert found == SamplingParams(temperature=0.5, top_p=0.25, top_k=7, min_p=0.125, repetition_penalty=1.5)
+    sampling = defaults(checkpoint, temperature=0.5, top_p=0.25, top_k=7, min_p=0.125, repetition_penalty=1.5)
+    assert sampling == SamplingParams(temperature=0.5, top_p=0.25, top_k=7, min_p=0.125, repetition_penalty=1.5)
 
 
 def test_documented_defaults_without_generation_config(checkpoint):
@@ -21,8 +21,8 @@ def test_documented_defaults_without_generation_config(checkpoint):
 
 
 def test_do_sample_false_makes_greedy_the_default(checkpoint):
-    found = defaults(checkpoint, do_sample=False, temperature=0.5, top_k=7)
-    assert (found.temperature, found.top_k) == (0.0, 7)
+    sampling = defaults(checkpoint, do_sample=False, temperature=0.5, top_k=7)
+    assert (sampling.temperature, sampling.top_k) == (0.0, 7)
     assert defaults(checkpoint, do_sample=True, temperature=0.5).temperature == 0.5
 
 

@@ -22,10 +22,10 @@ LIMITS = limits_of(RouterSettings(model="m"), 2048)
 
 def parsed(*ranges, **fields):
     bad = Violations()
-    options = KvCacheOptions(prompt_retention=[TokenRangeRetention(**found) for found in ranges], **fields)
-    found = parse_retention(options, LIMITS, bad)
+    options = KvCacheOptions(prompt_retention=[TokenRangeRetention(**token_range) for token_range in ranges], **fields)
+    retention = parse_retention(options, LIMITS, bad)
     bad.raise_if_any()
-    return found
+    return retention
 
 
 def ids(count, **fields):
@@ -68,17 +68,25 @@ async def test_values_and_limits_are_named(client):
 
 
 @given(st.lists(st.integers(0, 40), min_size=2, max_size=12, unique=True), st.integers(1, 40), st.randoms())
-def test_truncation_does_not_change_the_range_of_a_token(edges, kept, random):
+def test_truncation_does_not_change_the_range_of_a_token(edges, kept_tokens, random):
     total = 40
     edges.sort()
     ranges = [{"start": start, "end": end, "priority": i} for i, (start, end) in enumerate(pairwise(edges)) if i % 3]
-    before = {token: found["priority"] for found in ranges for token in range(found["start"], found["end"])}
+    priorities_before = {
+        token: token_range["priority"]
+        for token_range in ranges
+        for token in range(token_range["start"], token_range["end"])
+    }
     random.shuffle(ranges)
-    params = parsed(*ranges).params(total, kept).prompt
-    assert all(0 <= part.start < part.end <= kept for part in params)
+    params = parsed(*ranges).params(total, kept_tokens).prompt
+    assert all(0 <= part.start < part.end <= kept_tokens for part in params)
     assert [part.start for part in params] == sorted(part.start for part in params)
-    after = {token: part.priority for part in params for token in range(part.start, part.end)}
-    assert after == {token - total + kept: priority for token, priority in before.items() if token >= total - kept}
+    priorities_after = {token: part.priority for part in params for token in range(part.start, part.end)}
+    assert priorities_after == {
+        token - total + kept_tokens: priority
+        for token, priority in priorities_before.items()
+        if token >= total - kept_tokens
+    }
 
 
 @given(st.lists(st.tuples(st.integers(0, 12), st.integers(0, 12) | st.none()), max_size=4))
@@ -87,9 +95,9 @@ def test_accepted_ranges_are_within_the_prompt_and_do_not_overlap(ranges):
     closed = [(start, total if end is None else end) for start, end in ranges]
     tokens = [token for start, end in closed for token in range(start, end)]
     good = all(start < end <= total for start, end in closed) and len(tokens) == len(set(tokens))
-    given = [{"start": start} | ({} if end is None else {"end": end}) for start, end in ranges]
+    options = [{"start": start} | ({} if end is None else {"end": end}) for start, end in ranges]
     try:
-        params = parsed(*given).params(total, total)
+        params = parsed(*options).params(total, total)
     except RequestError:
         assert not good
     else:
@@ -97,12 +105,12 @@ def test_accepted_ranges_are_within_the_prompt_and_do_not_overlap(ranges):
         assert [(part.start, part.end) for part in params.prompt] == sorted(closed)
 
 
-@pytest.mark.parametrize("most", [0, 3])
-def test_the_number_of_ranges_is_bounded(most):
-    limits = replace(LIMITS, retention_ranges=most)
+@pytest.mark.parametrize("max_ranges", [0, 3])
+def test_the_number_of_ranges_is_bounded(max_ranges):
+    limits = replace(LIMITS, retention_ranges=max_ranges)
     bad = Violations()
-    ranges = [TokenRangeRetention(start=i, end=i + 1) for i in range(most + 1)]
-    parse_retention(KvCacheOptions(prompt_retention=ranges[:most]), limits, bad)
+    ranges = [TokenRangeRetention(start=i, end=i + 1) for i in range(max_ranges + 1)]
+    parse_retention(KvCacheOptions(prompt_retention=ranges[:max_ranges]), limits, bad)
     assert not bad.found
     parse_retention(KvCacheOptions(prompt_retention=ranges), limits, bad)
     assert [violation.field for violation in bad.found] == ["spec.kv_cache.prompt_retention"]

@@ -12,15 +12,15 @@ def banned(*spellings, vocab_size=10, **sampling) -> SamplingParams:
 
 
 def test_words_of_one_token_are_token_ids():
-    found = banned([[3], [4, 5]], [[6, 7], [4, 5]], bad_token_ids=(1,))
-    assert found.bad_token_ids == (1, 3)
-    assert found.bad_words == ((4, 5), (6, 7))
+    params = banned([[3], [4, 5]], [[6, 7], [4, 5]], bad_token_ids=(1,))
+    assert params.bad_token_ids == (1, 3)
+    assert params.bad_words == ((4, 5), (6, 7))
 
 
 def test_words_with_tokens_that_the_model_does_not_have_are_skipped():
-    found = banned([[10], [3, 10]], [[10, 3], [4, 5]])
-    assert found.bad_token_ids == ()
-    assert found.bad_words == ((4, 5),)
+    params = banned([[10], [3, 10]], [[10, 3], [4, 5]])
+    assert params.bad_token_ids == ()
+    assert params.bad_words == ((4, 5),)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ from dataclasses import replace
 import msgspec
 import pytest
 from google.protobuf.descriptor import FieldDescriptor
-from google.protobuf.duration_pb2 import Duration
 
 from router.errors import RequestError
 from router.validate import fields as unbuilt
@@ -21,18 +20,10 @@ from sluice.ring.tables import Table
 from sluice.ring.vision import Vision
 from sluice.settings.services import RouterSettings
 from sluice.v1 import generation_pb2 as pb
-from sluice.v1.generation_pb2 import (
-    ChatMessage,
-    ChatPrompt,
-    ContentPart,
-    KvCacheOptions,
-    OutputOptions,
-    ResumeFrom,
-    TokenIds,
-    TokenRangeRetention,
-)
-from sluice.v1.sampling_pb2 import BeamSearch, ChoiceList, GuidedDecoding, StoppingCriteria
+from sluice.v1.generation_pb2 import ChatMessage, ChatPrompt, OutputOptions
+from sluice.v1.sampling_pb2 import BeamSearch, GuidedDecoding
 from sluice.v1.sampling_pb2 import SamplingParams as Sampling
+from tests.router.validate.spec_samples import SAMPLES, VOCABULARY
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +40,6 @@ def spec_of(message, model, streaming=True):
     return parse(message, model, limits, streaming, ADAPTERS.get, lambda name, _: TABLES.get(name))
 
 
-VOCABULARY = 4096
 NESTED = {"chat", "chat.messages", "kv_cache", "output", "resume", "sampling", "speculation", "stopping", "token_ids"}
 """Messages whose fields are listed separately."""
 
@@ -64,8 +54,8 @@ def paths(descriptor, prefix=""):
 
 
 def test_every_field_is_either_refused_or_has_a_sample_below():
-    every = set(paths(pb.GenerationSpec.DESCRIPTOR))
-    assert every == SAMPLES.keys() | {"model"} | REJECTED
+    all_paths = set(paths(pb.GenerationSpec.DESCRIPTOR))
+    assert all_paths == SAMPLES.keys() | {"model"} | REJECTED
     assert not SAMPLES.keys() & REJECTED
 
 
@@ -115,116 +105,18 @@ OFF = [
 def test_an_explicit_off_equals_unset(fields, model):
     request = {"request_id": "r", "text": "t", "n": fields.get("n", 1)}
     seed = Sampling(seed=1)
-    found = pb.GenerationSpec(**request, sampling=seed)
-    found.MergeFrom(pb.GenerationSpec(**fields))
-    assert spec_of(found, model) == spec_of(pb.GenerationSpec(**request, sampling=seed), model)
-
-
-PROPOSING = pb.Speculation(
-    draft_token_ids=[1, 2], draft_logits=pb.DraftLogits(dtype="bfloat16", data=bytes(2 * VOCABULARY * 2))
-)
-ROW = pb.Embeddings(shape=[1, 2], dtype="float16", data=bytes(4))
-
-
-def called(**fields: str) -> ChatMessage:
-    return ChatMessage(role="assistant", tool_calls=[pb.ToolCall(**fields)])
-
-
-SAMPLES = {
-    "request_id": {"request_id": "r"},
-    "text": {"text": "other"},
-    "token_ids.ids": {"token_ids": TokenIds(ids=[1, 2])},
-    "chat.messages.role": {"chat": ChatPrompt(messages=[ChatMessage(role="user")])},
-    "chat.messages.content": {"chat": ChatPrompt(messages=[ChatMessage(role="user", content="c")])},
-    "chat.messages.tool_call_id": {"chat": ChatPrompt(messages=[ChatMessage(role="tool", tool_call_id="c")])},
-    "chat.messages.tool_calls": {"chat": ChatPrompt(messages=[called(id="1", name="f", arguments_json="{}")])},
-    "chat.messages.reasoning_content": {
-        "chat": ChatPrompt(messages=[ChatMessage(role="assistant", reasoning_content="r")])
-    },
-    "chat.messages.name": {"chat": ChatPrompt(messages=[ChatMessage(role="user", name="n")])},
-    "chat.messages.parts": {"chat": ChatPrompt(messages=[ChatMessage(role="user", parts=[ContentPart(text="c")])])},
-    "images": {"images": [pb.Image(data=b"i")]},
-    "chat.tools_json": {"chat": ChatPrompt(messages=[ChatMessage(role="user")], tools_json='[{"a": 1}]')},
-    "chat.template_kwargs": {"chat": ChatPrompt(messages=[ChatMessage(role="user")], template_kwargs={"a": 1})},
-    "chat.continue_final_message": {
-        "chat": ChatPrompt(messages=[ChatMessage(role="user")], continue_final_message=True)
-    },
-    "sampling.temperature": {"sampling": Sampling(temperature=0)},
-    "sampling.top_k": {"sampling": Sampling(top_k=0)},
-    "sampling.top_p": {"sampling": Sampling(top_p=0.5)},
-    "sampling.min_p": {"sampling": Sampling(min_p=0.5)},
-    "sampling.repetition_penalty": {"sampling": Sampling(repetition_penalty=1.5)},
-    "sampling.presence_penalty": {"sampling": Sampling(presence_penalty=0.5)},
-    "sampling.frequency_penalty": {"sampling": Sampling(frequency_penalty=-0.5)},
-    "sampling.seed": {"sampling": Sampling(seed=2**64 - 1)},
-    "sampling.logit_bias": {"sampling": Sampling(logit_bias={5: -100})},
-    "sampling.bad_token_ids": {"sampling": Sampling(bad_token_ids=[3, 1, 3])},
-    "sampling.allowed_token_ids": {"sampling": Sampling(allowed_token_ids=[4])},
-    "sampling.bad_words": {"sampling": Sampling(bad_words=["a", "b", "a"])},
-    "sampling.no_repeat_ngram_size": {"sampling": Sampling(no_repeat_ngram_size=3)},
-    "sampling.beam_search": {"sampling": Sampling(beam_search=BeamSearch(width=4))},
-    "sampling.logits_processors": {"sampling": Sampling(logits_processors=["p", "q"])},
-    "client_id": {"client_id": 0},
-    "guided": {"guided": GuidedDecoding(choice=ChoiceList(choices=["yes", "no"]))},
-    "speculation.max_draft_tokens": {"speculation": pb.Speculation(max_draft_tokens=0)},
-    "speculation.draft_token_ids": {"speculation": pb.Speculation(draft_token_ids=[1, 2])},
-    "speculation.draft_logits": {"speculation": PROPOSING},
-    "speculation.acceptance_threshold": {
-        "speculation": pb.Speculation(
-            draft_token_ids=[1, 2], draft_logits=PROPOSING.draft_logits, acceptance_threshold=0.5
-        )
-    },
-    "stopping.max_tokens": {"stopping": StoppingCriteria(max_tokens=5)},
-    "stopping.min_tokens": {"stopping": StoppingCriteria(min_tokens=5)},
-    "stopping.stop": {"stopping": StoppingCriteria(stop=["a", "b", "a"])},
-    "stopping.stop_token_ids": {"stopping": StoppingCriteria(stop_token_ids=[5])},
-    "stopping.ignore_eos": {"stopping": StoppingCriteria(ignore_eos=True)},
-    "stopping.include_stop_in_output": {"stopping": StoppingCriteria(include_stop_in_output=True)},
-    "n": {"n": 2},
-    "best_of": {"best_of": 2},
-    "output.token_ids": {"output": OutputOptions(token_ids=True)},
-    "output.logprobs": {"output": OutputOptions(logprobs=0)},
-    "output.prompt_logprobs": {"output": OutputOptions(prompt_logprobs=0)},
-    "output.context_logits": {"output": OutputOptions(context_logits=True)},
-    "output.generation_logits": {"output": OutputOptions(generation_logits=True)},
-    "output.tensors": {"output": OutputOptions(tensors=[pb.TensorSpec(name="hidden_states")])},
-    "output.echo": {"output": OutputOptions(echo=True)},
-    "output.stream_interval": {"output": OutputOptions(stream_interval=4)},
-    "output.skip_special_tokens": {"output": OutputOptions(skip_special_tokens=False)},
-    "output.timings": {"output": OutputOptions(timings=True)},
-    "kv_cache.salt": {"kv_cache": KvCacheOptions(salt="s")},
-    "kv_cache.prompt_retention": {"kv_cache": KvCacheOptions(prompt_retention=[TokenRangeRetention()])},
-    "kv_cache.decode_priority": {"kv_cache": KvCacheOptions(decode_priority=0)},
-    "kv_cache.decode_duration": {"kv_cache": KvCacheOptions(decode_duration=Duration(seconds=1))},
-    "priority": {"priority": pb.PRIORITY_HIGH},
-    "engine_deaths": {"engine_deaths": 8},
-    "resume.index": {"resume": [ResumeFrom()]},
-    "resume.token_ids": {"resume": [ResumeFrom(index=1, token_ids=[7])], "n": 2, "sampling": Sampling(seed=2**64 - 1)},
-    "resume.tensor_rows": {
-        "resume": [ResumeFrom(token_ids=[7], tensor_rows=1)],
-        "output": OutputOptions(generation_logits=True),
-        "sampling": Sampling(seed=2**64 - 1),
-    },
-    "resume_context_rows": {"resume_context_rows": 2, "output": OutputOptions(context_logits=True)},
-    "resume.model_fingerprint": {"resume": [ResumeFrom(model_fingerprint="a1")]},
-    "lora_id": {"lora_id": "sql"},
-    "lora_weights": {"lora_weights": pb.LoraWeights(config_json=b"{}", safetensors=b"s")},
-    "time_limit": {"time_limit": Duration(seconds=2, nanos=500_000_000)},
-    "add_special_tokens": {"add_special_tokens": False},
-    "prompt_embeds": {"prompt_embeds": ROW},
-    "prompt_adapter_id": {"prompt_adapter_id": "terse"},
-    "prompt_table": {"prompt_table": pb.PromptTable(embeddings=ROW)},
-    "truncate_prompt_tokens": {"truncate_prompt_tokens": 3},
-}
+    message = pb.GenerationSpec(**request, sampling=seed)
+    message.MergeFrom(pb.GenerationSpec(**fields))
+    assert spec_of(message, model) == spec_of(pb.GenerationSpec(**request, sampling=seed), model)
 
 
 def comparable(spec, keep):
-    found = {name: getattr(spec, name) for name in spec.__slots__}
+    values = {name: getattr(spec, name) for name in spec.__slots__}
     if "request_id" not in keep:
-        found.pop("request_id")
+        values.pop("request_id")
     if "sampling.seed" not in keep:
-        found["sampling"] = msgspec.structs.replace(spec.sampling, seed=0)
-    return found
+        values["sampling"] = msgspec.structs.replace(spec.sampling, seed=0)
+    return values
 
 
 @pytest.mark.parametrize("path", sorted(SAMPLES))
@@ -233,13 +125,13 @@ def test_supported_fields_change_the_spec(path, model):
     base = {} if {"token_ids", "chat", "prompt_embeds"} & fields.keys() else {"text": "t"}
     if path.startswith("chat."):
         message = ChatMessage(role="assistant")
-        before = pb.GenerationSpec(chat=ChatPrompt(messages=[message]))
+        base_spec = pb.GenerationSpec(chat=ChatPrompt(messages=[message]))
     else:
-        before = pb.GenerationSpec(text="t")
+        base_spec = pb.GenerationSpec(text="t")
     # A stream cannot choose among outputs that it has already sent.
     streaming = path != "best_of"
     changed = comparable(spec_of(pb.GenerationSpec(**(base | fields)), model, streaming), path)
-    assert changed != comparable(spec_of(before, model, streaming), path)
+    assert changed != comparable(spec_of(base_spec, model, streaming), path)
 
 
 def test_values_of_the_spec(model):
@@ -263,8 +155,8 @@ def test_values_of_the_spec(model):
             )
         ):
             message.MergeFrom(pb.GenerationSpec(**sample))
-    for each in message.resume:
-        each.model_fingerprint = "a1"
+    for resume in message.resume:
+        resume.model_fingerprint = "a1"
     spec = spec_of(message, model)
     assert spec.sampling == SamplingParams(
         temperature=0.0,
@@ -303,12 +195,12 @@ def test_draft_logits(model):
     assert spec.speculation == Speculation(None, (1, 2), DraftLogits("bfloat16", bytes(4 * VOCABULARY)), 0.5)
 
 
-@pytest.mark.parametrize(("asked", "drawn"), [({}, 0), ({"logprobs": 3}, 3)])
-def test_sequences_to_choose_among_are_sampled_with_logprobs(model, asked, drawn):
-    message = pb.GenerationSpec(text="t", n=2, best_of=5, output=OutputOptions(**asked))
+@pytest.mark.parametrize(("output_fields", "engine_logprobs"), [({}, 0), ({"logprobs": 3}, 3)])
+def test_sequences_to_choose_among_are_sampled_with_logprobs(model, output_fields, engine_logprobs):
+    message = pb.GenerationSpec(text="t", n=2, best_of=5, output=OutputOptions(**output_fields))
     spec = spec_of(message, model, streaming=False)
-    assert (spec.n, spec.num_outputs, spec.sampling.logprobs) == (5, 2, drawn)
-    assert spec.logprobs == asked.get("logprobs")
+    assert (spec.n, spec.num_outputs, spec.sampling.logprobs) == (5, 2, engine_logprobs)
+    assert spec.logprobs == output_fields.get("logprobs")
 
 
 def test_unset_is_the_models_default(model):
@@ -341,5 +233,5 @@ def test_an_explicit_default_equals_the_default(model):
 def test_request_ids_are_uuids_in_order_of_time():
     ids = [new_request_id() for _ in range(1000)]
     assert len(set(ids)) == 1000
-    assert {uuid.UUID(found).variant for found in ids} == {uuid.RFC_4122}
-    assert [found[:13] for found in ids] == sorted(found[:13] for found in ids)
+    assert {uuid.UUID(request_id).variant for request_id in ids} == {uuid.RFC_4122}
+    assert [request_id[:13] for request_id in ids] == sorted(request_id[:13] for request_id in ids)

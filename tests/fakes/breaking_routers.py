@@ -1,4 +1,4 @@
-"""Routers that serve the streams of `tests.fakes.story` over gRPC and break them off as planned."""
+"""Routers that serve the streams of `tests.fakes.story` over gRPC and break them as planned."""
 # ruff: noqa: N802
 
 import random
@@ -40,16 +40,16 @@ GONE = bare(grpc.StatusCode.UNAVAILABLE, "Socket closed")
 
 @dataclass
 class Plan:
-    """When and how calls break off. Each call, on any router, uses up the next break; without one, it succeeds."""
+    """When and how calls break. Each call, on any router, uses up the next break; without one, it succeeds."""
 
     breaks: deque[tuple[int, Break | None]] = field(default_factory=deque)
-    """Number of events before the break, and how the call ends then; None: without an error."""
+    """Number of events before the break, and how the call then ends (None: without an error)."""
     seen: list[tuple[int, pb.GenerationSpec]] = field(default_factory=list)
-    """The calls: number of the router, and the request."""
+    """The received calls: number of the router, and the request."""
     metadata: list[dict[str, Any]] = field(default_factory=list)
 
 
-class Storyteller(generation_pb2_grpc.GenerationServiceServicer, health_pb2_grpc.HealthServicer):
+class BreakingRouter(generation_pb2_grpc.GenerationServiceServicer, health_pb2_grpc.HealthServicer):
     """The servicer of one router."""
 
     def __init__(self, number: int, plan: Plan) -> None:
@@ -59,21 +59,21 @@ class Storyteller(generation_pb2_grpc.GenerationServiceServicer, health_pb2_grpc
     def GenerateStream(self, request: Any, context: Any) -> Iterator[Any]:
         self._plan.seen.append((self._number, request.spec))
         self._plan.metadata.append(dict(context.invocation_metadata()))
-        after, how = self._plan.breaks.popleft() if self._plan.breaks else (-1, None)
+        after, end = self._plan.breaks.popleft() if self._plan.breaks else (-1, None)
         for count, event in enumerate(events(request.spec, random.Random(len(self._plan.seen)))):
             if count == after:
-                if how is not None:
-                    how(context)
+                if end is not None:
+                    end(context)
                 return
             yield event
 
     def Generate(self, request: Any, context: Any) -> Any:
         self._plan.seen.append((self._number, request.spec))
         if self._plan.breaks:
-            _, how = self._plan.breaks.popleft()
-            assert how is not None
-            how(context)
-        return pb.GenerateResponse(request_id="r", outputs=[pb.Output(text=f"told by {self._number}")])
+            _, end = self._plan.breaks.popleft()
+            assert end is not None
+            end(context)
+        return pb.GenerateResponse(request_id="r", outputs=[pb.Output(text=f"served by {self._number}")])
 
     def Check(self, request: Any, context: Any) -> Any:
         return health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.SERVING)
@@ -83,16 +83,16 @@ class Storyteller(generation_pb2_grpc.GenerationServiceServicer, health_pb2_grpc
 
 
 # Calls that no test needs answer UNIMPLEMENTED, as the generated base classes do.
-Storyteller.__abstractmethods__ = frozenset()
+BreakingRouter.__abstractmethods__ = frozenset()
 
 
 @contextmanager
-def tell(
+def run_router(
     number: int, plan: Plan, credentials: grpc.ServerCredentials | None = None
 ) -> Iterator[tuple[str, grpc.Server]]:
     """Run a router. Yields its address, and the server, which a test may stop."""
     server = grpc.server(ThreadPoolExecutor(8))
-    servicer: Any = Storyteller(number, plan)
+    servicer: Any = BreakingRouter(number, plan)
     generation_pb2_grpc.add_GenerationServiceServicer_to_server(servicer, server)
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
     address = "127.0.0.1:0"
@@ -105,7 +105,7 @@ def tell(
 
 
 @contextmanager
-def tell_all(count: int, plan: Plan) -> Iterator[list[str]]:
+def run_routers(count: int, plan: Plan) -> Iterator[list[str]]:
     """Run `count` routers. Yields their addresses."""
     with ExitStack() as stack:
-        yield [stack.enter_context(tell(number, plan))[0] for number in range(count)]
+        yield [stack.enter_context(run_router(number, plan))[0] for number in range(count)]
