@@ -41,12 +41,12 @@ def start(*flags: str, working: Path | None = None) -> subprocess.Popen[str]:
 
 
 def events(process: subprocess.Popen[str], until: str) -> list[dict]:
-    found = []
+    logged = []
     for line in process.stderr:
-        found.append(json.loads(line))
-        if found[-1]["event"] == until:
-            return found
-    raise AssertionError(found)
+        logged.append(json.loads(line))
+        if logged[-1]["event"] == until:
+            return logged
+    raise AssertionError(logged)
 
 
 def test_it_serves_the_bundled_model_and_drains(tmp_path):

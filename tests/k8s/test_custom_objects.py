@@ -93,16 +93,16 @@ LEADER_WORKER_SET: dict[str, Any] = {
 
 
 def unknown_fields(value: Object, definition: dict[str, Any]) -> list[str]:
-    found = [key for key in value if key not in definition]
+    unknown = [key for key in value if key not in definition]
     for key in value.keys() & definition.keys():
         known = definition[key]
         if isinstance(known, dict):
-            found += unknown_fields(value[key], known)
+            unknown += unknown_fields(value[key], known)
         elif isinstance(known, tuple):
-            found += [] if value[key] in known else [f"{key}: {value[key]}"]
+            unknown += [] if value[key] in known else [f"{key}: {value[key]}"]
         elif isinstance(known, int):
-            found += [] if isinstance(value[key], int) else [f"{key}: {value[key]}"]
-    return found
+            unknown += [] if isinstance(value[key], int) else [f"{key}: {value[key]}"]
+    return unknown
 
 
 def test_leader_worker_sets() -> None:

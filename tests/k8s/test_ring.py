@@ -64,11 +64,11 @@ class Running:
 
     def _environment(self, pod: Pod, folder: Path) -> dict[str, str]:
         here = {"$(POD_NAME)": pod.component, "$(POD_IP)": self.address, "/etc/sluice/config": str(folder)}
-        own = {each["name"]: replaced(each["value"], here) for each in pod.container["env"] if "value" in each}
+        variables = {each["name"]: replaced(each["value"], here) for each in pod.container["env"] if "value" in each}
         if pod.component == "router":
             for setting, peer in (("ENGINES", "engine"), ("DETOKENIZERS", "detok")):
-                own[f"SLUICE_ROUTER_{setting}"] = f"tcp://{ADDRESSES[peer]}:{RING_PORT}"
-        return {**os.environ, **own}
+                variables[f"SLUICE_ROUTER_{setting}"] = f"tcp://{ADDRESSES[peer]}:{RING_PORT}"
+        return {**os.environ, **variables}
 
     @property
     def log(self) -> str:

@@ -76,8 +76,8 @@ def test_files_are_mounted(rendered: list[tuple[Pod, ProcessSettings]]) -> None:
             files += [] if keys is None else [f"{keys}/secret/{settings.role}.key", f"{keys}/public/x.key"]
         files += [each["value"] for each in pod.container["env"] if each["name"] == "HF_TOKEN_PATH"]
         if isinstance(settings, RouterSettings):
-            given = (settings.tls_certificate, settings.tls_key, settings.tls_client_ca, settings.tokens_file)
-            files += [*given, settings.admin_tokens_file]
+            of_router = (settings.tls_certificate, settings.tls_key, settings.tls_client_ca, settings.tokens_file)
+            files += [*of_router, settings.admin_tokens_file]
         if isinstance(settings, GatewaySettings):
             files += [settings.tls_certificate, settings.tls_key, settings.router_ca]
         assert all(mounted(pod, file) for file in files if file is not None), files

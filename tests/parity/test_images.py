@@ -143,13 +143,13 @@ def test_equal_images_share_blocks_and_others_do_not(prompts, oracle, backend):
     """Text before the first image that differs is shared too."""
     text, tail = prompts[14][:64], prompts[15][:5]
     harness = EngineHarness(oracle.folder, backend=backend)
-    one, other = picture(4), picture(5)
+    first, second = picture(4), picture(5)
     for images, cached in (
-        ((one, one, one, one), 0),
-        ((other, one, one, one), 64),
-        ((one, one, other, one), 64 + 2 * ROWS),
-        ((one, one, one, one), 64 + 4 * ROWS),
-        ((other, one, one, one), 64 + 4 * ROWS),
+        ((first, first, first, first), 0),
+        ((second, first, first, first), 64),
+        ((first, first, second, first), 64 + 2 * ROWS),
+        ((first, first, first, first), 64 + 4 * ROWS),
+        ((second, first, first, first), 64 + 4 * ROWS),
     ):
         prompt = [*text, *images, *tail]
         number = submit(harness, oracle, prompt)

@@ -86,10 +86,10 @@ def test_a_request_resumes_on_another_engine(model_folder, prompts):
     first.run()
     tokens = first.stream(number).tokens
     for count in (1, 11, 23):
-        other = EngineHarness(model_folder, backend="openvino", max_tokens_per_step=32, max_batch_size=8)
-        number = other.send(prompts[12][:70], resume={0: tokens[:count]}, **options)
-        other.run()
-        assert other.stream(number).tokens == tokens
+        second_engine = EngineHarness(model_folder, backend="openvino", max_tokens_per_step=32, max_batch_size=8)
+        number = second_engine.send(prompts[12][:70], resume={0: tokens[:count]}, **options)
+        second_engine.run()
+        assert second_engine.stream(number).tokens == tokens
 
 
 @pytest.mark.parametrize("name", ["mistral", "qwen2, last layers", "qwen3, alternating"])

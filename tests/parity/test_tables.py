@@ -102,12 +102,12 @@ def test_equal_tables_share_blocks_and_others_do_not(model_folder, prompts, orac
     size = 16 if backend == "torch" else 32
     text, virtual = prompts[14][: 2 * size], [oracle.vocab_size + i for i in range(2 * size)]
     prompt = [*text, *virtual, *prompts[15][:5]]
-    one, other = (oracle.rows(2 * size, seed) for seed in (4, 5))
+    first, second = (oracle.rows(2 * size, seed) for seed in (4, 5))
     # Differs only in its last row.
-    similar = one.clone()
+    similar = first.clone()
     similar[-1] += 1
     harness = EngineHarness(model_folder, backend=backend)
-    for rows, cached in ((one, 0), (other, 2), (similar, 2), (one, 4), (other, 4)):
+    for rows, cached in ((first, 0), (second, 2), (similar, 2), (first, 4), (second, 4)):
         number = submit(harness, prompt, rows)
         assert tokens_of(harness, number) == oracle.generate(prompt, rows)
         assert harness.cached_tokens(number) == cached * size

@@ -83,12 +83,12 @@ def test_every_tensor_is_sampled(tmp_path):
         file.write_bytes(content)
         return open_checkpoint(str(folder)).fingerprint
 
-    found = {seen()}
+    fingerprints = {seen()}
     for layer in range(0, 600, 23):
         middle = start + 20_000 * layer + 10_000
         content[middle - 300 : middle + 300] = bytes([1]) * 600
-        found.add(seen())
-    assert len(found) == 1 + len(range(0, 600, 23))
+        fingerprints.add(seen())
+    assert len(fingerprints) == 1 + len(range(0, 600, 23))
 
 
 @pytest.mark.parametrize("offsets", [[0, 99], [-1, 5], [5, 1], ["a", "b"], [0], None])
@@ -120,21 +120,25 @@ def test_copies_of_a_model_have_the_same_fingerprint(tmp_path):
     first, second = (shutil.copytree(path(), tmp_path / name, copy_function=shutil.copyfile) for name in ("a", "b"))
     (second / "README.md").write_text("a note")
     os.utime(second / "model.safetensors", (0, 0))
-    found = {open_checkpoint(str(folder)).fingerprint for folder in (path(), first, second)}
-    assert len(found) == 1
+    fingerprints = {open_checkpoint(str(folder)).fingerprint for folder in (path(), first, second)}
+    assert len(fingerprints) == 1
 
 
 def test_a_revision_of_a_hub_model(monkeypatch, tmp_path):
-    asked = []
+    downloads = []
 
     def download(model, **options):
-        asked.append((model, options["revision"]))
+        downloads.append((model, options["revision"]))
         return str(path())
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", download)
-    found = open_checkpoint("someone/model", revision="v2")
-    assert found.fingerprint == open_checkpoint("someone/model").fingerprint == open_checkpoint(str(path())).fingerprint
-    assert asked == [("someone/model", "v2"), ("someone/model", None)]
+    checkpoint = open_checkpoint("someone/model", revision="v2")
+    assert (
+        checkpoint.fingerprint
+        == open_checkpoint("someone/model").fingerprint
+        == open_checkpoint(str(path())).fingerprint
+    )
+    assert downloads == [("someone/model", "v2"), ("someone/model", None)]
 
 
 def test_a_revision_of_a_folder_is_refused(tmp_path):

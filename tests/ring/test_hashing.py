@@ -25,8 +25,8 @@ def test_salt_adapter_and_neither_are_three_domains():
 @pytest.mark.process
 def test_hashes_are_equal_in_another_process():
     code = "from sluice.ring.hashing import *; print(block_chain(root_hash('m', 's'), range(32), 16)[-1].hex())"
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert found.stdout.strip() == block_chain(root_hash("m", "s"), range(32), 16)[-1].hex()
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == block_chain(root_hash("m", "s"), range(32), 16)[-1].hex()
 
 
 def test_a_short_hash_is_the_first_eight_bytes():

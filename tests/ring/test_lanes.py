@@ -59,21 +59,21 @@ def test_messages_arrive_in_order(context, inbox):
 def test_a_watched_lane_detects_that_its_receiver_closes_and_returns(context, address):
     inbox = Inbox(context, address, ToDetokenizer, security=INSECURE)
     lane = connected(Lane(context, inbox.address, security=INSECURE, watched=True))
-    other = connected(Lane(context, inbox.address, security=INSECURE))
+    unwatched = connected(Lane(context, inbox.address, security=INSECURE))
     assert lane.send(keep_alive(0))
-    assert other.send(keep_alive(0))
+    assert unwatched.send(keep_alive(0))
     receive_from(inbox, 2)
     assert not lane.hung_up()
     assert lane.refused_at is None
     inbox.close()
     until(lane.hung_up)
     until(lambda: lane.hung_up() and lane.refused_at)
-    assert not other.hung_up()
-    assert other.refused_at is None
+    assert not unwatched.hung_up()
+    assert unwatched.refused_at is None
     inbox = Inbox(context, lane.address, ToDetokenizer, security=INSECURE)
     until(lambda: not lane.hung_up())
     assert lane.refused_at is None
-    for each in (lane, other, inbox):
+    for each in (lane, unwatched, inbox):
         each.close()
 
 

@@ -165,8 +165,8 @@ def test_only_one_process_at_a_time_owns_a_path(path):
     guard = threading.Lock()
 
     def work() -> None:
-        mine = 0
-        while mine < 50:
+        times_owned = 0
+        while times_owned < 50:
             try:
                 file = SocketFile(path)
             except ListenError:
@@ -178,7 +178,7 @@ def test_only_one_process_at_a_time_owns_a_path(path):
             with guard:
                 inside[0] -= 1
             file.close()
-            mine += 1
+            times_owned += 1
 
     threads = [threading.Thread(target=work) for _ in range(4)]
     for thread in threads:

@@ -25,8 +25,8 @@ def table_of(parts: list[bytes], dtype="float16") -> Table:
 
 
 def chain(prompt, given_tables, extra_ids=()) -> list[bytes]:
-    found = VirtualTokens.of(VOCABULARY, PromptTables(tuple(map(table_of, given_tables)), tuple(extra_ids)))
-    return block_chain(ROOT, prompt, SIZE, found.key)
+    virtual = VirtualTokens.of(VOCABULARY, PromptTables(tuple(map(table_of, given_tables)), tuple(extra_ids)))
+    return block_chain(ROOT, prompt, SIZE, virtual.key)
 
 
 def content(prompt, given_tables) -> list:
@@ -59,32 +59,32 @@ def test_prefixes_are_shared_for_equal_tables_and_for_text_before_other_tables(t
     assert chain([*text, *its_tail], its) == chain([*text, *its_tail], [list(each) for each in its])
     # Up to the first row, prefixes are shared with prompts without tables too.
     whole = len(text) // SIZE
-    mine, plain = chain([*text, *its_tail], its), block_chain(ROOT, text, SIZE)
-    assert mine[:whole] == plain == chain([*text, *within(tail, others)], others)[:whole]
+    hashes, plain = chain([*text, *its_tail], its), block_chain(ROOT, text, SIZE)
+    assert hashes[:whole] == plain == chain([*text, *within(tail, others)], others)[:whole]
 
 
 def test_equal_ids_of_different_rows_have_different_hashes():
     """Another position among the tables, and another dtype or shape of the same bytes."""
     prompt = [1, 2, 3, VOCABULARY + 2]
-    found = [
+    chains = [
         chain(prompt, [[b"a", b"a"], [b"a", b"b"]]),
         chain(prompt, [[b"a"], [b"a", b"b"]]),
         chain(prompt, [[b"a", b"a", b"a"]]),
         chain(prompt, [[b"a", b"a", b"b"]]),
     ]
-    assert len({each[0] for each in found}) == len(found)
+    assert len({each[0] for each in chains}) == len(chains)
     digests = {table_of([b"a", b"a"], dtype).digest for dtype in ("float16", "bfloat16")}
     assert len(digests | {Table.of(1, 2, "float16", b"aaaa").digest, Table.of(1, 1, "float32", b"aaaa").digest}) == 4
 
 
 def test_extra_ids_separate_prompts_from_their_token_on():
-    prompt, its = [VOCABULARY, 1, 2, 3] + [5] * 8, [[b"a"]]
-    plain, zeros = chain(prompt, its), chain(prompt, its, [0] * 12)
+    prompt, tables = [VOCABULARY, 1, 2, 3] + [5] * 8, [[b"a"]]
+    plain, zeros = chain(prompt, tables), chain(prompt, tables, [0] * 12)
     assert plain == zeros
-    other = chain(prompt, its, [0] * 5 + [7] + [0] * 6)
-    assert [a == b for a, b in zip(plain, other, strict=True)] == [True, False, False]
+    with_extra_id = chain(prompt, tables, [0] * 5 + [7] + [0] * 6)
+    assert [a == b for a, b in zip(plain, with_extra_id, strict=True)] == [True, False, False]
     # Generated tokens have no extra ids, so a later prompt may continue with them.
-    assert chain([*prompt, 6, 6, 6, 6], its, [0] * 5 + [7] + [0] * 10)[:3] == other
+    assert chain([*prompt, 6, 6, 6, 6], tables, [0] * 5 + [7] + [0] * 10)[:3] == with_extra_id
 
 
 def test_sizes_and_bounds():
@@ -100,11 +100,11 @@ def test_sizes_and_bounds():
 
 
 def test_ids_refer_to_the_rows_of_all_tables():
-    found = VirtualTokens.of(VOCABULARY, PromptTables(tuple(map(table_of, [[b"a"] * 2, [b"b"]]))))
-    assert [each.first for each in found.placed] == [0, 2] == list(accumulate([0, 2]))
-    assert found.occur([1, VOCABULARY])
-    assert not found.occur([1, VOCABULARY - 1])
-    assert found.without([1, VOCABULARY, 2]) == [1, 2]
+    virtual = VirtualTokens.of(VOCABULARY, PromptTables(tuple(map(table_of, [[b"a"] * 2, [b"b"]]))))
+    assert [each.first for each in virtual.placed] == [0, 2] == list(accumulate([0, 2]))
+    assert virtual.occur([1, VOCABULARY])
+    assert not virtual.occur([1, VOCABULARY - 1])
+    assert virtual.without([1, VOCABULARY, 2]) == [1, 2]
 
 
 @examples(300)
@@ -125,11 +125,11 @@ def test_prompts_share_prefixes_up_to_the_first_different_image(its, others):
 
 def test_images_come_after_tables_and_are_bounded():
     image = Image.of(2, b"a")
-    found = VirtualTokens.of(VOCABULARY, PromptTables((table_of([b"a"] * 3),), images=(image, Image.of(4, b"b"))))
-    assert [each.first for each in found.placed] == [0, 3, 5]
-    asked = []
-    needed = found.computed([1, VOCABULARY + 3], lambda each: asked.append(each) or table_of([b"c"] * 2))
-    assert asked == [image]
+    virtual = VirtualTokens.of(VOCABULARY, PromptTables((table_of([b"a"] * 3),), images=(image, Image.of(4, b"b"))))
+    assert [each.first for each in virtual.placed] == [0, 3, 5]
+    computed = []
+    needed = virtual.computed([1, VOCABULARY + 3], lambda each: computed.append(each) or table_of([b"c"] * 2))
+    assert computed == [image]
     assert [each.first for each in needed.placed] == [3]
     with pytest.raises(ValueError, match="images may have at most"):
         PromptTables(images=(Image.of(1, bytes(MAX_IMAGE_BYTES)), image))

@@ -145,13 +145,13 @@ async def test_a_restarted_router_receives_the_tables_from_the_engines(ring) -> 
     assert len({tuple(output) for output in expected.values()}) == len(NAMES)
 
     # After the second kill, no router is left to which the tables were uploaded.
-    for router, address, other in (("router-0", first, second), ("router-1", second, first)):
+    for router, address, surviving in (("router-0", first, second), ("router-1", second, first)):
         pid = ring.pids[router]
 
         def kill(pid: int = pid) -> None:
             os.kill(pid, signal.SIGKILL)
 
-        streams = await disturbed_streams(other, PROMPT, [{**OPTIONS, **adapter(name)} for name in 2 * NAMES], kill)
+        streams = await disturbed_streams(surviving, PROMPT, [{**OPTIONS, **adapter(name)} for name in 2 * NAMES], kill)
         assert streams == 2 * [(expected[name], 0) for name in NAMES], "a stream changed or was resumed"
         assert await asyncio.to_thread(wait_until, lambda address=address: known(address) == versions)
         assert ring.pids[router] != pid

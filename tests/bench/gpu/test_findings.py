@@ -103,10 +103,10 @@ def test_an_incomplete_page_names_the_running_task(found):
 
 
 def test_a_crashed_kernel_is_a_failure():
-    found = Findings({}, tried=[Tried("Triton", "all", "is not available: no GPU", absent=True)])
-    assert found.passed
-    found.tried.append(Tried("Triton", "4 heads", "is wrong: it is off by 2"))
-    assert not found.passed
+    findings = Findings({}, tried=[Tried("Triton", "all", "is not available: no GPU", absent=True)])
+    assert findings.passed
+    findings.tried.append(Tried("Triton", "4 heads", "is wrong: it is off by 2"))
+    assert not findings.passed
 
 
 def test_the_plot_can_be_drawn(found, tmp_path):

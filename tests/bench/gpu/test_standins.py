@@ -64,7 +64,7 @@ def test_structs_are_those_of_msgspec(values, changes):
         _, kind = kinds(package)
         made = kind(**values)
         changed = package.structs.replace(made, **changes)
-        both = [package.structs.asdict(one) for one in (made, changed)]
+        both = [package.structs.asdict(struct) for struct in (made, changed)]
         return both, made == changed, made == kind(**values), changed.twice, made != 1
 
     real, ours = (outcome(lambda package=package: views(package)) for package in PACKAGES)

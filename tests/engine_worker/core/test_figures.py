@@ -15,7 +15,7 @@ PROMPT = 10
 
 
 def reported(bench: EngineBench, request: int) -> list[RequestStats]:
-    return [found for report in bench.reports for found in report.requests if found.request == request]
+    return [stats for report in bench.reports for stats in report.requests if stats.request == request]
 
 
 class Begins:
@@ -34,7 +34,7 @@ class Begins:
         bench.cache.allocate = watched
 
     def of(self, request: int) -> list[int]:
-        return [found for number, found in self.found if number == request]
+        return [blocks for number, blocks in self.found if number == request]
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ def test_blocks_reused_after_preemption_are_no_cached_prompt_tokens(pressed):
     bench, begins, requests = pressed
     bench.run()
     assert any(max(begins.of(request)[1:], default=0) for request in requests)
-    assert {found.cached_tokens for request in requests for found in reported(bench, request)} == {0}
+    assert {stats.cached_tokens for request in requests for stats in reported(bench, request)} == {0}
     assert bench.cache.cached_tokens == 0
 
 
@@ -84,11 +84,11 @@ def test_a_preempted_request_is_reported_as_paused(pressed):
     while bench.step() or bench.engine.live.requests:
         bench.clock.now += REFRESH_SECONDS
         sequences = {s.request.spec.request: s for s in bench.engine.live.active}
-        for found in bench.reports[-1].requests:
-            sequence = sequences.get(found.request)
+        for stats in bench.reports[-1].requests:
+            sequence = sequences.get(stats.request)
             if sequence is not None and sequence.state is not State.WAITING:
-                assert (found.stage is Stage.PAUSED) == (sequence.state is State.PREEMPTED)
-                seen.add((found.request, found.stage))
+                assert (stats.stage is Stage.PAUSED) == (sequence.state is State.PREEMPTED)
+                seen.add((stats.request, stats.stage))
     paused = {request for request, stage in seen if stage is Stage.PAUSED}
     assert paused
     assert paused == {request for request in requests if reported(bench, request)[-1].pauses}

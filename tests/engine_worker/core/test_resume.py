@@ -25,7 +25,7 @@ def whole(max_tokens: int, sequence: int = 0, **fields) -> list[int]:
 
 
 def reported(bench: EngineBench, request: int):
-    return [found for report in bench.reports for found in report.requests if found.request == request]
+    return [stats for report in bench.reports for stats in report.requests if stats.request == request]
 
 
 @pytest.mark.parametrize("reuse", [True, False])
@@ -252,8 +252,8 @@ def test_the_next_attempt_replaces_a_live_one(steps):
     bench.submit(PROMPT, 9, n=2, request=5)
     for _ in range(steps):
         bench.step()
-    had = {i: bench.output(5, i) if (5, 0, i) in bench.receiver.streams else [] for i in range(2)}
-    bench.submit(PROMPT, 9, n=2, request=5, attempt=1, resume=had)
+    outputs = {i: bench.output(5, i) if (5, 0, i) in bench.receiver.streams else [] for i in range(2)}
+    bench.submit(PROMPT, 9, n=2, request=5, attempt=1, resume=outputs)
     bench.run()
     for index in range(2):
         assert bench.ended(5, index) is FinishReason.ABORTED
@@ -314,11 +314,11 @@ def test_the_next_attempt_reuses_the_blocks_of_the_previous_one():
     bench.submit(range(40), 20, request=5)
     for _ in range(12):
         bench.step()
-    had, computed = bench.output(5), bench.runner.computed
-    bench.submit(range(40), 20, request=5, attempt=1, resume={0: had})
+    output, computed = bench.output(5), bench.runner.computed
+    bench.submit(range(40), 20, request=5, attempt=1, resume={0: output})
     bench.run()
     assert bench.output(5, attempt=1) == bench.expected(5)
-    assert bench.runner.computed - computed <= 20 - len(had) + 4 + 2
+    assert bench.runner.computed - computed <= 20 - len(output) + 4 + 2
 
 
 def test_a_resumed_sequence_waits_without_memory():

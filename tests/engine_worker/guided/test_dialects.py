@@ -56,8 +56,8 @@ def test_outputs_that_match(guides, kind, text, right, wrong):
         assert END in allowed(mask(guides, sequence, ids(output))), output
     for output in wrong:
         (sequence,) = followed(guides, guide)
-        found = mask(guides, sequence, ids(output))
-        assert found.fault is not None or END not in allowed(found), output
+        masked = mask(guides, sequence, ids(output))
+        assert masked.fault is not None or END not in allowed(masked), output
 
 
 @pytest.mark.parametrize(

@@ -60,22 +60,22 @@ class Masked(NamedTuple):
     later: bool = False
 
 
-def masked(guides: Guides, *asked: MaskRequest) -> list[Masked]:
-    found = masked_so_far(guides, *asked)
-    while late := {each.sequence.guide for each, its in zip(asked, found, strict=True) if its.later}:
+def masked(guides: Guides, *requests: MaskRequest) -> list[Masked]:
+    masks = masked_so_far(guides, *requests)
+    while late := {each.sequence.guide for each, its in zip(requests, masks, strict=True) if its.later}:
         for guide in late:
             assert prepared(guides, guide) is None
-        found = masked_so_far(guides, *asked)
-    return found
+        masks = masked_so_far(guides, *requests)
+    return masks
 
 
-def masked_so_far(guides: Guides, *asked: MaskRequest) -> list[Masked]:
-    guides.masks.request(asked)
+def masked_so_far(guides: Guides, *requests: MaskRequest) -> list[Masked]:
+    guides.masks.request(requests)
     allowed, faults, complete, unread, later = guides.masks.collect()
     without = {*faults, *complete, *unread, *later}
     return [
         Masked(None if i in without else allowed[i], i in complete, faults.get(i), i in later)
-        for i in range(len(asked))
+        for i in range(len(requests))
     ]
 
 
@@ -85,11 +85,11 @@ def mask(
     return masked(guides, MaskRequest(sequence, output, len(output), more, may_end))[0]
 
 
-def allowed(found: Masked) -> set[int]:
-    assert found.fault is None
-    assert found.allowed is not None
-    return set(np.flatnonzero(np.unpackbits(found.allowed.view(np.uint8), bitorder="little")).tolist())
+def allowed(result: Masked) -> set[int]:
+    assert result.fault is None
+    assert result.allowed is not None
+    return set(np.flatnonzero(np.unpackbits(result.allowed.view(np.uint8), bitorder="little")).tolist())
 
 
-def texts(found: Masked) -> set[str]:
-    return {tokenizer().id_to_token(each) for each in allowed(found)}
+def texts(result: Masked) -> set[str]:
+    return {tokenizer().id_to_token(each) for each in allowed(result)}

@@ -129,14 +129,14 @@ def test_slices_fit_in_a_message_and_skip_no_event():
     for number in range(3):
         store(log, number, MAX_ITEMS - 10)
     slices, start = [], 0
-    while (found := log.since(start)).events:
-        assert found.first == start
-        slices.append(found)
-        start += len(found.events)
+    while (part := log.since(start)).events:
+        assert part.first == start
+        slices.append(part)
+        start += len(part.events)
     assert start == 1 + 2 * MAX_EVENTS + 3
     assert [len(each.events) for each in slices][-2:] == [1, 1]
     assert all(len(each.events) <= MAX_EVENTS for each in slices)
-    assert all(one.first + len(one.events) == two.first for one, two in pairwise(slices))
+    assert all(first.first + len(first.events) == second.first for first, second in pairwise(slices))
 
 
 def test_blocks_that_a_failed_step_should_have_moved_are_removed():

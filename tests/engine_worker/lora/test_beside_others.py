@@ -91,4 +91,4 @@ def virtual(part) -> bool:
 
 
 def keeping(part) -> bool:
-    return any(LAYER in kept.names for kept in part.kept)
+    return any(LAYER in rows.names for rows in part.kept)

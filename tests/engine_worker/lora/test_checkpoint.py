@@ -110,8 +110,8 @@ def test_options_that_change_the_meaning_are_rejected_by_name(config, named):
 
 
 def with_tensors(**changes):
-    found = load(files().weights) | changes
-    return files({name: tensor for name, tensor in found.items() if tensor is not None})
+    tensors = load(files().weights) | changes
+    return files({name: tensor for name, tensor in tensors.items() if tensor is not None})
 
 
 @pytest.mark.parametrize(
@@ -156,8 +156,8 @@ def zip_of_zeros() -> bytes:
     return data.getvalue()
 
 
-def header(found: object) -> bytes:
-    text = found if isinstance(found, bytes) else json.dumps(found).encode()
+def header(entries: object) -> bytes:
+    text = entries if isinstance(entries, bytes) else json.dumps(entries).encode()
     return struct.pack("<Q", len(text)) + text
 
 
@@ -167,8 +167,8 @@ def entry(first: int) -> dict:
 
 def test_tensors_that_share_bytes_are_rejected():
     """Otherwise a file of 400 KB would take half a gigabyte of memory, and a larger one even more."""
-    found = {"dtype": "F32", "shape": [1, 1 << 16], "data_offsets": [0, 1 << 18]}
-    weights = header({f"{Q.format('A')}{i}": found for i in range(2000)}) + bytes(1 << 18)
+    entry = {"dtype": "F32", "shape": [1, 1 << 16], "data_offsets": [0, 1 << 18]}
+    weights = header({f"{Q.format('A')}{i}": entry for i in range(2000)}) + bytes(1 << 18)
     tracemalloc.start()
     try:
         with pytest.raises(TensorFileError, match="not a safetensors file"):

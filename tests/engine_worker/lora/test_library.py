@@ -66,12 +66,12 @@ def test_a_request_waits_for_an_upload_that_is_being_read(library, tuned):
     busy = Event()
     library._threads.submit(busy.wait)
     offered = offer(library, files_of(tuned[0]))
-    found, other = (library.prepare(adapter_of(folder, by_path=False)) for folder in tuned[:2])
-    assert not found.poll()
+    uploaded, missing = (library.prepare(adapter_of(folder, by_path=False)) for folder in tuned[:2])
+    assert not uploaded.poll()
     busy.set()
-    assert ended(found).fault is None
+    assert ended(uploaded).fault is None
     assert offered.done
-    assert ended(other).fault.code == "ADAPTER_MISSING"
+    assert ended(missing).fault.code == "ADAPTER_MISSING"
     library.advance()
     assert library.prepare(adapter_of(tuned[1], by_path=False)).fault.code == "ADAPTER_MISSING"
 
@@ -274,21 +274,21 @@ def full(model, tuned):
 
 def test_adapters_that_wait_for_host_memory_take_no_memory(full, model, tuned, monkeypatch):
     library, first = full
-    found: dict[str, weakref.ref] = {}
+    references: dict[str, weakref.ref] = {}
 
     def read(files, *rest):
         weights = read_adapter(files, *rest)
-        found[files.version] = weakref.ref(weights.modules[0].a)
+        references[files.version] = weakref.ref(weights.modules[0].a)
         return weights
 
     monkeypatch.setattr("engine_worker.lora.library.read_adapter", read)
     folders = [write_adapter(model.parent / f"waiting{i}", model, i, rank=4) for i in range(5)]
     waiting = [library.prepare(adapter_of(folder)) for folder in folders]
-    until(lambda: waiting[0].poll() or len(found) == len(folders))
+    until(lambda: waiting[0].poll() or len(references) == len(folders))
     library._threads.submit(int).result()
     assert not any(each.poll() for each in waiting)
     gc.collect()
-    assert not any(weights() is not None for weights in found.values())
+    assert not any(weights() is not None for weights in references.values())
     library.release(first)
     for loading in waiting:
         assert ended(loading).fault is None
@@ -298,13 +298,13 @@ def test_a_request_waits_with_its_upload_for_host_memory(full, tuned):
     library, first = full
     for folder in tuned[:2]:
         assert ended(offer(library, files_of(folder))).fault.code == "OVERLOADED"
-    waits, other = (library.prepare(adapter_of(folder, by_path=False)) for folder in tuned[:2])
+    waits, missing = (library.prepare(adapter_of(folder, by_path=False)) for folder in tuned[:2])
     assert not waits.poll()
-    assert not other.poll()
+    assert not missing.poll()
     library.release(first)
     assert ended(waits).fault is None
     # Only one upload per thread is kept; routers send the others again.
-    assert ended(other).fault.code == "ADAPTER_MISSING"
+    assert ended(missing).fault.code == "ADAPTER_MISSING"
     assert ended(offer(library, files_of(tuned[1]))).fault is None
 
 

@@ -49,7 +49,9 @@ def main() -> None:
     for number, (tokens, scores) in submitted.items():
         stream = bench.stream(number)
         assert stream.tokens == tokens, (number, stream.tokens, tokens)
-        most = max(most, *(abs(found.logprob - score) for found, score in zip(stream.logprobs, scores, strict=True)))
+        most = max(
+            most, *(abs(logprob.logprob - score) for logprob, score in zip(stream.logprobs, scores, strict=True))
+        )
     print(f"difference {most:.1e}", flush=True)
     leader.close()
     if most > 1e-3:

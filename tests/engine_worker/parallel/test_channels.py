@@ -42,13 +42,13 @@ def write(writer, sent: list[bytes]) -> None:
 
 
 def read(reader, count: int, naps: random.Random | None = None) -> list[bytes]:
-    found = []
+    messages = []
     for _ in range(count):
         if naps is not None and naps.random() < 0.2:
             time.sleep(naps.random() * 2e-3)
-        found.append(bytes(reader.receive(SECONDS)))
+        messages.append(bytes(reader.receive(SECONDS)))
         reader.complete()
-    return found
+    return messages
 
 
 @examples(40)
@@ -57,15 +57,15 @@ def read(reader, count: int, naps: random.Random | None = None) -> list[bytes]:
 def test_order_wrap_around_and_splitting(sizes, capacity, readers, seed):
     """Every reader gets every command unchanged, through a ring that is smaller than most commands."""
     sent = messages(seed, sizes)
-    writer, found = ring(readers, capacity)
+    writer, receivers = ring(readers, capacity)
     with ThreadPoolExecutor(readers + 1) as pool:
         writing = pool.submit(write, writer, sent)
-        reading = [pool.submit(read, each, len(sent), random.Random(seed + i)) for i, each in enumerate(found)]
+        reading = [pool.submit(read, each, len(sent), random.Random(seed + i)) for i, each in enumerate(receivers)]
         writing.result(60)
         assert [each.result(60) for each in reading] == [sent] * readers
     assert writer.sent == len(sent)
     assert [writer.completed(rank + 1) for rank in range(readers)] == [len(sent)] * readers
-    close(writer, found)
+    close(writer, receivers)
 
 
 @examples(20)
@@ -118,12 +118,12 @@ def test_threads_that_send_concurrently_do_not_interleave(channel):
             pool.submit(lambda name=name: [writer.send(bytes([name]) * 3000 + bytes([i])) for i in range(20)])
             for name in range(4)
         ]
-        found = pool.submit(read, reader, 80).result(60)
+        messages = pool.submit(read, reader, 80).result(60)
         for each in sending:
             each.result(60)
-    assert all(message[:3000] == message[:1] * 3000 for message in found)
+    assert all(message[:3000] == message[:1] * 3000 for message in messages)
     for name in range(4):
-        assert [message[-1] for message in found if message[0] == name] == list(range(20))
+        assert [message[-1] for message in messages if message[0] == name] == list(range(20))
     close(writer, [reader])
 
 

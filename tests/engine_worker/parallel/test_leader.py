@@ -123,8 +123,8 @@ def make_leader(group, ends):
         each._watchdog.stop()
 
 
-def loaded(one: Leader, folder: str):
-    return one.load(folder, open_checkpoint(folder), CONFIG, ignore, ignore)
+def loaded(leader: Leader, folder: str):
+    return leader.load(folder, open_checkpoint(folder), CONFIG, ignore, ignore)
 
 
 def without_heartbeats(processes: FakeProcesses) -> list[type[Command]]:
@@ -132,17 +132,17 @@ def without_heartbeats(processes: FakeProcesses) -> list[type[Command]]:
 
 
 def test_the_graphs_are_dropped_before_the_group_ends(make_leader, group, ends, folder):
-    one = make_leader()
-    runner = loaded(one, folder)
+    leader = make_leader()
+    runner = loaded(leader, folder)
     assert group.met
     assert group.capture.alive
     runner.launch(STEP).collect()
-    one.close()
+    leader.close()
     assert group.closed
     assert not ends
-    assert one._processes.patience > 0
-    assert without_heartbeats(one._processes)[::2] == [LoadModel, Shutdown]
-    assert one._processes.sender.closed
+    assert leader._processes.patience > 0
+    assert without_heartbeats(leader._processes)[::2] == [LoadModel, Shutdown]
+    assert leader._processes.sender.closed
 
 
 def test_the_other_ranks_get_the_log_level(make_leader):
@@ -180,8 +180,8 @@ def test_a_model_that_was_not_loaded(make_leader, group, ends, folder, monkeypat
 
 def test_a_device_that_hangs(make_leader, ends, folder, monkeypatch):
     """The other ranks report the step as completed, since it is queued on their devices."""
-    one, hangs = make_leader(0.5), threading.Event()
-    runner = loaded(one, folder)
+    leader, hangs = make_leader(0.5), threading.Event()
+    runner = loaded(leader, folder)
     monkeypatch.setattr(runner._forward, "logits", lambda *_: hangs.wait() and None)
     step = runner.launch(STEP)
     collecting = threading.Thread(target=step.collect)
@@ -189,7 +189,7 @@ def test_a_device_that_hangs(make_leader, ends, folder, monkeypatch):
     try:
         assert wait_until(lambda: bool(ends))
         assert ends == [EXIT_GROUP_LOST]
-        assert one._processes.killed
+        assert leader._processes.killed
     finally:
         hangs.set()
         collecting.join()
@@ -200,11 +200,11 @@ def test_too_few_gpus(make_leader, folder, monkeypatch):
     """Rank 0 reports the lack of GPUs instead of lost ranks."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    one = make_leader()
+    leader = make_leader()
     with pytest.raises(ValueError, match="2 ranks need a GPU each, but torch finds 1"):
-        one.load(folder, open_checkpoint(folder), RunnerConfig("auto"), ignore, ignore)
-    assert without_heartbeats(one._processes) == []
-    one.close()
+        leader.load(folder, open_checkpoint(folder), RunnerConfig("auto"), ignore, ignore)
+    assert without_heartbeats(leader._processes) == []
+    leader.close()
 
 
 class Commands:

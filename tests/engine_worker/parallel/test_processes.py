@@ -44,13 +44,13 @@ def until(process: subprocess.Popen[str], event: str) -> dict:
 
 def children(pid: int) -> list[int]:
     """Process ids of the followers."""
-    found = []
+    pids = []
     for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
         # A child of another kind may end meanwhile.
         with suppress(FileNotFoundError, ProcessLookupError):
             if b"follower" in Path(f"/proc/{child}/cmdline").read_bytes():
-                found.append(int(child))
-    return found
+                pids.append(int(child))
+    return pids
 
 
 def shared_files(pid: int) -> set[str]:
@@ -152,8 +152,8 @@ def refused(process) -> str:
 def environments() -> list[dict[str, str]]:
     """The environments of two ranks, as torchrun sets them."""
     port = str(free_ports(1))
-    given = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    return [{**given, "GLOO_SOCKET_IFNAME": "lo", "RANK": str(i), "LOCAL_RANK": str(i)} for i in range(2)]
+    variables = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    return [{**variables, "GLOO_SOCKET_IFNAME": "lo", "RANK": str(i), "LOCAL_RANK": str(i)} for i in range(2)]
 
 
 @pytest.fixture

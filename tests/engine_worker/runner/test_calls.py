@@ -50,13 +50,13 @@ def test_ranks_that_do_not_exist(alone):
 
 
 def test_waits_for_the_other_ranks(alone):
-    others = FakeFollowers()
-    runner = ModelRunner(alone._forward, followers=others)
+    followers = FakeFollowers()
+    runner = ModelRunner(alone._forward, followers=followers)
     pending = runner.call(MethodCall("ping"))
     assert pending.poll() is None
-    others.answers = [RankAnswer(1, "7")]
+    followers.answers = [RankAnswer(1, "7")]
     assert [answer.rank for answer in pending.poll()] == [0, 1]
-    assert others.calls == [MethodCall("ping")]
+    assert followers.calls == [MethodCall("ping")]
 
 
 def test_with_overlap_a_method_runs_after_earlier_steps(alone, monkeypatch):

@@ -143,18 +143,18 @@ def test_all_in_one_step(checkpoint):
         )
         return [first, Step(mixed), Step((Slice([3], 8, range(12), draws), Slice([3], 5, range(12, 24), draws)))]
 
-    capture, found = FakeCapture(), []
+    capture, results = FakeCapture(), []
     for runner in (make(checkpoint, None), make(checkpoint, capture, tokens=40)):
         launched = [runner.launch(step) for step in steps()]
         drawn = [[each.token for each in step.collect()] for step in launched]
-        found.append(
+        results.append(
             (
                 drawn,
                 [np.frombuffer(row.data, np.float32) for step in launched for rows in step.kept_rows() for row in rows],
             )
         )
-    assert found[0][0] == found[1][0]
-    for expected, rows in zip(found[0][1], found[1][1], strict=True):
+    assert results[0][0] == results[1][0]
+    for expected, rows in zip(results[0][1], results[1][1], strict=True):
         np.testing.assert_allclose(rows, expected, atol=1e-4)
     assert sum(graph.replays for graph in capture.graphs) == 3
 
@@ -221,8 +221,8 @@ def test_steps_with_output_layers_are_eager(checkpoint):
         rows.append([part for each in launched for kept in each.kept_rows() for part in kept])
     assert tokens[0] == tokens[1]
     assert [each.name for each in rows[1]] == ["layers.1", "layers.0", "logits", "hidden_states", "layers.0"]
-    for expected, found in zip(*rows, strict=True):
-        np.testing.assert_allclose(*(np.frombuffer(each.data, np.float32) for each in (found, expected)), atol=1e-5)
+    for expected, actual in zip(*rows, strict=True):
+        np.testing.assert_allclose(*(np.frombuffer(each.data, np.float32) for each in (actual, expected)), atol=1e-5)
     assert sum(graph.replays for graph in capture.graphs) == 3
 
 

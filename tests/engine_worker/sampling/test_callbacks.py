@@ -35,8 +35,8 @@ def serve() -> Iterator:
     served = Callbacks()
 
     def make(batched=None, *, seconds=LIMIT, warnings=None, **named) -> Processors:
-        found = served.settings(named, batched)
-        names = ProcessorNames(**found, logits_processor_timeout=seconds)
+        settings = served.settings(named, batched)
+        names = ProcessorNames(**settings, logits_processor_timeout=seconds)
         return find_processors(names, lambda event, reason: None if warnings is None else warnings.append(reason))
 
     yield make
@@ -48,8 +48,8 @@ def logits() -> torch.Tensor:
     return torch.randn(4, VOCAB, generator=torch.Generator().manual_seed(5)) * 3
 
 
-def faults(found) -> list[str | None]:
-    return [each.fault and each.fault.message for each in found]
+def faults(results) -> list[str | None]:
+    return [each.fault and each.fault.message for each in results]
 
 
 def test_a_callback_gets_the_arguments_of_an_imported_processor(serve, logits) -> None:
@@ -62,8 +62,8 @@ def test_a_callback_gets_the_arguments_of_an_imported_processor(serve, logits) -
         scores[0, 0, torch.arange(VOCAB) != 9] = -math.inf
 
     draws = [*greedy(), *greedy(["nine"], output=[3, 4]), *greedy()]
-    found = run(logits, draws, [0, 1, 2], serve(nine=nine), {1: 2}, before=[5, 6, 8])
-    assert [each.token for each in found] == [logits[0].argmax(), 9, logits[2].argmax()]
+    results = run(logits, draws, [0, 1, 2], serve(nine=nine), {1: 2}, before=[5, 6, 8])
+    assert [each.token for each in results] == [logits[0].argmax(), 9, logits[2].argmax()]
     assert calls[0] == ("job", [[1, 2, 3, 4, 8]], None, 7)
     assert torch.equal(calls[1], logits[1])
 
@@ -78,8 +78,8 @@ def test_the_batched_one_is_called_once_for_all(serve, logits) -> None:
             each[0, 0, 5 + number] = 0.0
 
     draws = [*greedy([BATCHED]), *greedy(), *greedy([BATCHED], output=[3])]
-    found = run(logits, draws, [0, 1, 2], serve(batched))
-    assert [each.token for each in found] == [5, int(logits[1].argmax()), 6]
+    results = run(logits, draws, [0, 1, 2], serve(batched))
+    assert [each.token for each in results] == [5, int(logits[1].argmax()), 6]
     assert calls == [(["job"] * 2, [[1, 2], [1, 2, 3]], None, [7] * 2)]
 
 
@@ -140,14 +140,14 @@ def test_a_callback_that_raises_ends_only_its_sequence(serve, logits, caplog) ->
     draws = [*greedy(["broken", "broken"]), *greedy(), *greedy([BATCHED]), *greedy(["works"])]
     processors = serve(broken, broken=broken, works=lambda *_: None, warnings=warnings)
     with caplog.at_level(logging.WARNING, "sluice.executor"):
-        found = run(logits, draws, [0, 1, 2, 3], processors)
-    assert faults(found) == [
+        results = run(logits, draws, [0, 1, 2, 3], processors)
+    assert faults(results) == [
         "the logits processor 'broken' raised KeyError",
         None,
         "the logits processor 'batched' raised KeyError",
         None,
     ]
-    assert found[0].fault.error_code == ErrorCode.PROCESSOR_FAILED
+    assert results[0].fault.error_code == ErrorCode.PROCESSOR_FAILED
     assert warnings == [f"{name} raised KeyError: 'a secret'" for name in ("broken", BATCHED)]
     # The program's log has the traceback, for the author of the function.
     assert [record.exc_info[0] for record in caplog.records] == [KeyError, KeyError]
@@ -183,8 +183,8 @@ def test_a_callback_that_hangs_delays_the_engine_once(serve, logits) -> None:
         scores[0, 0, 4] = 0.0
 
     processors = serve(hangs=hangs, seconds=SHORT, warnings=warnings)
-    found = run(logits, [*greedy(["hangs"]), *greedy(), *greedy(["hangs"])], [0, 1, 2], processors)
-    assert faults(found) == [
+    results = run(logits, [*greedy(["hangs"]), *greedy(), *greedy(["hangs"])], [0, 1, 2], processors)
+    assert faults(results) == [
         "the logits processor 'hangs' did not answer within 0.2 s",
         None,
         "the logits processor 'hangs' has not returned from an earlier call",
@@ -203,8 +203,8 @@ def test_a_callback_that_changes_the_shape_or_type_of_the_logits(serve, logits, 
         scores.data = data
 
     warnings: list[str] = []
-    found = run(logits, [*greedy(["reshapes"]), *greedy()], [0, 1], serve(reshapes=reshapes, warnings=warnings))
-    assert faults(found) == ["the logits processor 'reshapes' raised ValueError", None]
+    results = run(logits, [*greedy(["reshapes"]), *greedy()], [0, 1], serve(reshapes=reshapes, warnings=warnings))
+    assert faults(results) == ["the logits processor 'reshapes' raised ValueError", None]
     changed, required = f"{list(data.shape)} {data.dtype}", f"[1, 1, {VOCAB}] torch.float32"
     assert f"it changed the logits to {changed}; they must stay {required}" in warnings[0]
 
@@ -223,8 +223,8 @@ def test_a_callback_that_returns_logits_instead_of_changing_them(serve, logits) 
     def all_new(_ids, scores, *_):
         scores[:] = [torch.zeros(1, 1, VOCAB)]
 
-    found = run(logits, [*greedy(["returns"]), *greedy([BATCHED])], [0, 1], serve(all_new, returns=returns))
-    assert [each.token for each in found] == [logits[0].argmax(), logits[1].argmax()]
+    results = run(logits, [*greedy(["returns"]), *greedy([BATCHED])], [0, 1], serve(all_new, returns=returns))
+    assert [each.token for each in results] == [logits[0].argmax(), logits[1].argmax()]
 
 
 def test_a_callback_that_changes_its_token_ids(serve, logits) -> None:
@@ -240,14 +240,14 @@ def test_a_callback_that_changes_its_token_ids(serve, logits) -> None:
 
 
 def test_a_callback_that_bans_every_token(serve, logits) -> None:
-    found = run(logits, greedy(["nothing"]), [0], serve(nothing=lambda _id, scores, *_: scores.fill_(math.nan)))
-    assert found[0].fault.error_code == ErrorCode.NOTHING_TO_SAMPLE
+    results = run(logits, greedy(["nothing"]), [0], serve(nothing=lambda _id, scores, *_: scores.fill_(math.nan)))
+    assert results[0].fault.error_code == ErrorCode.NOTHING_TO_SAMPLE
 
 
 def test_a_program_that_does_not_listen(tmp_path, logits) -> None:
     processors = find_processors(ProcessorNames({"gone": f"ipc://{tmp_path}/gone"}), lambda *_: None)
-    found = run(logits, [*greedy(["gone"]), *greedy()], [0, 1], processors)
-    assert faults(found) == ["the logits processor 'gone' cannot be reached", None]
+    results = run(logits, [*greedy(["gone"]), *greedy()], [0, 1], processors)
+    assert faults(results) == ["the logits processor 'gone' cannot be reached", None]
 
 
 @pytest.mark.parametrize("answer", [b"", b"\x00" * 5, wire.SIZES.pack(2, 0) + b"\xc1\xc1", wire.SIZES.pack(1 << 31, 0)])
@@ -315,9 +315,9 @@ def test_a_descriptor_above_1024(serve, logits) -> None:
 
 def test_closing_leaves_no_folder_or_thread(logits) -> None:
     served = Callbacks()
-    found = served.settings({"left": lambda *_: None}, None)
-    folder = Path(found["logits_processors"]["left"].removeprefix("ipc://")).parent
-    processors = find_processors(ProcessorNames(**found), lambda *_: None)
+    settings = served.settings({"left": lambda *_: None}, None)
+    folder = Path(settings["logits_processors"]["left"].removeprefix("ipc://")).parent
+    processors = find_processors(ProcessorNames(**settings), lambda *_: None)
     assert faults(run(logits, greedy(["left"]), [0], processors)) == [None]
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     del processors

@@ -41,9 +41,9 @@ def test_first_come_first_served_is_in_order(waiting, budget, unit):
     sizes = first_come_first_served(waiting, budget, unit)
     for index, sequence in enumerate(waiting[: len(sizes)]):
         if sizes[index] < sequence.num_pending:
-            left = budget - sum(sizes[: index + 1])
+            unused = budget - sum(sizes[: index + 1])
             start = sequence.num_computed + sizes[index]
-            assert left < min(unit, budget) - start % min(unit, budget)
+            assert unused < min(unit, budget) - start % min(unit, budget)
 
 
 @given(contexts, budgets, units, st.booleans())

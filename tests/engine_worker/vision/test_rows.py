@@ -39,10 +39,10 @@ def encoder():
 
 @pytest.fixture
 def rows(encoder):
-    found = ImageRows(encoder, 2, 2 * TABLE_BYTES, lambda: None)
-    yield found
+    image_rows = ImageRows(encoder, 2, 2 * TABLE_BYTES, lambda: None)
+    yield image_rows
     encoder.open.set()
-    found.close()
+    image_rows.close()
 
 
 def finished(preparation) -> None:
