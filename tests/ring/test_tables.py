@@ -42,25 +42,27 @@ def within(prompt, given_tables) -> list[int]:
 
 @examples(500)
 @given(ids, ids, tables, tables, st.data())
-def test_equal_hashes_are_equal_rows(one, other, its, others, data):
-    other = one[: data.draw(st.integers(0, len(one)))] + other
-    one, other = within(one, its), within(other, others)
-    for index, (a, b) in enumerate(zip(chain(one, its), chain(other, others), strict=False)):
+def test_equal_hashes_are_equal_rows(first, second, first_tables, second_tables, data):
+    second = first[: data.draw(st.integers(0, len(first)))] + second
+    first, second = within(first, first_tables), within(second, second_tables)
+    for index, (a, b) in enumerate(zip(chain(first, first_tables), chain(second, second_tables), strict=False)):
         if a == b:
             end = (index + 1) * SIZE
-            assert content(one[:end], its) == content(other[:end], others)
+            assert content(first[:end], first_tables) == content(second[:end], second_tables)
 
 
 @examples(300)
 @given(ids, tables, tables, ids)
-def test_prefixes_are_shared_for_equal_tables_and_for_text_before_other_tables(text, its, others, tail):
+def test_prefixes_are_shared_for_equal_tables_and_for_text_before_other_tables(text, given_tables, other_tables, tail):
     text = [token % VOCABULARY for token in text]
-    its_tail = within([VOCABULARY, *tail], its)
-    assert chain([*text, *its_tail], its) == chain([*text, *its_tail], [list(each) for each in its])
+    virtual_tail = within([VOCABULARY, *tail], given_tables)
+    assert chain([*text, *virtual_tail], given_tables) == chain(
+        [*text, *virtual_tail], [list(each) for each in given_tables]
+    )
     # Up to the first row, prefixes are shared with prompts without tables too.
     whole = len(text) // SIZE
-    hashes, plain = chain([*text, *its_tail], its), block_chain(ROOT, text, SIZE)
-    assert hashes[:whole] == plain == chain([*text, *within(tail, others)], others)[:whole]
+    hashes, plain = chain([*text, *virtual_tail], given_tables), block_chain(ROOT, text, SIZE)
+    assert hashes[:whole] == plain == chain([*text, *within(tail, other_tables)], other_tables)[:whole]
 
 
 def test_equal_ids_of_different_rows_have_different_hashes():
@@ -109,7 +111,7 @@ def test_ids_refer_to_the_rows_of_all_tables():
 
 @examples(300)
 @given(st.lists(st.integers(0, 2), max_size=4), st.lists(st.integers(0, 2), max_size=4))
-def test_prompts_share_prefixes_up_to_the_first_different_image(its, others):
+def test_prompts_share_prefixes_up_to_the_first_different_image(first, second):
     """The images have three rows each and follow a text of five tokens."""
 
     def images_chain(contents: list[int]) -> list[bytes]:
@@ -120,7 +122,7 @@ def test_prompts_share_prefixes_up_to_the_first_different_image(its, others):
     def shared(*both: list) -> int:
         return len(list(takewhile(lambda pair: pair[0] == pair[1], zip(*both, strict=False))))
 
-    assert shared(images_chain(its), images_chain(others)) == (5 + 3 * shared(its, others)) // SIZE
+    assert shared(images_chain(first), images_chain(second)) == (5 + 3 * shared(first, second)) // SIZE
 
 
 def test_images_come_after_tables_and_are_bounded():
