@@ -18,16 +18,6 @@ A, B = "mem://a", "mem://b"
 BUFFER = 4 * PART_BYTES
 
 
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def receiver() -> Receiver:
-    return Receiver()
-
-
 def make(receiver: Receiver, clock: Clock) -> TensorOutbox:
     return TensorOutbox("engine", 7, receiver.open_lane, clock, structlog.get_logger(), BUFFER)
 
