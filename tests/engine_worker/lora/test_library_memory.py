@@ -31,12 +31,12 @@ def test_an_adapter_in_use_is_neither_removed_nor_evicted(model, tuned):
     library.acquire(first)
     assert not library.remove(first)
     assert ended(library.load(str(tuned[2]))).fault.code == "OVERLOADED"
-    waits = library.prepare(adapter_of(tuned[2]))
+    loading = library.prepare(adapter_of(tuned[2]))
     time.sleep(0.2)
-    assert not waits.poll()
+    assert not loading.poll()
     assert library.held() == [first]
     library.release(first)
-    assert ended(waits).fault is None
+    assert ended(loading).fault is None
     assert library.held() == [files_of(tuned[2]).version]
 
 
@@ -77,11 +77,11 @@ def test_a_request_waits_with_its_upload_for_host_memory(full, tuned):
     library, first = full
     for folder in tuned[:2]:
         assert ended(offer(library, files_of(folder))).fault.code == "OVERLOADED"
-    waits, missing = (library.prepare(adapter_of(folder, by_path=False)) for folder in tuned[:2])
-    assert not waits.poll()
+    loading, missing = (library.prepare(adapter_of(folder, by_path=False)) for folder in tuned[:2])
+    assert not loading.poll()
     assert not missing.poll()
     library.release(first)
-    assert ended(waits).fault is None
+    assert ended(loading).fault is None
     # Only one upload per thread is kept; routers send the others again.
     assert ended(missing).fault.code == "ADAPTER_MISSING"
     assert ended(offer(library, files_of(tuned[1]))).fault is None
