@@ -7,7 +7,6 @@ from tests.fakes.engine import EngineBench
 
 pytestmark = pytest.mark.usefixtures("both_overlaps")
 
-
 PROMPT = list(range(10))
 
 
