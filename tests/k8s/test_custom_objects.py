@@ -1,7 +1,7 @@
-"""Objects of Kubernetes' extensions: as their definitions have them, by the validators of @kubernetes-models.
+"""Custom objects are valid according to the validators of @kubernetes-models.
 
-There is none for LeaderWorkerSet: its own fields are compared with those that its definition has, and its pods with
-Kubernetes' own.
+LeaderWorkerSet has no validator there: its fields are compared with those of its definition, and its pod templates are
+validated as those of Kubernetes.
 """
 
 import json
@@ -89,7 +89,7 @@ LEADER_WORKER_SET: dict[str, Any] = {
         "workerTemplate": None,
     },
 }
-"""Fields of its definition (leaderworkerset.x-k8s.io/v1): a number, some words, an object, or a pod template."""
+"""Fields of LeaderWorkerSet (leaderworkerset.x-k8s.io/v1): a number, an enumeration, an object, or a pod template."""
 
 
 def unknown_fields(value: Object, definition: dict[str, Any]) -> list[str]:

@@ -2,7 +2,7 @@
 
     SLUICE_TEST_IMAGE=1 python -m pytest tests/k8s/test_image.py
 
-It takes some minutes, so it is no part of `make test`. Needs root, buildah, podman and mmdebstrap, and an internet
+It takes some minutes, so it is not part of `make test`. Needs root, buildah, podman and mmdebstrap, and an internet
 connection for Debian's and Python's packages.
 """
 

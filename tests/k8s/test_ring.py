@@ -1,7 +1,7 @@
-"""The services, started as in the chart's pods: their commands, environment and ConfigMap, keys as mounted Secrets.
+"""The services run with the commands, environment variables, ConfigMaps and mounted keys of the chart's pods.
 
-A pod's address is one of the loopback network, folders of pods lie below a temporary one, and instead of names of the
-cluster the router gets addresses.
+Pods have addresses of the loopback network and separate temporary folders. The router's settings name these addresses
+instead of the cluster's host names.
 """
 
 import os

@@ -1,6 +1,6 @@
 """A release: sdist and wheel, checked as for an upload, installed without a checkout, and used.
 
-Serving on every Python that is found takes torch for each of them, some GB of downloads: SLUICE_TEST_PYTHONS=1.
+With SLUICE_TEST_PYTHONS=1 every Python that is found serves too, which downloads some GB of torch for each.
 """
 
 import os

@@ -183,7 +183,7 @@ def test_beam_search_equals_transformers(prompts, oracle):
 
 
 def test_draft_tokens_change_no_token(prompts, oracle):
-    """With the caller's draft tokens, which are right, so that some are accepted whatever the model is."""
+    """The caller's draft tokens are right, so that some are accepted with any model."""
     line = prompts[16][:9]
     prompt = [*line, picture(7), *line, picture(7), *line]
     expected = oracle.generate(prompt, max_new_tokens=40)

@@ -166,7 +166,7 @@ def test_beam_search_equals_transformers(prompts, oracle):
 
 @pytest.mark.parametrize("overlap", [False, True])
 def test_draft_tokens_change_no_token(prompts, oracle, overlap):
-    """With the caller's draft tokens, which are right, so that some are accepted whatever the model is."""
+    """The caller's draft tokens are right, so that some are accepted with any model."""
     line = prompts[16][:9]
     prompt = [*line, picture(7, WIDE), *line, picture(7, TALL), *line]
     expected = oracle.generate(prompt, max_new_tokens=40)

@@ -54,14 +54,15 @@ def test_samples_are_spread_over_the_weights_and_the_header_is_read_completely(t
     folder = copy_of_tiny(tmp_path)
     file = folder / "model.safetensors"
 
-    def seen(content: bytearray) -> str:
+    def fingerprint_of(content: bytearray) -> str:
         file.write_bytes(content)
         return open_checkpoint(str(folder)).fingerprint
 
-    plain, header = seen(weights()), b"{%s}" % (b" " * 40_000)
-    assert len({plain, seen(weights(1)), seen(weights(size=1)), seen(weights(size=0)), seen(bytearray())}) == 5
+    plain, header = fingerprint_of(weights()), b"{%s}" % (b" " * 40_000)
+    contents = (weights(1), weights(size=1), weights(size=0), bytearray())
+    assert len({plain, *map(fingerprint_of, contents)}) == 5
     changed = header[:20_000] + b"\n" + header[20_001:]
-    assert seen(weights(header=header)) != seen(weights(header=changed))
+    assert fingerprint_of(weights(header=header)) != fingerprint_of(weights(header=changed))
 
 
 def safetensors(sizes: dict[str, int]) -> bytearray:
@@ -79,15 +80,15 @@ def test_every_tensor_is_sampled(tmp_path):
     content = safetensors({f"layer.{i}": 20_000 for i in range(600)})
     start = len(content) - 600 * 20_000
 
-    def seen() -> str:
+    def fingerprint_of() -> str:
         file.write_bytes(content)
         return open_checkpoint(str(folder)).fingerprint
 
-    fingerprints = {seen()}
+    fingerprints = {fingerprint_of()}
     for layer in range(0, 600, 23):
         middle = start + 20_000 * layer + 10_000
         content[middle - 300 : middle + 300] = bytes([1]) * 600
-        fingerprints.add(seen())
+        fingerprints.add(fingerprint_of())
     assert len(fingerprints) == 1 + len(range(0, 600, 23))
 
 

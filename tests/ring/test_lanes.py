@@ -78,7 +78,7 @@ def test_a_watched_lane_detects_that_its_receiver_closes_and_returns(context, ad
 
 
 def test_a_watched_lane_that_was_never_connected_has_not_hung_up(context, tmp_path):
-    lane = Lane(context, f"ipc://{tmp_path}/nobody", watched=True)
+    lane = Lane(context, f"ipc://{tmp_path}/unbound", watched=True)
     time.sleep(0.2)
     assert not lane.hung_up()
     assert lane.refused_at is None

@@ -109,7 +109,7 @@ def test_a_process_that_cannot_start_is_a_crash(tmp_path):
     ],
 )
 def test_crashed_kernels_are_disabled(crashed, options):
-    """Neither is another kernel of the same setting, because the setting might select the wrong kernel."""
+    """So are the other kernels of the same setting, because the setting might select the crashed one."""
     tried = [Tried(title, "a", RUNS) for title in subjects()]
     tried += [Tried(title, "b", "its process ended with status -6", crashed=True) for title in crashed]
     assert avoiding(tried) == options

@@ -28,7 +28,7 @@ def send(bench, *seeds: int) -> int:
     return number
 
 
-def held(bench) -> list:
+def live_tables(bench) -> list:
     return [table for request in bench.engine.live.requests.values() for table in request.spec.tables.tables]
 
 
@@ -36,8 +36,8 @@ def test_equal_tables_share_memory(bench):
     for seeds in ((1,), (1, 2), (1, 1)):
         send(bench, *seeds)
     bench.step()
-    assert len(held(bench)) == 5
-    assert len(set(map(id, held(bench)))) == 2
+    assert len(live_tables(bench)) == 5
+    assert len(set(map(id, live_tables(bench)))) == 2
     assert bench.engine.live.tables.num_bytes == 2 * ROWS * bench.runner.hidden_size * 4
     bench.run()
     assert bench.engine.live.tables.num_bytes == 0

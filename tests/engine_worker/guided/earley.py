@@ -17,7 +17,7 @@ class Item(NamedTuple):
     read: int
     """Number of symbols read."""
     origin: int
-    """Index of the byte at which it began."""
+    """Index of the byte at which the item began."""
 
 
 class Items(NamedTuple):

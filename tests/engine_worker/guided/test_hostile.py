@@ -1,4 +1,4 @@
-"""Guides that need too much time or memory: each ends within its budget, with an error, and affects no other."""
+"""Guides that need too much time or memory: each ends within its budget, with an error, and affects no other guide."""
 
 import json
 from pathlib import Path

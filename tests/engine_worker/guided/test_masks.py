@@ -200,7 +200,7 @@ def test_a_guide_that_grows_without_bound_ends_alone_and_is_remembered():
 
 
 def test_a_worker_that_dies_before_it_has_answered_all(fresh_guides, monkeypatch):
-    """A new worker has the tokens of one sequence and requests those of the other; then it dies, too."""
+    """The new worker receives the tokens of one sequence, requests those of the other, and then dies too."""
     first, second = followed(fresh_guides, regex("[a-z]+"))[0], followed(fresh_guides, regex("[0-9]+"))[0]
     letters, digits = ids("abc"), ids("123")
     rows = [MaskRequest(first, letters, len(letters), (), True), MaskRequest(second, digits, len(digits), (), True)]

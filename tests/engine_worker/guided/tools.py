@@ -52,7 +52,7 @@ def followed(guides: Guides, guide: Guide, ends: Sequence[int] = (END,), size: i
 
 
 class Masked(NamedTuple):
-    """The mask, or what came instead, for one request."""
+    """The result of one request: a mask, or the reason for which there is none."""
 
     allowed: NDArray[np.uint32] | None
     complete: bool

@@ -21,7 +21,7 @@ def folders(model):
     return [write_adapter(model.parent / f"beside{seed}", model, seed, rank=6) for seed in range(2)]
 
 
-def right(oracle, folder, tokens, rows) -> tuple[list[int], torch.Tensor]:
+def expected(oracle, folder, tokens, rows) -> tuple[list[int], torch.Tensor]:
     """The output, and the output of layer 0 for each position but the last."""
     with oracle.using(folder) as model, torch.inference_mode():
         embeddings = model.get_input_embeddings()
@@ -49,11 +49,11 @@ def test_all_features_in_one_step(model, oracle, folders, overlap):
     load_first(bench, folders)
     launched, launch = [], runner.launch
     runner.launch = lambda step: launched.append(step) or launch(step)
-    none = torch.zeros(0, runner.hidden_size)
+    no_rows = torch.zeros(0, runner.hidden_size)
     submitted = {}
     for i in range(12):
         folder = [folders[0], None, folders[1]][i % 3]
-        rows = floats(ROWS, runner.hidden_size, i, 0.5) if i % 2 else none
+        rows = floats(ROWS, runner.hidden_size, i, 0.5) if i % 2 else no_rows
         tokens, wants = prompt(i, 6 + i), i % 4 < 2
         ids = [*range(VOCAB, VOCAB + len(rows)), *tokens]
         number = submit(
@@ -67,7 +67,7 @@ def test_all_features_in_one_step(model, oracle, folders, overlap):
         submitted[number] = folder, tokens, rows, wants
     finish(bench)
     for number, (folder, tokens, rows, wants) in submitted.items():
-        output, states = right(oracle, folder, tokens, rows)
+        output, states = expected(oracle, folder, tokens, rows)
         assert bench.output(number) == output
         if wants:
             size = len(rows) + len(tokens)

@@ -37,7 +37,7 @@ def test_unknown_adapters():
 
 @pytest.fixture(params=[1, 3])
 def adapters(request, monkeypatch):
-    """Computed by one thread, and by several."""
+    """Adapters whose products are computed by one thread, and by several."""
     monkeypatch.setattr(cpu, "ONE_THREAD", 0)
     torch.manual_seed(0)
     paged = PagedAdapters([TARGET], torch.zeros(16, 8 * 896), 8, CpuKernel(request.param))
@@ -67,7 +67,7 @@ def add(adapters, numbers, counts, x, out):
     ],
 )
 def test_a_row_does_not_depend_on_its_batch(adapters, numbers, counts):
-    """Bit for bit."""
+    """Its result has the same bits alone and in any batch."""
     x, out = torch.randn(sum(counts), 384), torch.randn(sum(counts), 512)
     together = add(adapters, numbers, counts, x, out)
     first = 0

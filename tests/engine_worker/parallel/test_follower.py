@@ -118,7 +118,7 @@ exit_now(3)
 
 @pytest.mark.process
 def test_a_rank_exits_although_a_thread_is_blocked():
-    """Nothing else would end this process."""
+    """Only `exit_now` can end this process, because its other thread never ends."""
     command = [sys.executable, "-c", LEAVING]
     done = subprocess.run(command, cwd=Path(__file__).parents[3], capture_output=True, text=True, timeout=100)
     assert (done.returncode, done.stdout) == (3, "last words")

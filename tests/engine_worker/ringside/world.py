@@ -121,14 +121,14 @@ def stall(
 ) -> tuple[threading.Event, threading.Event]:
     """Block the runner's steps. Returns two events: a step was entered; steps may continue. `before_end` is called at
     the end of each step, in the worker's thread."""
-    entered, go_on = threading.Event(), threading.Event()
+    entered, may_continue = threading.Event(), threading.Event()
     run = runner.run
 
     def slow(step):
         entered.set()
-        go_on.wait(LIMIT)
+        may_continue.wait(LIMIT)
         before_end()
         return run(step)
 
     runner.run = slow
-    return entered, go_on
+    return entered, may_continue

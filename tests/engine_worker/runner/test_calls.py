@@ -60,12 +60,12 @@ def test_waits_for_the_other_ranks(alone):
 
 
 def test_with_overlap_a_method_runs_after_earlier_steps(alone, monkeypatch):
-    forward, entered, go_on = alone._forward, threading.Event(), threading.Event()
+    forward, entered, may_continue = alone._forward, threading.Event(), threading.Event()
     runner, logits = ModelRunner(forward, overlap=True), forward.logits
 
     def slow(*arguments):
         entered.set()
-        go_on.wait(60)
+        may_continue.wait(60)
         return logits(*arguments)
 
     monkeypatch.setattr(forward, "logits", slow)
@@ -73,7 +73,7 @@ def test_with_overlap_a_method_runs_after_earlier_steps(alone, monkeypatch):
     pending = runner.call(MethodCall("ping"))
     assert entered.wait(60)
     assert pending.poll() is None
-    go_on.set()
+    may_continue.set()
     step.collect()
     runner._thread.shutdown()
     (answer,) = pending.poll()

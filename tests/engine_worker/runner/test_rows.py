@@ -1,4 +1,4 @@
-"""Logits of a prompt's positions take the memory of one block of rows, whatever the size of the chunk; so do logits
+"""Logits of a prompt's positions take the memory of one block of rows, for any size of the chunk; so do logits
 that are sent to a client."""
 
 import subprocess

@@ -63,7 +63,7 @@ def test_more_candidates_than_the_vocabulary(logits):
     assert len(result.best) == VOCAB
 
 
-def test_ties_are_in_the_order_of_ids_whatever_other_draws_request():
+def test_ties_are_in_the_order_of_ids_for_any_requests_of_other_draws():
     scores = torch.zeros(2, VOCAB)
     scores[:, 200:210] = torch.tensor([1.0, -0.5, 1.0, 1.0, 0.0, -torch.inf, 1.0, 2.0, 1.0, 1.0])
     ties = [207, 200, 202, 203, 206, 208, 209, 0, 1]

@@ -1,4 +1,4 @@
-"""Programs have the effect of transformers' processors, in whatever steps they are fed."""
+"""Programs have the effect of transformers' processors, however many tokens each update adds."""
 
 import pytest
 import torch

@@ -32,7 +32,7 @@ def random_logits(seed: int, spread: float = 2.0) -> torch.Tensor:
     return torch.randn(VOCAB, generator=torch.Generator().manual_seed(seed)) * spread
 
 
-def only(token: int) -> torch.Tensor:
+def certain(token: int) -> torch.Tensor:
     """Logits of a draft that always proposes this token."""
     return torch.full((VOCAB,), -math.inf).index_fill_(0, torch.tensor(token), 0.0)
 
@@ -103,10 +103,10 @@ def test_greedy_is_greedy(threshold):
 def test_banned_or_filtered_tokens_are_never_accepted(threshold):
     logits = random_logits(1)
     for banned in ({"bad_token_ids": (4,)}, {"banned": (4,)}, {"allowed_token_ids": (5, 6)}):
-        (result,) = sampled(logits[None], [0], [draw(proposal=proposal(4, only(4), threshold), **banned)])
+        (result,) = sampled(logits[None], [0], [draw(proposal=proposal(4, certain(4), threshold), **banned)])
         assert result.token != 4
     worst = int(logits.argmin())
-    (result,) = sampled(logits[None], [0], [draw(top_k=3, proposal=proposal(worst, only(worst), threshold))])
+    (result,) = sampled(logits[None], [0], [draw(top_k=3, proposal=proposal(worst, certain(worst), threshold))])
     assert result.token in logits.topk(3).indices.tolist()
 
 
@@ -120,7 +120,7 @@ def test_without_overlap_of_p_and_q_the_token_is_sampled_from_p():
     logits = random_logits(1)
     for i in range(50):
         plain = draw(seed=2, position=i, bad_token_ids=(9,))
-        proposing = draw(seed=2, position=i, bad_token_ids=(9,), proposal=proposal(9, only(9)))
+        proposing = draw(seed=2, position=i, bad_token_ids=(9,), proposal=proposal(9, certain(9)))
         (expected, actual) = sampled(logits[None], [0, 0], [plain, proposing])
         assert actual == expected
 

@@ -17,7 +17,8 @@ class Arrival(NamedTuple):
     step: int
     shared: int
     """Prompt tokens that all requests have in common."""
-    own: int
+    unshared: int
+    """Prompt tokens after the shared ones."""
     max_tokens: int
     n: int
     priority: int
@@ -32,7 +33,7 @@ arrivals = st.lists(
         Arrival,
         step=st.integers(0, 30),
         shared=st.integers(0, 24),
-        own=st.integers(1, 12),
+        unshared=st.integers(1, 12),
         max_tokens=st.integers(1, 24),
         n=st.sampled_from([1, 1, 1, 2, 4]),
         priority=st.integers(1, 3),
@@ -93,7 +94,7 @@ def play(bench: EngineBench, arrivals: list[Arrival], limit: int = 4000) -> None
     for step in range(limit):
         while coming and coming[0][1].step <= step:
             number, arrival = coming.pop(0)
-            prompt = SHARED[: arrival.shared] + [60 + number + i for i in range(arrival.own)]
+            prompt = SHARED[: arrival.shared] + [60 + number + i for i in range(arrival.unshared)]
             fields = {"request": number, "n": arrival.n, "seed": number, "priority": arrival.priority}
             have = resumed(spec_of(prompt, arrival.max_tokens, **fields), arrival.resumed)
             bench.submit(prompt, arrival.max_tokens, resume=have, **fields)
