@@ -53,7 +53,7 @@ def problems(packages: Path, objects: list[Object]) -> list[str | None]:
 
 
 @needs_node
-def test_they_are_valid(packages: Path) -> None:
+def test_custom_objects_are_valid(packages: Path) -> None:
     assert {each["kind"] for each in VALIDATED} == {"ScaledObject", "PodMonitor", "PrometheusRule", "GRPCRoute"}
     assert problems(packages, VALIDATED) == [None] * len(VALIDATED)
 

@@ -33,7 +33,7 @@ def metric_of(sample: str) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize("panel", PANELS, ids=lambda panel: panel["title"])
-def test_its_metrics_and_labels_exist(panel) -> None:
+def test_metrics_and_labels_of_the_dashboard_exist(panel) -> None:
     for target in panel["targets"]:
         samples = re.findall(r"sluice_\w+", target["expr"])
         assert samples

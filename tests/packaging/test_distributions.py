@@ -111,7 +111,7 @@ def test_the_wheel_alone_serves(release, version, tmp_path):
     assert server.returncode == 0
 
 
-def test_without_extras_it_is_a_client(release, tmp_path):
+def test_without_extras_the_wheel_is_a_client(release, tmp_path):
     python = make_environment(tmp_path / "venv", sys.executable, str(release[0]))
 
     def run(*arguments: str) -> subprocess.CompletedProcess:
@@ -128,7 +128,7 @@ def test_without_extras_it_is_a_client(release, tmp_path):
 
 
 @pytest.mark.parametrize("version", OTHER_PYTHONS)
-def test_other_versions_of_python_import_and_start_it(release, version, tmp_path):
+def test_other_versions_of_python_import_and_start_the_services(release, version, tmp_path):
     """Client, command line, router and detokenizer, without torch, which has no small build for all versions."""
     python = find_python(version)
     if python is None:

@@ -122,7 +122,7 @@ def test_the_calls_of_the_page_work(client, oracle, capsys):
     assert not tensors
 
 
-def test_streamed_and_unstreamed_requests_with_several_outputs_have_them(client, oracle):
+def test_streamed_and_unstreamed_requests_with_several_outputs_return_tensors(client, oracle):
     options = {**ALL, "n": 3, "seed": 1, "max_tokens": 6, "token_ids": True}
     result = client.generate(LONG[:300], **options)
     tokens = [output.token_ids for output in result.outputs]

@@ -43,7 +43,7 @@ def test_equal_tables_share_memory(bench):
     assert bench.engine.live.tables.num_bytes == 0
 
 
-def test_they_are_bounded(bench, monkeypatch):
+def test_tables_of_live_requests_are_bounded(bench, monkeypatch):
     size = len(random_table(ROWS, bench.runner.hidden_size, 1).data)
     monkeypatch.setattr(intake, "MAX_LIVE_TABLE_BYTES", 2 * size)
     numbers = [send(bench, *seeds) for seeds in ((1,), (2,), (1, 2), (3,))]

@@ -100,7 +100,7 @@ def test_a_promised_token_that_turns_out_differently(guides):
     assert allowed(mask(guides, sequence, [a, c], [b])) == allowed(mask(guides, sequence, [a, b, c]))
 
 
-def test_tokens_that_do_not_match_it(guides):
+def test_tokens_that_do_not_match_the_guide(guides):
     (sequence,) = followed(guides, regex("[0-9]+"))
     mismatch = mask(guides, sequence, [*ids("1"), *ids("x")])
     assert mismatch.fault.error_code is ErrorCode.INVALID_ARGUMENT
@@ -199,7 +199,7 @@ def test_a_guide_that_grows_without_bound_ends_alone_and_is_remembered():
         guides.close()
 
 
-def test_a_worker_that_dies_before_it_has_answered_all(fresh_guides, monkeypatch):
+def test_a_worker_that_dies_before_it_has_answered_every_request(fresh_guides, monkeypatch):
     """The new worker receives the tokens of one sequence, requests those of the other, and then dies too."""
     first, second = followed(fresh_guides, regex("[a-z]+"))[0], followed(fresh_guides, regex("[0-9]+"))[0]
     letters, digits = ids("abc"), ids("123")

@@ -77,7 +77,7 @@ def engine(tmp_path):
     ended(process)
 
 
-def test_it_starts_and_drains(engine):
+def test_an_engine_with_two_ranks_starts_and_drains(engine):
     ready = until(engine, "ready")
     assert ready["tensor_parallel"] == "2"
     assert ready["kv_tokens"] == 4096

@@ -37,7 +37,7 @@ def test_a_callback_gets_the_arguments_of_an_imported_processor(serve, logits) -
     assert torch.equal(calls[1], logits[1])
 
 
-def test_the_batched_one_is_called_once_for_all(serve, logits) -> None:
+def test_the_batched_callback_is_called_once_for_all_requests(serve, logits) -> None:
     calls = []
 
     def batched(ids, scores, token_ids, stream, client_ids):

@@ -99,7 +99,7 @@ def test_tokens_appended_after_the_step_was_planned_are_not_fed():
         assert plain(edits[0])[1][1] == {2: 1.0}
 
 
-def test_a_request_without_such_parameters_has_no_program():
+def test_a_request_without_penalties_or_rules_has_no_program():
     assert build_programs(SamplingParams(top_k=3, bad_token_ids=(1,)), [1], [None] * 3) == [None] * 3
 
 

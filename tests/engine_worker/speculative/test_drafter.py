@@ -31,7 +31,7 @@ def test_after_a_difference_the_expected_output_is_looked_up():
     assert list(drafter.propose([4, 6, 7], ROOM, COST)) == [8, 9]
 
 
-def test_it_never_follows_again_once_the_output_differed():
+def test_the_expected_output_is_not_followed_after_a_difference():
     drafter = make([0], max_tokens=2, expected=[5, 6, 7, 8])
     drafter.propose([4], ROOM, COST)
     assert list(drafter.propose([4, 9], ROOM, COST)) == []
