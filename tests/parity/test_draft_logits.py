@@ -39,12 +39,12 @@ def requests(prompts) -> list[dict]:
     specs = []
     for i in range(2 * len(KINDS)):
         kind = list(KINDS)[i % len(KINDS)]
-        more = {"min_tokens": 10, "stop_token_ids": ENDS} if kind == "ends" else {}
+        stopping = {"min_tokens": 10, "stop_token_ids": ENDS} if kind == "ends" else {}
         specs.append(
             {
                 "prompt": prompts[12 + i][:60],
                 "sampling": SamplingParams(seed=i, logprobs=1, **KINDS[kind]),
-                "stopping": StopParams(MAX_TOKENS, **more),
+                "stopping": StopParams(MAX_TOKENS, **stopping),
                 "n": 1 + (i % 5 == 0),
                 "guide": GUIDE if kind == "guided" else None,
             }

@@ -72,10 +72,10 @@ def requests(prompts) -> list[dict]:
     return specs
 
 
-def run(harness: EngineHarness, specs: list[dict], **more: list) -> list:
-    """(tokens, reason) of each sequence. `more`: further fields, one value for each request."""
+def run(harness: EngineHarness, specs: list[dict], **fields: list) -> list:
+    """(tokens, reason) of each sequence. `fields`: fields to add, one value for each request."""
     numbers = [
-        harness.send(**spec, **{name: values[i] for name, values in more.items()}) for i, spec in enumerate(specs)
+        harness.send(**spec, **{name: values[i] for name, values in fields.items()}) for i, spec in enumerate(specs)
     ]
     harness.run()
     streams = [harness.stream(number, i) for number, spec in zip(numbers, specs, strict=True) for i in range(spec["n"])]

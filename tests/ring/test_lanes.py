@@ -151,7 +151,7 @@ def test_messages_queued_when_a_connection_ends_show_as_a_gap(context, tmp_path)
         wire.hold()
         while lane.send(Hello("router", "x" * 200)):
             pass
-        held = lane.sent - 1
+        queued = lane.sent - 1
         wire.cut()
         # On a busy machine the dying connection may accept one more message, which is then lost with it.
         received, attempts = [], 0
@@ -162,8 +162,8 @@ def test_messages_queued_when_a_connection_ends_show_as_a_gap(context, tmp_path)
     assert keep_alive(1) in received
     gap = next(each for each in received if isinstance(each, Gap))
     assert gap.lane_known
-    assert 0 < gap.missed <= held + attempts - 1
-    assert gap.missed + sum(isinstance(each, Hello) for each in received) == held + attempts - 1
+    assert 0 < gap.missed <= queued + attempts - 1
+    assert gap.missed + sum(isinstance(each, Hello) for each in received) == queued + attempts - 1
     lane.close()
     inbox.close()
 

@@ -54,8 +54,8 @@ def test_invalid_sizes_are_refused(shape, dtype, size):
 
 
 def test_the_number_of_tensors_in_a_request_is_limited():
-    most = {"output": ["t"] * (MAX_NAMES + 2)}
-    assert msgspec.convert(most, TensorParams)
+    names = {"output": ["t"] * (MAX_NAMES + 2)}
+    assert msgspec.convert(names, TensorParams)
     with pytest.raises(msgspec.ValidationError):
         msgspec.convert({"output": ["t"] * (MAX_NAMES + 3)}, TensorParams)
 

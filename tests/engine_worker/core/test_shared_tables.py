@@ -52,9 +52,9 @@ def test_tables_of_live_requests_are_bounded(bench, monkeypatch):
     assert fault.code == "OVERLOADED"
     assert f"would have {3 * size} bytes, the limit is {2 * size}" in fault.message
     bench.run()
-    again = send(bench, 3)
+    last = send(bench, 3)
     bench.run()
-    for number in (*numbers[:3], again):
+    for number in (*numbers[:3], last):
         assert bench.stream(number).end.fault is None
 
 

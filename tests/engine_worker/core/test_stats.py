@@ -196,12 +196,12 @@ def test_running_requests_are_refreshed_a_few_per_step():
 def test_preemptions_are_counted_per_request_and_per_engine():
     bench = EngineBench(num_blocks=8, max_batch_size=4)
     requests = [bench.submit(range(10 * i, 10 * i + 6), max_tokens=20) for i in range(3)]
-    most = 0
+    most_paused = 0
     while bench.step() or bench.engine.live.requests:
         paused = sum(sequence.state.value == "preempted" for sequence in bench.engine.live.active)
         assert bench.engine.stats.latest.paused_requests == paused
-        most = max(most, paused)
-    assert most > 0
+        most_paused = max(most_paused, paused)
+    assert most_paused > 0
     pauses = [last(bench, request).pauses for request in requests]
     assert sum(pauses) == bench.cache.preemptions > 0
     assert pauses[0] == 0

@@ -82,10 +82,10 @@ def test_a_complete_output_without_its_last_rows(overlap):
     plain = bench.submit(PROMPT, 6)
     bench.run()
     tokens = bench.output(plain)
-    again = bench.submit(PROMPT, 6, resume={0: tokens}, tensors=TensorParams((), (GENERATION_LOGITS,), 0, {0: 4}))
+    resumed = bench.submit(PROMPT, 6, resume={0: tokens}, tensors=TensorParams((), (GENERATION_LOGITS,), 0, {0: 4}))
     bench.run()
-    assert (bench.output(again), bench.ended(again)) == (tokens, FinishReason.LENGTH)
-    assert rows(bench, again) == range(4, 6)
+    assert (bench.output(resumed), bench.ended(resumed)) == (tokens, FinishReason.LENGTH)
+    assert rows(bench, resumed) == range(4, 6)
 
 
 @pytest.mark.parametrize("num_tokens", [1, 6])
@@ -94,12 +94,12 @@ def test_a_cancelled_resume_without_its_last_rows_keeps_its_tokens(overlap, num_
     plain = bench.submit(PROMPT, num_tokens)
     bench.run()
     tokens = bench.output(plain)
-    again = bench.submit(PROMPT, num_tokens, resume={0: tokens}, tensors=BOTH)
+    resumed = bench.submit(PROMPT, num_tokens, resume={0: tokens}, tensors=BOTH)
     for _ in range(4):
         bench.step()
-    bench.cancel(again)
+    bench.cancel(resumed)
     bench.run()
-    assert (bench.output(again), bench.ended(again)) == (tokens, FinishReason.ABORTED)
+    assert (bench.output(resumed), bench.ended(resumed)) == (tokens, FinishReason.ABORTED)
 
 
 def test_outputs_of_one_prompt_with_different_rows(overlap):
@@ -108,7 +108,7 @@ def test_outputs_of_one_prompt_with_different_rows(overlap):
     plain = bench.submit(PROMPT, 1, n=3)
     bench.run()
     tokens = {i: bench.output(plain, i) for i in range(3)}
-    again = bench.submit(
+    resumed = bench.submit(
         PROMPT,
         1,
         n=3,
@@ -116,9 +116,9 @@ def test_outputs_of_one_prompt_with_different_rows(overlap):
         tensors=TensorParams((CONTEXT_LOGITS,), (GENERATION_LOGITS,), 0, {0: 1}),
     )
     bench.run()
-    assert {i: bench.output(again, i) for i in range(3)} == tokens
-    assert [rows(bench, again, i) for i in range(3)] == [range(0), range(1), range(1)]
-    assert rows(bench, again, context=True) == range(10)
+    assert {i: bench.output(resumed, i) for i in range(3)} == tokens
+    assert [rows(bench, resumed, i) for i in range(3)] == [range(0), range(1), range(1)]
+    assert rows(bench, resumed, context=True) == range(10)
 
 
 @pytest.mark.parametrize("steps", [1, 2, 3])

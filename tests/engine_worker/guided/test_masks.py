@@ -58,9 +58,9 @@ def test_a_token_that_ends_inside_a_character(guides):
     assert mask(guides, sequence, tokens).complete
 
 
-def walk(guides, sequence, seed: int, most: int = 30) -> tuple[list[int], list[set[int]]]:
+def walk(guides, sequence, seed: int, max_steps: int = 30) -> tuple[list[int], list[set[int]]]:
     rng, output, masks = random.Random(seed), [], []
-    while len(output) < most:
+    while len(output) < max_steps:
         masks.append(allowed(mask(guides, sequence, output)))
         token = rng.choice(sorted(masks[-1]))
         if token == END:

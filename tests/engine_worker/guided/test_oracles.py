@@ -44,12 +44,12 @@ def texts() -> list[bytes]:
     return [b"" if i in special else vocabulary.bytes_of(i) for i in range(VOCAB)]
 
 
-def check_masks(tokens, texts: list[bytes], pattern: str, rng: random.Random, most: int = 8) -> None:
+def check_masks(tokens, texts: list[bytes], pattern: str, rng: random.Random, max_steps: int = 8) -> None:
     """Compare masks of the whole vocabulary on a random walk."""
     expected = regex.compile(pattern.encode())
     matcher = compile_guide(tokens.tokenizer, Guide(GuideKind.REGEX, pattern))
     output = b""
-    for _ in range(most):
+    for _ in range(max_steps):
         mask = allowed(matcher)
         right = [bool(t) and expected.fullmatch(output + t, partial=True) is not None for t in texts]
         assert mask[:VOCAB].tolist() == right, output
@@ -92,7 +92,7 @@ def check_expressions(tokens, seeds: range) -> None:
     for seed in seeds:
         rng = random.Random(seed)
         pattern = expression(rng)
-        text = output(tokens, Guide(GuideKind.REGEX, pattern), rng, most=100)
+        text = output(tokens, Guide(GuideKind.REGEX, pattern), rng, max_steps=100)
         assert text is None or regex.fullmatch(pattern.encode(), text) is not None, pattern
 
 
@@ -110,7 +110,7 @@ def test_outputs_of_many_expressions(tokens):
 def test_masks_of_many_expressions(tokens, texts):
     for seed in range(200):
         rng = random.Random(seed)
-        check_masks(tokens, texts, expression(rng), rng, most=4)
+        check_masks(tokens, texts, expression(rng), rng, max_steps=4)
 
 
 def schema(rng: random.Random, depth: int = 3) -> dict:
@@ -159,11 +159,11 @@ def properties(rng: random.Random, depth: int) -> dict:
     return object_schema
 
 
-def output(tokens, guide: Guide, rng: random.Random, most: int = 400) -> bytes | None:
+def output(tokens, guide: Guide, rng: random.Random, max_steps: int = 400) -> bytes | None:
     """The output of a random walk that ends as soon as it may; None if it does not end."""
     matcher = compile_guide(tokens.tokenizer, guide)
     output_ids = []
-    for _ in range(most):
+    for _ in range(max_steps):
         mask = allowed(matcher)
         if mask[tokens.end]:
             return tokens.tokenizer.decode_bytes(output_ids)

@@ -62,8 +62,10 @@ class Masked(NamedTuple):
 
 def masked(guides: Guides, *requests: MaskRequest) -> list[Masked]:
     masks = masked_so_far(guides, *requests)
-    while late := {each.sequence.guide for each, its in zip(requests, masks, strict=True) if its.later}:
-        for guide in late:
+    while postponed := {
+        request.sequence.guide for request, result in zip(requests, masks, strict=True) if result.later
+    }:
+        for guide in postponed:
             assert prepared(guides, guide) is None
         masks = masked_so_far(guides, *requests)
     return masks
@@ -80,9 +82,9 @@ def masked_so_far(guides: Guides, *requests: MaskRequest) -> list[Masked]:
 
 
 def mask(
-    guides: Guides, sequence: GuidedSequence, output: Sequence[int], more: Sequence[int] = (), *, may_end: bool = True
+    guides: Guides, sequence: GuidedSequence, output: Sequence[int], drafts: Sequence[int] = (), *, may_end: bool = True
 ) -> Masked:
-    return masked(guides, MaskRequest(sequence, output, len(output), more, may_end))[0]
+    return masked(guides, MaskRequest(sequence, output, len(output), drafts, may_end))[0]
 
 
 def allowed(result: Masked) -> set[int]:

@@ -54,7 +54,7 @@ def test_all_features_in_one_step(model, oracle, folders, overlap):
     for i in range(12):
         folder = [folders[0], None, folders[1]][i % 3]
         rows = floats(ROWS, runner.hidden_size, i, 0.5) if i % 2 else no_rows
-        tokens, wants = prompt(i, 6 + i), i % 4 < 2
+        tokens, with_tensors = prompt(i, 6 + i), i % 4 < 2
         ids = [*range(VOCAB, VOCAB + len(rows)), *tokens]
         number = submit(
             bench,
@@ -62,14 +62,14 @@ def test_all_features_in_one_step(model, oracle, folders, overlap):
             folder and adapter_of(folder),
             TOKENS,
             tables=PromptTables((table_of(rows),) if len(rows) else ()),
-            tensors=TensorParams((LAYER,), (LAYER,)) if wants else TensorParams(),
+            tensors=TensorParams((LAYER,), (LAYER,)) if with_tensors else TensorParams(),
         )
-        submitted[number] = folder, tokens, rows, wants
+        submitted[number] = folder, tokens, rows, with_tensors
     finish(bench)
-    for number, (folder, tokens, rows, wants) in submitted.items():
+    for number, (folder, tokens, rows, with_tensors) in submitted.items():
         output, states = expected(oracle, folder, tokens, rows)
         assert bench.output(number) == output
-        if wants:
+        if with_tensors:
             size = len(rows) + len(tokens)
             torch.testing.assert_close(rows_of(bench, number, context=True), states[:size], atol=1e-4, rtol=1e-4)
             torch.testing.assert_close(rows_of(bench, number, context=False), states[size - 1 :], atol=1e-4, rtol=1e-4)

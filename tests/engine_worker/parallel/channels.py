@@ -13,7 +13,7 @@ def ring(readers: int = 1, capacity: int = 1 << 16, seconds: float = SECONDS) ->
     descriptor = SharedMemory.create(readers, capacity)
     pairs = [socket.socketpair() for _ in range(readers)]
     # Two mappings of the same memory, as in two processes.
-    writer = ShmSender(SharedMemory(descriptor, readers), [Wakeup(ours) for ours, _ in pairs], seconds)
+    writer = ShmSender(SharedMemory(descriptor, readers), [Wakeup(writer_end) for writer_end, _ in pairs], seconds)
     receivers = [
         ShmReceiver(SharedMemory(descriptor, readers), rank, Wakeup(reader_end))
         for rank, (_, reader_end) in enumerate(pairs, 1)

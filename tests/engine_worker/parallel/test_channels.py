@@ -290,11 +290,11 @@ sys.exit(len(message) % 100)
 
 def test_from_process_to_process():
     descriptor = SharedMemory.create(1, 3001)
-    ours, theirs = socket.socketpair()
-    command = [sys.executable, "-c", READER, str(descriptor), str(theirs.fileno())]
-    process = subprocess.Popen(command, pass_fds=(descriptor, theirs.fileno()), cwd=Path(__file__).parents[3])
-    theirs.close()
-    writer = ShmSender(SharedMemory(descriptor, 1), [Wakeup(ours)], SECONDS)
+    writer_end, reader_end = socket.socketpair()
+    command = [sys.executable, "-c", READER, str(descriptor), str(reader_end.fileno())]
+    process = subprocess.Popen(command, pass_fds=(descriptor, reader_end.fileno()), cwd=Path(__file__).parents[3])
+    reader_end.close()
+    writer = ShmSender(SharedMemory(descriptor, 1), [Wakeup(writer_end)], SECONDS)
     for i in range(500):
         writer.send(bytes([i % 251]) * (i * 37 % 9000))
     assert process.wait(60) == 499 * 37 % 9000 % 100

@@ -57,7 +57,7 @@ class World:
         self.thread = threading.Thread(target=self.worker.serve, daemon=True)
         self.thread.start()
 
-    def submit(self, request: int, prompt: list[int], max_tokens: int = 5, **more) -> None:
+    def submit(self, request: int, prompt: list[int], max_tokens: int = 5, **fields) -> None:
         spec = Submit(
             request=request,
             attempt=0,
@@ -73,7 +73,7 @@ class World:
             time_limit=None,
             detokenizer=self.detokenizer.address,
             router=self.router.address,
-            **more,
+            **fields,
         )
         assert self.lane.send(spec)
 

@@ -174,18 +174,18 @@ def test_a_step_token_by_token(step):
     assert types == {np.dtype(np.int64)}
 
 
-@given(count=st.integers(1, 9), more=st.integers(0, 5))
-def test_padding(count, more):
+@given(count=st.integers(1, 9), num_padding=st.integers(0, 5))
+def test_padding(count, num_padding):
     """Rows without context that are stored nowhere follow the real rows, which are unchanged."""
     arrays = build_arrays([Slice([7], 5 + i, [9, 8, 3 + i, 2], (draw(0),)) for i in range(count)], 4, None)
-    padded = GenerationBuffers(20, 4, 4, torch.device("cpu")).pad(arrays, count + more)
+    padded = GenerationBuffers(20, 4, 4, torch.device("cpu")).pad(arrays, count + num_padding)
     for name in ("token_ids", "positions", "slots", "block_tables", "context_lengths"):
         array, original = getattr(padded, name), getattr(arrays, name)
         assert array.dtype == original.dtype
         np.testing.assert_array_equal(array[:count], original)
         np.testing.assert_array_equal(array[count:], -1 if name == "slots" else 0)
-        assert len(array) == count + more
-    assert padded.query_start.tolist() == list(range(count + more + 1))
+        assert len(array) == count + num_padding
+    assert padded.query_start.tolist() == list(range(count + num_padding + 1))
     assert (padded.max_query, padded.last_tokens) == (1, None)
 
 

@@ -29,9 +29,9 @@ def read(folder: Path) -> list[dict[str, np.ndarray]]:
     return [{path.stem: np.load(path, allow_pickle=False) for path in step.iterdir()} for step in steps]
 
 
-def generate(settings: DebugOptions, prompts: list[list[int]], max_tokens: int, **more) -> list[list[int]]:
+def generate(settings: DebugOptions, prompts: list[list[int]], max_tokens: int, **options) -> list[list[int]]:
     debug = DebugTensors(settings, "e", lambda *_: None)
-    with closing(EngineHarness(tiny_model.path(), kv_cache_tokens=2048, debug=debug, **more)) as engine:
+    with closing(EngineHarness(tiny_model.path(), kv_cache_tokens=2048, debug=debug, **options)) as engine:
         return engine.generate(prompts, GREEDY, max_tokens)
 
 

@@ -121,11 +121,11 @@ def test_a_callback_that_returns_logits_instead_of_changing_them(serve, logits) 
 
 def test_several_engines_call_one_function_in_turn(logits) -> None:
     inside: list[int] = []
-    most: list[int] = []
+    concurrent: list[int] = []
 
     def count(_id, scores, *_):
         inside.append(1)
-        most.append(len(inside))
+        concurrent.append(len(inside))
         scores += 1.0
         inside.pop()
 
@@ -144,7 +144,7 @@ def test_several_engines_call_one_function_in_turn(logits) -> None:
     for thread in threads:
         thread.join()
     assert results == [[None]] * 200
-    assert most == [1] * 200
+    assert concurrent == [1] * 200
     served.close()
 
 

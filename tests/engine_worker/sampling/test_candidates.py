@@ -68,9 +68,9 @@ def test_ties_are_in_the_order_of_ids_for_any_requests_of_other_draws():
     scores[:, 200:210] = torch.tensor([1.0, -0.5, 1.0, 1.0, 0.0, -torch.inf, 1.0, 2.0, 1.0, 1.0])
     ties = [207, 200, 202, 203, 206, 208, 209, 0, 1]
     (alone,) = sampled(scores[:1].clone(), [0], [draw(candidates=9)])
-    beside, _ = sampled(scores.clone(), [0, 1], [draw(candidates=9), draw(candidates=30)])
+    together, _ = sampled(scores.clone(), [0, 1], [draw(candidates=9), draw(candidates=30)])
     assert [token for token, _ in alone.best] == ties
-    assert beside == alone
+    assert together == alone
 
 
 @given(st.data())

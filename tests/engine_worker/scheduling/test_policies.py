@@ -18,9 +18,9 @@ def all_get_what_fits(bench):
     hold = bench.engine._scheduler._hold
 
     def holding(fitting):
-        held = hold(fitting)
-        assert held == fitting
-        return held
+        allocated = hold(fitting)
+        assert allocated == fitting
+        return allocated
 
     bench.engine._scheduler._hold = holding
 
@@ -43,12 +43,12 @@ def test_max_utilization_runs_the_first_and_preempts_from_the_end(arrivals, size
     schedule = bench.engine._scheduler.schedule
 
     def looking(active, *arguments):
-        held = [sequence for sequence in active if sequence.blocks]
+        holders = [sequence for sequence in active if sequence.blocks]
         scheduled = schedule(active, *arguments)
         if active:
             first = min(bench.cache.holders, key=ORDER)
             assert first in scheduled.generation or first in [chunk.sequence for chunk in scheduled.context]
-            assert not held or held[0].blocks
+            assert not holders or holders[0].blocks
         return scheduled
 
     bench.engine._scheduler.schedule = looking

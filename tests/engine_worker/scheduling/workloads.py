@@ -69,18 +69,18 @@ class Watched:
         return fitting, paused
 
 
-def bench_of(policy: str, sizes: dict, look, **more) -> EngineBench:
-    bench = EngineBench(schedulers=SchedulerNames(policy), **sizes, **more)
+def bench_of(policy: str, sizes: dict, look, **options) -> EngineBench:
+    bench = EngineBench(schedulers=SchedulerNames(policy), **sizes, **options)
     scheduler = bench.engine._scheduler
     scheduler._capacity = Watched(scheduler._capacity, look)
     return bench
 
 
-def resumed(spec: Submit, most: int) -> dict[int, list[int]]:
-    """Resumed output of a request's sequences, at most `most` tokens each; of several, the first may have none."""
-    first = min(spec.n - 1, most % 3)
+def resumed(spec: Submit, max_tokens: int) -> dict[int, list[int]]:
+    """Resumed output of a request's sequences, at most `max_tokens` tokens each. The first of several may have none."""
+    first = min(spec.n - 1, max_tokens % 3)
     outputs = ((i, continuation(spec.prompt, spec.stopping, spec.sampling.seed, i)) for i in range(first, spec.n))
-    return {i: output[: max(0, most - i)] for i, output in outputs}
+    return {i: output[: max(0, max_tokens - i)] for i, output in outputs}
 
 
 def play(bench: EngineBench, arrivals: list[Arrival], limit: int = 4000) -> None:
