@@ -77,7 +77,7 @@ def test_images_in_every_format_share_a_batch_with_text(prompts, oracle, backend
 
 
 def test_outputs_depend_on_the_image(prompts, oracle):
-    """Otherwise the other tests would prove little."""
+    """The other tests prove little unless this is so."""
     outputs = {tuple(oracle.generate([picture(seed), *prompts[11][:5]])) for seed in range(6)}
     assert len(outputs) > 3
 

@@ -93,7 +93,7 @@ def test_images_of_all_shapes_share_a_batch_with_text(prompts, oracles, kind, ba
 
 
 def test_outputs_depend_on_the_image_and_on_positions(prompts, oracle, monkeypatch):
-    """Otherwise the other tests would prove little."""
+    """The other tests prove little unless this is so."""
     with_images = [[*prompts[11][:5], picture(seed, WIDE), *prompts[11][5:10]] for seed in range(6)]
     expected = [oracle.generate(prompt) for prompt in with_images]
     assert len(set(map(tuple, expected))) > 3

@@ -79,7 +79,7 @@ def test_several_tables_are_joined(model_folder, prompts, oracle):
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("overlap", [False, True])
 def test_chunks_may_end_anywhere(model_folder, prompts, oracle, backend, overlap):
-    """Also between virtual tokens."""
+    """Chunks may also end between virtual tokens."""
     rows, prompt = oracle.rows(5, seed=3), mixed(oracle, prompts, 14)
     expected = oracle.generate(prompt, rows)
     # OpenVINO's graphs take a while to compile, so only chunks that end next to virtual tokens are tried with it.
@@ -165,7 +165,7 @@ def test_draft_tokens_change_no_token(prompts, overlap):
 
 
 def test_a_draft_model_serves_only_requests_without_tables(prompts):
-    """It has no embeddings for virtual tokens."""
+    """A draft model has no embeddings for virtual tokens."""
     oracle = Oracle(AutoModelForCausalLM.from_pretrained(tiny_model.path(), dtype=torch.float32))
     rows, prompt = oracle.rows(5, seed=13), mixed(oracle, prompts, 30)
     harness = EngineHarness(tiny_model.path(), draft_model=tiny_model.path())

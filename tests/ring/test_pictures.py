@@ -65,7 +65,7 @@ def test_the_upright_size_is_read_from_the_header(form, orientation):
 
 
 def test_an_orientation_after_the_pixels_is_ignored():
-    """Otherwise the size could not be read from the header."""
+    """If it were applied, the size could not be read from the header."""
     exif = PIL.Image.Exif()
     exif[0x0112] = 6
     parts = dict(chunks(encoded("PNG", exif=exif)))

@@ -162,7 +162,7 @@ def test_a_sequence_that_restarts_after_a_failed_step_is_not_preempted():
 
 @pytest.mark.parametrize("steps", [(1, 3), (2, 4), (3, 5), (4, 6), (8, 10)])
 def test_two_failed_steps_with_copies(steps):
-    """No sequence copies from one that ended because its own copy was not made."""
+    """A sequence whose copy was not made ends, and no other sequence copies from it."""
     bench = EngineBench(num_blocks=9, max_batch_size=2)
     request = bench.submit(range(6), max_tokens=6, n=9)
     for step in range(max(steps) + 1):

@@ -42,7 +42,7 @@ def test_a_sequence_resumes_after_any_token(policy, reuse):
 
 @pytest.mark.parametrize("cached", [0, 4, 8, 12, 16])
 def test_a_sequence_resumes_with_any_cached_prefix(cached):
-    """Even if only its last token remains to be computed, so that it counts as generation."""
+    """If only the last token remains to be computed, the sequence counts as generation."""
     expected = whole(9)
     bench = EngineBench()
     if cached:

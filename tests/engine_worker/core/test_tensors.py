@@ -12,7 +12,7 @@ BOTH = TensorParams((CONTEXT_LOGITS,), (GENERATION_LOGITS,))
 ROUTER = "mem://router"
 PROMPT = list(range(1, 11))
 ROW = 8
-"""Bytes of the scripted runner's tensors."""
+"""Bytes of a row of the scripted runner's tensors."""
 
 pytestmark = pytest.mark.parametrize("overlap", [False, True])
 
@@ -77,7 +77,7 @@ def test_cached_blocks_are_reused_up_to_the_first_requested_row(overlap):
 
 
 def test_a_complete_output_without_its_last_rows(overlap):
-    """All of its tokens were sent, but not all rows: no token is sent twice."""
+    """All tokens were sent, but not all rows. The resumed request sends the missing rows and no token twice."""
     bench = EngineBench(overlap=overlap)
     plain = bench.submit(PROMPT, 6)
     bench.run()
@@ -103,7 +103,7 @@ def test_a_cancelled_resume_without_its_last_rows_keeps_its_tokens(overlap, num_
 
 
 def test_outputs_of_one_prompt_with_different_rows(overlap):
-    """The first token of one sequence was sent with its row, that of another without, that of the third not at all."""
+    """Of the three first tokens, one was sent with its row, one without, and one was not sent."""
     bench = EngineBench(overlap=overlap)
     plain = bench.submit(PROMPT, 1, n=3)
     bench.run()

@@ -102,6 +102,6 @@ def test_invalid_guides_are_refused(guides, kind, text, message):
 
 
 def test_the_longer_of_two_literals_has_precedence(guides):
-    """As docs/guided.md says."""
+    """docs/guided.md documents this."""
     (sequence,) = followed(guides, Guide(GuideKind.EBNF, 'root ::= [a-z] root | "self"'))
     assert texts(mask(guides, sequence, ids("se"))) == {"l"}

@@ -153,7 +153,7 @@ def test_a_hanging_worker_is_replaced(fresh_guides):
 
 
 def test_masks_that_were_not_collected(fresh_guides):
-    """A step failed after it had requested masks."""
+    """The step that requested the masks has failed."""
     (sequence,) = followed(fresh_guides, regex("a[bc]d"), ends=())
     expected = allowed(mask(fresh_guides, sequence, [], ids("a")))
     fresh_guides.masks.request([MaskRequest(sequence, ids("a"), 1, ids("b"), True)])

@@ -54,7 +54,7 @@ def test_scaling():
 
 @pytest.mark.parametrize("decoder", ["model.language_model.", "language_model.model."])
 def test_the_decoder_of_a_vision_language_model(decoder):
-    """Its modules have longer names, also in patterns."""
+    """Modules of the decoder have a prefix in their names, also in patterns."""
     named = {side: Q.format(side).replace("model.layers", f"{decoder}layers") for side in "AB"}
     tensors = {named["A"]: torch.ones(4, 6), named["B"]: torch.ones(10, 4)}
     (module,) = read(files(tensors)).modules

@@ -23,7 +23,7 @@ def clock():
 
 @pytest.fixture
 def host():
-    """Host memory that is full of an adapter in use."""
+    """Host memory that is filled by an adapter in use."""
     adapters = HostAdapters(10)
     adapters.add("used", Weights(10))
     adapters.acquire("used")

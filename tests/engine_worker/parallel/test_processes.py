@@ -106,7 +106,7 @@ def test_both_ranks_import_the_processors(tmp_path):
     [(signal.SIGKILL, "rank 1 was killed by SIGKILL"), (signal.SIGSTOP, "rank 1 has made no progress for 10 s")],
 )
 def test_a_rank_is_lost_and_the_engine_ends(engine, death, why):
-    """Even while the engine is idle."""
+    """A lost rank is also detected while the engine is idle."""
     until(engine, "ready")
     (follower,) = children(engine.pid)
     os.kill(follower, death)

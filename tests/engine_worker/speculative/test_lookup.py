@@ -25,7 +25,7 @@ def searched(tokens, drafted):
 
 @given(begun=TOKENS, parts=st.lists(TOKENS, max_size=4), limit=st.integers(1, 9))
 def test_lookup_equals_a_linear_search(begun, parts, limit):
-    """Also if another lookup shares the same beginning."""
+    """Another lookup with the same prompt must not change the drafts of the first one."""
     prompt = Lookup()
     prompt.extend(begun)
     lookup, other, tokens = Lookup(prompt), Lookup(prompt), [*begun]
