@@ -35,7 +35,7 @@ class Mortal(MaxUtilization):
 
 @dataclass
 class Received:
-    """What a concurrent stream received, and when."""
+    """The text of a concurrent stream, and the times of its chunks."""
 
     text: str = ""
     at: list[float] = field(default_factory=list)

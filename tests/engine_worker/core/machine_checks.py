@@ -1,4 +1,4 @@
-"""What must hold after any rule of the engine's state machine: outputs, ends, and what routers know about the cache."""
+"""Invariants of the engine's state machine after every rule: outputs, ends, and what routers know about the cache."""
 
 from typing import Any, NoReturn
 

@@ -22,14 +22,14 @@ def detokenizer_added(ring: Ring) -> None:
 
 
 def detokenizer_drains(ring: Ring) -> None:
-    """It has no successor."""
+    """A detokenizer drains and has no successor."""
     ring.services["detok-0"].drain()
     ring.unregister("detok-0")
     time.sleep(AFTER_SECONDS)
 
 
 def vanishes(seat: str) -> Scenario:
-    """A machine vanishes without a word; a successor of its service starts at another address."""
+    """A machine vanishes without closing connections. Its service starts at another address."""
 
     def scenario(ring: Ring) -> None:
         _lose(ring.services[seat])
@@ -49,7 +49,7 @@ def moves_by_drain(seat: str) -> Scenario:
 
 
 def routers_vanish(ring: Ring) -> None:
-    """One after the other. Each is restarted at the address that clients know."""
+    """The routers vanish one after the other. Each is restarted at the address that clients know."""
     for service in ring.of("router"):
         _lose(service)
         time.sleep(CUT_SECONDS)
