@@ -30,7 +30,7 @@ def virtual_of(*images: Image, tables: tuple[Table, ...] = ()) -> VirtualTokens:
 
 
 def whole(model, prompt: list[int], images: list[Image]) -> tuple[np.ndarray, int]:
-    """By transformers: positions of the prompt, and the difference between positions and indexes after it."""
+    """transformers' positions of the prompt, and the difference between positions and indexes after it."""
     ids = torch.tensor([[PAD if token >= VOCAB else 5 for token in prompt]])
     grids = torch.tensor([[1, 2 * image.rows // image.columns, 2 * image.columns] for image in images])
     positions, deltas = model.get_rope_index(ids, (ids == PAD).int(), grids)

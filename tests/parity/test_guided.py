@@ -134,7 +134,7 @@ def test_no_engine_configuration_changes_a_token(model_folder, guides, plain, op
 
 
 def test_masks_requested_after_the_forward_pass_change_no_token(model_folder, guides, plain):
-    """As on a GPU, where the tokens of the previous step are not known before."""
+    """On a GPU, the tokens of the previous step are not known before the forward pass, so masks come after it."""
     specs, expected = plain
     harness = EngineHarness(model_folder, guides=guides, overlap=True)
     harness.runner._computer._masks_first = False

@@ -179,7 +179,7 @@ def test_recovered_streams_are_not_refused_as_too_complex(fresh_guides):
 
 
 def test_preparing_never_waits(fresh_guides, monkeypatch):
-    """It waits neither for a process that is starting (here one that was stopped) nor for a thread with the lock."""
+    """It waits neither for a process that is starting, here a stopped one, nor for a thread that holds the lock."""
     start = fresh_guides._processes._start
 
     def start_stopped() -> TemplateLink:

@@ -166,7 +166,7 @@ def entry(first: int) -> dict:
 
 
 def test_tensors_that_share_bytes_are_rejected():
-    """Otherwise a file of 400 KB would take half a gigabyte of memory, and a larger one even more."""
+    """If they were accepted, a file of 400 KB would take half a gigabyte of memory, and a larger one even more."""
     entry = {"dtype": "F32", "shape": [1, 1 << 16], "data_offsets": [0, 1 << 18]}
     weights = header({f"{Q.format('A')}{i}": entry for i in range(2000)}) + bytes(1 << 18)
     tracemalloc.start()

@@ -67,7 +67,7 @@ def add(adapters, numbers, counts, x, out):
     ],
 )
 def test_a_row_does_not_depend_on_its_batch(adapters, numbers, counts):
-    """Its result has the same bits alone and in any batch."""
+    """The result of a row has the same bits alone and in any batch."""
     x, out = torch.randn(sum(counts), 384), torch.randn(sum(counts), 512)
     together = add(adapters, numbers, counts, x, out)
     first = 0

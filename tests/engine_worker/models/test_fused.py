@@ -59,7 +59,7 @@ def test_fused_layers(name):
 @pytest.mark.parametrize(("name", "biased"), [("qwen3, tied", 0), ("qwen2", 1)])
 @torch.inference_mode()
 def test_matrix_products_of_a_single_row(name, biased):
-    """They are computed by the kernel, except products with a bias."""
+    """The kernel computes all products except those with a bias."""
     random_model, counted = Fusible(name), CountedKernels()
     expected = random_model.logits(rows=1)
     random_model.model.fuse(counted.kernels)

@@ -64,7 +64,7 @@ def test_a_step(slices, moves):
 
 
 def test_rows_of_tables_are_not_sent_with_the_step():
-    """They may be too large for the channel; rank 0 broadcasts them."""
+    """Rows may be too large for the channel, so rank 0 broadcasts them."""
     virtual = VirtualTokens.of(9, PromptTables((random_table(3, 4, seed=1),)))
     arrays = build_arrays([Slice([9, 1, 11], 0, [0], virtual=virtual)], 4, None)
     assert arrays.virtual_rows.shape == (2, 4)

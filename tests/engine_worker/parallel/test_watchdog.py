@@ -127,7 +127,7 @@ def test_loading_may_take_longer(sender, watch):
 
 
 def test_a_step_that_does_not_return(sender, watch, lost, waiting_since):
-    """As if the device hangs: all ranks have completed the step, since it is queued. In the watchdog's thread."""
+    """The device hangs: all ranks report the step as completed, since it is queued. Runs the watchdog's thread."""
     sender.keeps_up = True
     waiting_since.append(1.0)
     watch.start()

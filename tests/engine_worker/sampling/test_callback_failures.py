@@ -1,4 +1,4 @@
-"""What the engine does if a logits processor in a user's program raises, hangs, answers nonsense or is gone."""
+"""Logits processors in a user's program that raise, hang, return invalid results or cannot be reached."""
 
 import logging
 import math

@@ -28,7 +28,7 @@ def warped(logits: torch.Tensor, *, temperature=1.0, top_k=0, top_p=1.0, min_p=0
 
 
 def counts(logits: torch.Tensor, **sampling) -> torch.Tensor:
-    """How often each token was sampled: one draw per position, all from one row of logits."""
+    """Number of times that each token was sampled: one draw per position, all from one row of logits."""
     draws = [draw(seed=99, position=i, **sampling) for i in range(DRAWS)]
     drawn = sampled(logits[None], [0] * DRAWS, draws)
     return torch.bincount(torch.tensor([d.token for d in drawn]), minlength=len(logits))

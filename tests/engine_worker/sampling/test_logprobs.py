@@ -39,7 +39,7 @@ def test_as_computed_by_torch(seed, vocab, most, kinds, rows):
 @pytest.mark.parametrize("rows", [1, 3, 16])
 @pytest.mark.parametrize("threads", [1, 3])
 def test_a_row_does_not_depend_on_its_batch(monkeypatch, rows, threads):
-    """Bit for bit, with the same or another number of alternatives."""
+    """The results have the same bits, with the same or another number of alternatives."""
     threads = RowThreads(threads)
     monkeypatch.setattr(cpu_logprobs, "ONE_THREAD", 0)
     monkeypatch.setattr(cpu_logprobs, "_threads", lambda: threads)

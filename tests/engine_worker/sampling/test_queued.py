@@ -45,7 +45,7 @@ PENALTIES = st.fixed_dictionaries(
     seed=st.integers(0, 99),
 )
 def test_penalties_count_the_followed_token_as_if_it_were_known(rows, before, seed):
-    """Bit for bit: overlap must not change the output."""
+    """The results have the same bits, because overlap must not change the output."""
     follows = {i: len(before) - 1 - i for i, row in enumerate(rows) if row["followed"]}
     known, unknown = [], []
     for i, row in enumerate(rows):
@@ -75,7 +75,7 @@ def logits() -> torch.Tensor:
 
 
 def test_nothing_waits(logits, monkeypatch):
-    """Neither for values on the device nor for copies to it."""
+    """Sampling waits neither for values on the device nor for copies to it."""
     for module in (choose, logprobs, noise):
         monkeypatch.setattr(module, "is_on_host", lambda _: False)
     draws = [draw(seed=i, prompt=[1, 2], output=[3, 4], **kind) for i, kind in enumerate(KINDS)]

@@ -195,7 +195,7 @@ def test_a_kernel_of_thresholds_changes_nothing():
 
 
 def test_a_filter_of_another_row_changes_nothing():
-    """It switches all rows to the other computation of p; there are more rows than are computed at a time."""
+    """A filter switches all rows to the other computation of p; there are more rows than are computed at a time."""
     logits = torch.stack([random_logits(i) for i in range(30)])
     kinds = [{}, {"min_p": 0.1}, {"temperature": 0.6}]
     draws = [
