@@ -21,19 +21,19 @@ class Stand:
 
 def test_ratios() -> None:
     here, there = Stand(0.001), Stand(0.002)
-    for found, width in zip(compare.compare(here, there, 3, lambda _: None), compare.WIDTHS, strict=True):
-        assert found == (width, pytest.approx(2.0), (pytest.approx(2.0),) * 2, 0.5, pytest.approx(1000))
+    for measured, width in zip(compare.compare(here, there, 3, lambda _: None), compare.WIDTHS, strict=True):
+        assert measured == (width, pytest.approx(2.0), (pytest.approx(2.0),) * 2, 0.5, pytest.approx(1000))
     assert here.salts == there.salts
 
 
 def test_starts() -> None:
-    found = [compare.Compared(8, speed, (0.5, 2.0), speed / 2, 100.0) for speed in (0.9, 1.1, 1.0)]
-    assert compare.over_starts(found) == (8, 1.0, (0.9, 1.1), 0.5, 100.0)
+    starts = [compare.Compared(8, speed, (0.5, 2.0), speed / 2, 100.0) for speed in (0.9, 1.1, 1.0)]
+    assert compare.over_starts(starts) == (8, 1.0, (0.9, 1.1), 0.5, 100.0)
 
 
 def test_steps_without_the_model() -> None:
-    found = compare.own_code(Stand(0.001), Stand(0.002), lambda _: None)
-    assert found == [(pytest.approx(1e3 * width), pytest.approx(2e3 * width)) for width in compare.WIDTHS]
+    costs = compare.own_code(Stand(0.001), Stand(0.002), lambda _: None)
+    assert costs == [(pytest.approx(1e3 * width), pytest.approx(2e3 * width)) for width in compare.WIDTHS]
     starts = [compare.OwnCode(*each) for each in ((50.0, 60.0), (90.0, 61.0), (51.0, 62.0))]
     assert compare.own_over_starts(starts) == (51.0, 61.0)
 

@@ -37,9 +37,9 @@ def test_a_server_that_exits_is_reported_with_its_log(tmp_path) -> None:
 @pytest.mark.process
 @pytest.mark.slow
 def test_whole(tmp_path, capfd) -> None:
-    given = [str(executable(tmp_path)), "--models", "tiny", "--precisions", "float32", "--gguf-python", "true"]
-    given += ["--requests", "2", "--concurrency", "2", "--rounds", "1", "--threads", "1", "--out", str(tmp_path)]
-    foreign.main(given)
-    found = json.loads((tmp_path / "tiny-float32.json").read_text())
-    assert [(each["server"], each["completed"]) for each in found] == [("ring", 2), ("gateway", 2), ("llama.cpp", 2)]
+    arguments = [str(executable(tmp_path)), "--models", "tiny", "--precisions", "float32", "--gguf-python", "true"]
+    arguments += ["--requests", "2", "--concurrency", "2", "--rounds", "1", "--threads", "1", "--out", str(tmp_path)]
+    foreign.main(arguments)
+    runs = json.loads((tmp_path / "tiny-float32.json").read_text())
+    assert [(each["server"], each["completed"]) for each in runs] == [("ring", 2), ("gateway", 2), ("llama.cpp", 2)]
     assert "tiny, float32" in capfd.readouterr().out

@@ -19,16 +19,16 @@ class Counting:
         self.sequences: list[list[int]] = [[] for _ in range(WIDTH)]
         self.steps: list[int] = []
 
-    def forget(self, sequence: int, kept: int) -> None:
-        assert kept <= len(self.sequences[sequence])
-        del self.sequences[sequence][kept:]
+    def forget(self, sequence: int, length: int) -> None:
+        assert length <= len(self.sequences[sequence])
+        del self.sequences[sequence][length:]
 
     def step(self, rows):
         self.steps.append(len(rows))
         for token, position, sequence, _ in rows:
             assert position == len(self.sequences[sequence])
             self.sequences[sequence].append(token)
-        return [token + 1 for token, _, _, asked in rows if asked]
+        return [token + 1 for token, _, _, needs_logits in rows if needs_logits]
 
 
 def serve(context, slots, requests):
@@ -56,12 +56,12 @@ def test_a_step_has_the_next_tokens_first_and_is_not_larger_than_its_limit():
 
 
 def test_cached_tokens_of_a_slot_are_not_computed_again():
-    context, kept = Counting(), slots()
-    serve(context, kept, [PlannedRequest([1, 2, 3, 4], 2), PlannedRequest([7, 8, 9], 2)])
+    context, cached_slots = Counting(), slots()
+    serve(context, cached_slots, [PlannedRequest([1, 2, 3, 4], 2), PlannedRequest([7, 8, 9], 2)])
     context.steps.clear()
-    (trace,) = serve(context, kept, [PlannedRequest([7, 8, 9, 10, 11, 50], 1)])
+    (trace,) = serve(context, cached_slots, [PlannedRequest([7, 8, 9, 10, 11, 50], 1)])
     assert (trace.cached_tokens, trace.tokens, context.steps) == (4, [51], [2])
-    (trace,) = serve(context, kept, [PlannedRequest([1, 2, 3, 4], 1)])
+    (trace,) = serve(context, cached_slots, [PlannedRequest([1, 2, 3, 4], 1)])
     assert (trace.cached_tokens, trace.tokens) == (3, [5])
 
 
@@ -75,9 +75,9 @@ def test_every_weight_of_the_bundled_model_has_a_name_and_its_values():
     from safetensors.torch import load_file
 
     expected = load_file(TINY / "model.safetensors")
-    found = dict(read_weights(TINY / "model.safetensors"))
-    assert found.keys() == expected.keys()
-    assert all(np.array_equal(found[name], expected[name].to(torch.float32).numpy()) for name in found)
-    names = {gguf_name(name) for name in found}
-    assert len(names) == len(found) == 2 + 11 * json.loads((TINY / "config.json").read_text())["num_hidden_layers"]
+    weights = dict(read_weights(TINY / "model.safetensors"))
+    assert weights.keys() == expected.keys()
+    assert all(np.array_equal(weights[name], expected[name].to(torch.float32).numpy()) for name in weights)
+    names = {gguf_name(name) for name in weights}
+    assert len(names) == len(weights) == 2 + 11 * json.loads((TINY / "config.json").read_text())["num_hidden_layers"]
     assert {"token_embd.weight", "output_norm.weight", "blk.0.attn_q_norm.weight", "blk.5.ffn_down.weight"} <= names

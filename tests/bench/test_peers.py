@@ -105,16 +105,16 @@ def test_prompts_of_a_work_have_its_shared_prefix_and_lengths():
 
 
 def test_works_with_equal_prompts_have_different_salts():
-    one, two = (Work(title, 1, 1, 16, 1, 1).load() for title in ("one", "two"))
-    assert one.requests == two.requests
-    assert one.salted().requests != two.salted().requests
+    first, second = (Work(title, 1, 1, 16, 1, 1).load() for title in ("one", "two"))
+    assert first.requests == second.requests
+    assert first.salted().requests != second.salted().requests
 
 
 def test_salts_change_the_first_tokens_and_keep_shared_prefixes():
     load = Work("", 3, 3, 64, 1, 4, shared_tokens=48).load()
-    one, two = (Load(load.requests, 3, salt=salt).salted() for salt in ("-0", "-1"))
-    assert one.requests[0].prompt[:2] != two.requests[0].prompt[:2]
-    for salted in (one, two):
+    first, second = (Load(load.requests, 3, salt=salt).salted() for salt in ("-0", "-1"))
+    assert first.requests[0].prompt[:2] != second.requests[0].prompt[:2]
+    for salted in (first, second):
         assert {tuple(request.prompt[:48]) for request in salted.requests} == {tuple(salted.requests[0].prompt[:48])}
         assert [request.prompt[2:] for request in salted.requests] == [request.prompt[2:] for request in load.requests]
     assert len(Load([PlannedRequest([5], 1)], 1, salt="a").salted().requests[0].prompt) == 1
@@ -131,7 +131,7 @@ def test_systems_of_other_precisions_are_left_out(tmp_path, monkeypatch):
     started = []
     monkeypatch.setenv(VARIABLE, str(tmp_path))
     monkeypatch.setattr(Field, "_peer", lambda _self, kind, precision, *_: started.append((kind.name, precision)))
-    monkeypatch.setattr(Field, "_ours", lambda _self, one, *_: started.append(("ours", one.precision)) or [])
+    monkeypatch.setattr(Field, "_ours", lambda _self, work, *_: started.append(("ours", work.precision)) or [])
     for kind in (OPENVINO, VLLM):
         kind.python.parent.mkdir(parents=True)
         kind.python.touch()

@@ -34,7 +34,7 @@ def bench(parts: Sequence[str], out: Path) -> dict[str, Any]:
     assert (out / "README.md").is_file()
     measured = load(out)
     assert set(measured) == set(parts)
-    return {part: found.result for part, found in measured.items()}
+    return {part: part_result.result for part, part_result in measured.items()}
 
 
 def test_every_part_has_its_quick_bench():
@@ -44,101 +44,101 @@ def test_every_part_has_its_quick_bench():
 
 @pytest.mark.long
 def test_quick_through_the_ring_and_beside_transformers(tmp_path):
-    found = bench(SERVED, tmp_path)
-    (points,) = found["ring"].models
+    results = bench(SERVED, tmp_path)
+    (points,) = results["ring"].models
     for point in points.points:
         assert point.alone.tokens_per_second > 0
         assert point.ring.cpu_per_token.keys() == {"router", "engine", "detok", "client"}
         assert point.ring.tokens_per_delta >= 1
-    for table in found["peers"].tables:
+    for table in results["peers"].tables:
         alike = [entry.same for entry in table.entries if entry.precision == "float32"]
         assert alike == [table.work.requests] * len(alike)
         assert len([entry for entry in table.entries if entry.is_ours]) >= 2
         assert table.meanwhile.ours > 0
-    costs = [found["long_context"].costs(system) for system in found["long_context"].systems]
+    costs = [results["long_context"].costs(system) for system in results["long_context"].systems]
     assert costs
-    assert all(len(own) == 2 and min(own) > 0 for own in costs)
+    assert all(len(of_system) == 2 and min(of_system) > 0 for of_system in costs)
 
 
 def test_quick_of_the_router_alone(tmp_path):
-    found = bench(["router"], tmp_path)["router"]
-    (point,) = found.points
-    assert len(point.costs) == found.repeats
+    result = bench(["router"], tmp_path)["router"]
+    (point,) = result.points
+    assert len(point.costs) == result.repeats
     (fast,) = point.fast
-    assert fast.tokens == found.rows
+    assert fast.tokens == result.rows
     assert 0 < fast.deltas <= fast.tokens
     assert fast.router_seconds > 0
 
 
 def test_quick_of_the_gateway_alone(tmp_path):
-    found = bench(["gateway"], tmp_path)["gateway"]
-    (point,) = found.points
+    result = bench(["gateway"], tmp_path)["gateway"]
+    (point,) = result.points
     (cost,) = point.costs
     assert cost.first_chunk_p50 > 0
     assert cost.gap_p50 <= cost.gap_p99
 
 
 def test_quick_of_the_scheduler(tmp_path):
-    found = bench(SCHEDULED, tmp_path)
-    plenty, scarce = found["policies"].outcomes
-    assert all(len(entry.lives) == found["policies"].requests for entry in (*plenty.entries, *scarce.entries))
+    results = bench(SCHEDULED, tmp_path)
+    plenty, scarce = results["policies"].outcomes
+    assert all(len(entry.lives) == results["policies"].requests for entry in (*plenty.entries, *scarce.entries))
     packed, _, static = plenty.entries
     assert packed.steps < static.steps
-    packed, promised, _ = scarce.entries
-    assert packed.steps < promised.steps
-    for entry in found["policies"].modes:
-        assert len(entry.episode.streams) == found["policies"].long.streams
+    packed, no_evict, _ = scarce.entries
+    assert packed.steps < no_evict.steps
+    for entry in results["policies"].modes:
+        assert len(entry.episode.streams) == results["policies"].long.streams
         assert all(arrival.came < arrival.first_token for arrival in entry.episode.newcomers)
-    assert all(0 < point.costs.schedule < point.costs.whole for point in found["scheduler"].points)
-    assert {point.kind for point in found["programs"].points} == {*KINDS, ALL}
-    assert all(point.plain > 0 for point in found["speculation"].points)
-    assert found["speculation"].of(EDIT)[0].steps_saved > 0
-    assert {point.drafter for point in found["speculation"].drafters} == {LOOKUP, MODEL}
-    assert all(point.sampled > 0 and point.speed > 0 for point in found["beams"].points)
-    assert all(point.unused > 0 and min(point.speeds) > 0 for point in found["lora"].points)
-    assert all(cost > 0 for point in found["prompt_logprobs"].points for cost in point.cost)
+    assert all(0 < point.costs.schedule < point.costs.whole for point in results["scheduler"].points)
+    assert {point.kind for point in results["programs"].points} == {*KINDS, ALL}
+    assert all(point.plain > 0 for point in results["speculation"].points)
+    assert results["speculation"].of(EDIT)[0].steps_saved > 0
+    assert {point.drafter for point in results["speculation"].drafters} == {LOOKUP, MODEL}
+    assert all(point.sampled > 0 and point.speed > 0 for point in results["beams"].points)
+    assert all(point.unused > 0 and min(point.speeds) > 0 for point in results["lora"].points)
+    assert all(cost > 0 for point in results["prompt_logprobs"].points for cost in point.cost)
 
 
 def test_quick_of_guides(tmp_path):
-    found = bench(["guided"], tmp_path)["guided"]
-    assert {point.guide for point in found.points} == {PLAIN, *GUIDES}
-    assert all(wait.milliseconds > 0 for wait in found.waits)
+    result = bench(["guided"], tmp_path)["guided"]
+    assert {point.guide for point in result.points} == {PLAIN, *GUIDES}
+    assert all(wait.milliseconds > 0 for wait in result.waits)
 
 
 @pytest.mark.long
 def test_quick_of_the_parts_of_a_step(tmp_path):
-    found = bench(["steps"], tmp_path)["steps"]
-    assert len(found.profiles) == 3 * len(found.works) == 9
-    for profile in found.profiles:
+    result = bench(["steps"], tmp_path)["steps"]
+    assert len(result.profiles) == 3 * len(result.works) == 9
+    for profile in result.profiles:
         assert min(profile.parts.values()) > 0
         assert 0 < profile.own < sum(profile.parts.values())
 
 
 @pytest.mark.long
 def test_quick_of_the_cache(tmp_path):
-    found = bench(["cache"], tmp_path)["cache"]
-    assert [[0 < side.share < 1 for side in point.sides] for point in found.reused] == [[False, True]]
-    (point,) = found.retained
+    result = bench(["cache"], tmp_path)["cache"]
+    assert [[0 < side.share < 1 for side in point.sides] for point in result.reused] == [[False, True]]
+    (point,) = result.retained
     assert [side.share for side in point.sides] == [0.0, 1.0, 0.0]
-    (point,) = found.tiered
+    (point,) = result.tiered
     assert point.same == point.outputs
     assert point.saved >= 0.8
 
 
 @pytest.mark.long
 def test_quick_of_overload_and_slow_readers(tmp_path):
-    found = bench(CROWDED, tmp_path)
-    for burst in found["overload"].bursts:
+    results = bench(CROWDED, tmp_path)
+    for burst in results["overload"].bursts:
         assert burst.served + burst.refused == burst.requests
         assert burst.unexplained == {}
-        assert burst.served >= found["overload"].max_live
+        assert burst.served >= results["overload"].max_live
         assert burst.told_when == len(burst.router) == len(burst.client) == burst.refused
-    assert [burst.connections for burst in found["overload"].bursts] == [1, 1, 8]
-    assert found["overload"].retried.errors == {}
-    shared = found["overload"].tenants
+    assert [burst.connections for burst in results["overload"].bursts] == [1, 1, 8]
+    assert results["overload"].retried.errors == {}
+    shared = results["overload"].tenants
     count = shared.plan.rounds * shared.plan.requests
-    assert [len(asked.first_token) for asked in (shared.alone, shared.flooded)] == [count, count]
-    for slow in (found["slow_reader"], found["slow_tensors"]):
+    assert [len(load.first_token) for load in (shared.alone, shared.flooded)] == [count, count]
+    for slow in (results["slow_reader"], results["slow_tensors"]):
         assert slow.read_later == slow.slow_tokens
         assert all(speed > 0 for speed in (*slow.without, *slow.beside))
 

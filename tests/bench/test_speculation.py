@@ -12,8 +12,8 @@ CLOSE = SpeculationPoint(NOISE, 1, 1000.0, 0.94, 0.0, ROUNDS)
 
 def with_first(point):
     result = RESULTS["speculation"]()
-    others = [each for each in result.points if (each.kind, each.batch) != (point.kind, point.batch)]
-    return replace(result, points=[point, *others])
+    other_points = [each for each in result.points if (each.kind, each.batch) != (point.kind, point.batch)]
+    return replace(result, points=[point, *other_points])
 
 
 def test_a_cell_shows_the_quartiles_of_its_rounds():

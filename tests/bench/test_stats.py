@@ -10,21 +10,21 @@ def run(seconds: float, start: float = 0.0) -> Run:
 
 
 def test_figures_are_medians_over_the_runs():
-    found = figures([run(1.0), run(2.0), run(4.0)])
-    assert found.tokens_per_second == pytest.approx(4.0)
-    assert found.tokens_per_second_range == pytest.approx((2.0, 8.0))
-    assert found.first_token_p50 == pytest.approx(150)
-    assert found.first_token_p99 == pytest.approx(199)
-    assert found.inter_token_p50 == pytest.approx(250)
-    assert found.tokens_per_delta == pytest.approx(2.0)
-    assert found.cpu_per_token == {"engine": pytest.approx(500)}
-    assert found.repeats == 3
+    summary = figures([run(1.0), run(2.0), run(4.0)])
+    assert summary.tokens_per_second == pytest.approx(4.0)
+    assert summary.tokens_per_second_range == pytest.approx((2.0, 8.0))
+    assert summary.first_token_p50 == pytest.approx(150)
+    assert summary.first_token_p99 == pytest.approx(199)
+    assert summary.inter_token_p50 == pytest.approx(250)
+    assert summary.tokens_per_delta == pytest.approx(2.0)
+    assert summary.cpu_per_token == {"engine": pytest.approx(500)}
+    assert summary.repeats == 3
 
 
 def test_requests_of_one_delta_have_no_time_between_deltas():
-    found = figures([Run(1.0, {}, [Trace(0.0, [0.5], [3], [])])])
-    assert found.inter_token_p50 is None
-    assert found.inter_token_p99 is None
+    summary = figures([Run(1.0, {}, [Trace(0.0, [0.5], [3], [])])])
+    assert summary.inter_token_p50 is None
+    assert summary.inter_token_p99 is None
 
 
 def test_ratio_is_the_median_of_the_ratios_of_the_rounds():

@@ -17,7 +17,7 @@ def search_of(width: int = 2, max_tokens: int = 10, alternatives: int = 0, **par
 
 
 def tokens_of(search: BeamSearch) -> list[list[int]]:
-    return [[step.token for step in found.path.steps()] for found in search.finished]
+    return [[step.token for step in beam.path.steps()] for beam in search.finished]
 
 
 def test_the_best_candidates_continue_in_order():
@@ -60,8 +60,8 @@ def test_at_max_tokens_the_best_candidates_finish():
     search.advance([[(4, -0.1), (5, -1.0)]])
     assert search.advance([[(EOS, -0.2), (7, -0.3)], [(1, -0.1), (2, -4.0)]]) == []
     assert tokens_of(search) == [[4, EOS], [4, 7]]
-    assert [found.reason for found in search.finished] == [FinishReason.EOS, FinishReason.LENGTH]
-    assert [found.score for found in search.finished] == pytest.approx([-0.15, -0.2])
+    assert [beam.reason for beam in search.finished] == [FinishReason.EOS, FinishReason.LENGTH]
+    assert [beam.score for beam in search.finished] == pytest.approx([-0.15, -0.2])
 
 
 @pytest.mark.parametrize(("stop", "rounds"), [({"early_stopping": True}, 2), ({}, 3), ({"exhaustive": True}, 4)])
@@ -98,7 +98,7 @@ def test_diversity_prefers_other_beams_without_changing_sums():
         search.advance([[(1, -0.5), (2, -0.6)], [(1, -0.5), (2, -3.0)]])
     assert tokens_of(plain) == [[4, 1], [4, 2]]
     assert sorted(tokens_of(diverse)) == [[4, 1], [5, 1]]
-    totals = {found.path.token: found.path.total for found in diverse.finished if found.path.parent.token == 5}
+    totals = {beam.path.token: beam.path.total for beam in diverse.finished if beam.path.parent.token == 5}
     assert totals == pytest.approx({1: -1.5})
 
 
@@ -112,7 +112,7 @@ def test_each_beam_delivers_enough_candidates():
 def test_alternatives_and_ranks_are_reported():
     search = search_of(max_tokens=1, alternatives=2)
     search.advance([[(4, -0.1), (5, -1.0), (6, -2.0)]])
-    best, second = (found.path.logprob for found in search.finished)
+    best, second = (beam.path.logprob for beam in search.finished)
     assert (best.rank, second.rank) == (1, 2)
     assert second.logprob == -1.0
     assert best.top == second.top == [(4, -0.1), (5, -1.0)]

@@ -41,15 +41,15 @@ def start(*flags: str, working: Path | None = None) -> subprocess.Popen[str]:
 
 
 def events(process: subprocess.Popen[str], until: str) -> list[dict]:
-    found = []
+    logged = []
     for line in process.stderr:
-        found.append(json.loads(line))
-        if found[-1]["event"] == until:
-            return found
-    raise AssertionError(found)
+        logged.append(json.loads(line))
+        if logged[-1]["event"] == until:
+            return logged
+    raise AssertionError(logged)
 
 
-def test_it_serves_the_bundled_model_and_drains(tmp_path):
+def test_an_engine_serves_the_bundled_model_and_drains(tmp_path):
     flags = ["--id", "e0", "--listen", f"ipc://{tmp_path}/engine", "--threads", "1", "--kv-cache-tokens", "4096"]
     process = start("--model", str(MODEL), *flags)
     try:
@@ -105,7 +105,7 @@ def unused(*_): ...
 """
 
 
-def test_its_metrics_port_answers_while_it_loads(tmp_path):
+def test_the_metrics_port_answers_while_an_engine_loads(tmp_path):
     # Loading blocks until the test has checked the answers during loading.
     (tmp_path / "waiting.py").write_text(WAITING)
     port = free_ports(1)

@@ -24,17 +24,17 @@ def model():
 
 
 def virtual_of(*images: Image, tables: tuple[Table, ...] = ()) -> VirtualTokens:
-    found = VirtualTokens.of(VOCAB, PromptTables(tables, images=images))
-    assert found is not None
-    return found
+    virtual = VirtualTokens.of(VOCAB, PromptTables(tables, images=images))
+    assert virtual is not None
+    return virtual
 
 
 def whole(model, prompt: list[int], images: list[Image]) -> tuple[np.ndarray, int]:
-    """By transformers: positions of the prompt, and the difference between positions and indexes after it."""
+    """transformers' positions of the prompt, and the difference between positions and indexes after it."""
     ids = torch.tensor([[PAD if token >= VOCAB else 5 for token in prompt]])
     grids = torch.tensor([[1, 2 * image.rows // image.columns, 2 * image.columns] for image in images])
-    found, deltas = model.get_rope_index(ids, (ids == PAD).int(), grids)
-    return found[:, 0].numpy(), int(deltas)
+    positions, deltas = model.get_rope_index(ids, (ids == PAD).int(), grids)
+    return positions[:, 0].numpy(), int(deltas)
 
 
 @examples(100)

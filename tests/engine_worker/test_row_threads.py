@@ -10,9 +10,9 @@ from engine_worker.row_threads import RowThreads
 @pytest.mark.parametrize("threads", [1, 2, 3, 8])
 @pytest.mark.parametrize("rows", [0, 1, 2, 7, 64])
 def test_each_row_is_computed_once(threads, rows):
-    found = []
-    RowThreads(threads).run(lambda first, last: found.extend(range(first, last)), rows)
-    assert sorted(found) == list(range(rows))
+    computed = []
+    RowThreads(threads).run(lambda first, last: computed.extend(range(first, last)), rows)
+    assert sorted(computed) == list(range(rows))
 
 
 def test_parts_run_at_the_same_time():

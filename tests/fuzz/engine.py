@@ -56,7 +56,7 @@ Incoming = TokenBatch | KeepAlive | EngineHeartbeat | CallAnswer | CacheEvents |
 
 
 def submit(epoch: int, detokenizer: str, router: str, **fields) -> Submit:
-    given = {
+    defaults = {
         "request": 11,
         "attempt": 0,
         "engine_epoch": epoch,
@@ -72,7 +72,7 @@ def submit(epoch: int, detokenizer: str, router: str, **fields) -> Submit:
         "detokenizer": detokenizer,
         "router": router,
     }
-    return Submit(**given | fields)
+    return Submit(**defaults | fields)
 
 
 def templates(epoch: int, sink: str) -> list[Message]:

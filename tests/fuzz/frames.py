@@ -117,8 +117,8 @@ class Mutator:
                 case 3:
                     damaged[at:at] = chance.randbytes(size)
                 case 4:
-                    other = chance.choice(self._bodies)
-                    damaged[at:] = other[chance.randint(0, len(other)) :]
+                    other_body = chance.choice(self._bodies)
+                    damaged[at:] = other_body[chance.randint(0, len(other_body)) :]
                 case _:
                     # MessagePack: deep nesting, and arrays and maps that claim to be huge.
                     damaged[at:at] = chance.choice((b"\x91" * 3000, b"\xdd\xff\xff\xff\xff", b"\xdf\x7f\xff\xff\xff"))

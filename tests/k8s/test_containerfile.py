@@ -9,8 +9,8 @@ SETTING = re.compile(r"^\| `(\w+)` \|.*Needs the extra `(\w+)`", re.MULTILINE)
 
 
 def extras() -> set[str]:
-    (found,) = re.findall(r"^ARG EXTRAS=(\S+)$", (ROOT / "k8s/Containerfile").read_text(), re.MULTILINE)
-    return set(found.split(","))
+    (default,) = re.findall(r"^ARG EXTRAS=(\S+)$", (ROOT / "k8s/Containerfile").read_text(), re.MULTILINE)
+    return set(default.split(","))
 
 
 def test_extras_exist():

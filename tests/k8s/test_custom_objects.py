@@ -1,7 +1,7 @@
-"""Objects of Kubernetes' extensions: as their definitions have them, by the validators of @kubernetes-models.
+"""Custom objects are valid according to the validators of @kubernetes-models.
 
-There is none for LeaderWorkerSet: its own fields are compared with those that its definition has, and its pods with
-Kubernetes' own.
+LeaderWorkerSet has no validator there: its fields are compared with those of its definition, and its pod templates are
+validated as those of Kubernetes.
 """
 
 import json
@@ -53,7 +53,7 @@ def problems(packages: Path, objects: list[Object]) -> list[str | None]:
 
 
 @needs_node
-def test_they_are_valid(packages: Path) -> None:
+def test_custom_objects_are_valid(packages: Path) -> None:
     assert {each["kind"] for each in VALIDATED} == {"ScaledObject", "PodMonitor", "PrometheusRule", "GRPCRoute"}
     assert problems(packages, VALIDATED) == [None] * len(VALIDATED)
 
@@ -89,20 +89,20 @@ LEADER_WORKER_SET: dict[str, Any] = {
         "workerTemplate": None,
     },
 }
-"""Fields of its definition (leaderworkerset.x-k8s.io/v1): a number, some words, an object, or a pod template."""
+"""Fields of LeaderWorkerSet (leaderworkerset.x-k8s.io/v1): a number, an enumeration, an object, or a pod template."""
 
 
 def unknown_fields(value: Object, definition: dict[str, Any]) -> list[str]:
-    found = [key for key in value if key not in definition]
+    unknown = [key for key in value if key not in definition]
     for key in value.keys() & definition.keys():
         known = definition[key]
         if isinstance(known, dict):
-            found += unknown_fields(value[key], known)
+            unknown += unknown_fields(value[key], known)
         elif isinstance(known, tuple):
-            found += [] if value[key] in known else [f"{key}: {value[key]}"]
+            unknown += [] if value[key] in known else [f"{key}: {value[key]}"]
         elif isinstance(known, int):
-            found += [] if isinstance(value[key], int) else [f"{key}: {value[key]}"]
-    return found
+            unknown += [] if isinstance(value[key], int) else [f"{key}: {value[key]}"]
+    return unknown
 
 
 def test_leader_worker_sets() -> None:

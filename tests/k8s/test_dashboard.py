@@ -33,7 +33,7 @@ def metric_of(sample: str) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize("panel", PANELS, ids=lambda panel: panel["title"])
-def test_its_metrics_and_labels_exist(panel) -> None:
+def test_metrics_and_labels_of_the_dashboard_exist(panel) -> None:
     for target in panel["targets"]:
         samples = re.findall(r"sluice_\w+", target["expr"])
         assert samples
@@ -68,8 +68,8 @@ def cells(at: dict[str, int]) -> list[tuple[int, int]]:
 def test_every_alert_has_its_metric_on_the_dashboard() -> None:
     shown = {metric_of(sample)[0] for query in QUERIES for sample in re.findall(r"sluice_\w+", query)}
     rules = (CHART / "files" / "rules.yaml").read_text()
-    asked = {name for name in re.findall(r"sluice_\w+", rules) if not name.endswith("_")}
-    assert {metric_of(sample)[0] for sample in asked} <= shown
+    used = {name for name in re.findall(r"sluice_\w+", rules) if not name.endswith("_")}
+    assert {metric_of(sample)[0] for sample in used} <= shown
 
 
 @needs_promtool
@@ -85,8 +85,8 @@ def test_prometheus_accepts_the_queries(tmp_path: Path) -> None:
 def test_the_chart_renders_the_dashboard_if_enabled() -> None:
     names = {each["metadata"]["name"] for each in kinds(objects_of("default"), "ConfigMap")}
     assert names == {"sluice"}
-    wanted = objects_from({"metrics": {"dashboard": {"enabled": True, "annotations": {"grafana_folder": "LLM"}}}})
-    (found,) = (each for each in kinds(wanted, "ConfigMap") if each["metadata"]["name"] == "sluice-dashboard")
-    assert found["metadata"]["labels"]["grafana_dashboard"] == "1"
-    assert found["metadata"]["annotations"] == {"grafana_folder": "LLM"}
-    assert json.loads(found["data"]["sluice.json"]) == DASHBOARD
+    rendered = objects_from({"metrics": {"dashboard": {"enabled": True, "annotations": {"grafana_folder": "LLM"}}}})
+    (config_map,) = (each for each in kinds(rendered, "ConfigMap") if each["metadata"]["name"] == "sluice-dashboard")
+    assert config_map["metadata"]["labels"]["grafana_dashboard"] == "1"
+    assert config_map["metadata"]["annotations"] == {"grafana_folder": "LLM"}
+    assert json.loads(config_map["data"]["sluice.json"]) == DASHBOARD

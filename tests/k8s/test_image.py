@@ -2,7 +2,7 @@
 
     SLUICE_TEST_IMAGE=1 python -m pytest tests/k8s/test_image.py
 
-It takes some minutes, so it is no part of `make test`. Needs root, buildah, podman and mmdebstrap, and an internet
+It takes some minutes, so it is not part of `make test`. Needs root, buildah, podman and mmdebstrap, and an internet
 connection for Debian's and Python's packages.
 """
 
@@ -110,9 +110,9 @@ def keys(tmp_path: Path) -> Path:
     for role in ROLES:
         generate(tmp_path / "keys", role)
     for role in ROLES:
-        own = tmp_path / role / "secret"
-        own.mkdir(parents=True)
-        shutil.copy(tmp_path / "keys" / "secret" / f"{role}.key", own)
+        secret = tmp_path / role / "secret"
+        secret.mkdir(parents=True)
+        shutil.copy(tmp_path / "keys" / "secret" / f"{role}.key", secret)
         shutil.copytree(tmp_path / "keys" / "public", tmp_path / role / "public")
         for each in (tmp_path / role).rglob("*"):
             os.chown(each, 0, 10001)

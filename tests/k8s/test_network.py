@@ -12,8 +12,8 @@ from tests.k8s.chart import VALUE_SETS, Object, Pod, kinds, objects_of, pods, se
 WITH_POLICIES = [name for name in VALUE_SETS if values_of(name).get("networkPolicy", {}).get("enabled", True)]
 
 
-def allowed(rules: Iterable[Object], side: str, other: dict[str, str], port: int) -> bool:
-    return any(_peer(rule.get(side), other) and _port(rule.get("ports"), port) for rule in rules)
+def allowed(rules: Iterable[Object], side: str, peer_labels: dict[str, str], port: int) -> bool:
+    return any(_peer(rule.get(side), peer_labels) and _port(rule.get("ports"), port) for rule in rules)
 
 
 def _peer(peers: Any, labels: dict[str, str]) -> bool:
@@ -38,8 +38,8 @@ def connects(objects: tuple[Object, ...], sender: Pod, receiver: Pod, port: int)
 
 def policy_of(name: str, labels: dict[str, str]) -> Object:
     policies = [each["spec"] for each in kinds(objects_of(name), "NetworkPolicy")]
-    (own,) = [each for each in policies if selects(each["podSelector"]["matchLabels"], labels)]
-    return own
+    (policy,) = [each for each in policies if selects(each["podSelector"]["matchLabels"], labels)]
+    return policy
 
 
 def router_policy(name: str) -> Object:
@@ -90,8 +90,8 @@ def test_pods_outside_the_release() -> None:
 def test_the_gateway_may_call_routers_and_be_called_by_clients() -> None:
     by_component = {pod.component: pod for pod in pods(objects_of("http"))}
     gateway, router = by_component["gateway"], by_component["router"]
-    for own in (policy_of("http", gateway.labels), policy_of("http", router.labels)):
-        assert not allowed(own["ingress"], "from", {"app": "another"}, 8000)
+    for policy in (policy_of("http", gateway.labels), policy_of("http", router.labels)):
+        assert not allowed(policy["ingress"], "from", {"app": "another"}, 8000)
     assert allowed(policy_of("http", gateway.labels)["ingress"], "from", {"app": "chat"}, 8000)
     assert not allowed(policy_of("http", gateway.labels)["egress"], "to", router.labels, 7000)
 
@@ -100,15 +100,15 @@ def test_the_test_pod_may_call_routers() -> None:
     (test,) = kinds(objects_of("multi-node"), "Pod")
     router = next(pod for pod in pods(objects_of("multi-node")) if pod.component == "router")
     assert allowed(router_policy("multi-node")["ingress"], "from", test["metadata"]["labels"], 50051)
-    own = policy_of("multi-node", test["metadata"]["labels"])
-    assert allowed(own["egress"], "to", router.labels, 50051)
-    assert not allowed(own["egress"], "to", router.labels, 7000)
-    assert "ingress" not in own
+    policy = policy_of("multi-node", test["metadata"]["labels"])
+    assert allowed(policy["egress"], "to", router.labels, 50051)
+    assert not allowed(policy["egress"], "to", router.labels, 7000)
+    assert "ingress" not in policy
 
 
 def test_the_job_of_the_keys_may_call_only_the_kubernetes_api() -> None:
     (job,) = kinds(objects_of("keys-by-job"), "Job")
-    own = policy_of("keys-by-job", job["spec"]["template"]["metadata"]["labels"])
-    assert allowed(own["egress"], "to", {}, 443)
-    assert not allowed(own["egress"], "to", {}, 7000)
-    assert "ingress" not in own
+    policy = policy_of("keys-by-job", job["spec"]["template"]["metadata"]["labels"])
+    assert allowed(policy["egress"], "to", {}, 443)
+    assert not allowed(policy["egress"], "to", {}, 7000)
+    assert "ingress" not in policy

@@ -59,13 +59,13 @@ def test_each_selector_selects_its_own_pods_and_no_others(name: str) -> None:
             selector = each.owner["spec"]["selector"]["matchLabels"]
             assert [pod for pod in all_pods if selects(selector, pod.labels)] == [each]
     for budget in kinds(objects, "PodDisruptionBudget"):
-        found = {pod.component for pod in all_pods if selects(budget["spec"]["selector"]["matchLabels"], pod.labels)}
-        assert found == {budget["metadata"]["name"].rpartition("-")[2]}
+        selected = {pod.component for pod in all_pods if selects(budget["spec"]["selector"]["matchLabels"], pod.labels)}
+        assert selected == {budget["metadata"]["name"].rpartition("-")[2]}
     for service in kinds(objects, "Service"):
-        found = [pod for pod in all_pods if selects(service["spec"]["selector"], pod.labels)]
-        assert {pod.component for pod in found} == {service["metadata"]["labels"]["app.kubernetes.io/component"]}
+        selected = [pod for pod in all_pods if selects(service["spec"]["selector"], pod.labels)]
+        assert {pod.component for pod in selected} == {service["metadata"]["labels"]["app.kubernetes.io/component"]}
         # Only pods that listen.
-        assert all(port["targetPort"] in pod.ports for pod in found for port in service["spec"]["ports"])
+        assert all(port["targetPort"] in pod.ports for pod in selected for port in service["spec"]["ports"])
 
 
 @pytest.mark.parametrize("name", VALUE_SETS)
@@ -148,9 +148,9 @@ def test_routers_find_pools_of_one_node_and_of_several() -> None:
     pools = [{"name": "small"}, {"name": "large", "multiNode": {"size": 2}}]
     rendered = objects_from({"engines": pools})
     service = next(each for each in kinds(rendered, "Service") if each["metadata"]["name"] == "sluice-engine")
-    found = [pod for pod in pods(rendered) if selects(service["spec"]["selector"], pod.labels)]
-    assert [pod.labels["sluice.dev/pool"] for pod in found] == ["small", "large"]
-    assert found[1].labels["leaderworkerset.sigs.k8s.io/worker-index"] == "0"
+    selected = [pod for pod in pods(rendered) if selects(service["spec"]["selector"], pod.labels)]
+    assert [pod.labels["sluice.dev/pool"] for pod in selected] == ["small", "large"]
+    assert selected[1].labels["leaderworkerset.sigs.k8s.io/worker-index"] == "0"
 
 
 def test_ranks_have_the_time_to_drain() -> None:

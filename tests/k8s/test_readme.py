@@ -12,7 +12,7 @@ VALUES = re.findall(r"```yaml\n(.*?)```", README, re.DOTALL)
 
 
 @pytest.mark.parametrize("text", VALUES, ids=lambda text: text.split(":")[0])
-def test_its_values_render(text: str) -> None:
+def test_values_of_the_readme_render(text: str) -> None:
     assert kinds(objects_from(yaml.safe_load(text)), "Deployment")
 
 

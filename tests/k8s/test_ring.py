@@ -1,7 +1,7 @@
-"""The services, started as in the chart's pods: their commands, environment and ConfigMap, keys as mounted Secrets.
+"""The services run with the commands, environment variables, ConfigMaps and mounted keys of the chart's pods.
 
-A pod's address is one of the loopback network, folders of pods lie below a temporary one, and instead of names of the
-cluster the router gets addresses.
+Pods have addresses of the loopback network and separate temporary folders. The router's settings name these addresses
+instead of the cluster's host names.
 """
 
 import os
@@ -64,11 +64,11 @@ class Running:
 
     def _environment(self, pod: Pod, folder: Path) -> dict[str, str]:
         here = {"$(POD_NAME)": pod.component, "$(POD_IP)": self.address, "/etc/sluice/config": str(folder)}
-        own = {each["name"]: replaced(each["value"], here) for each in pod.container["env"] if "value" in each}
+        variables = {each["name"]: replaced(each["value"], here) for each in pod.container["env"] if "value" in each}
         if pod.component == "router":
             for setting, peer in (("ENGINES", "engine"), ("DETOKENIZERS", "detok")):
-                own[f"SLUICE_ROUTER_{setting}"] = f"tcp://{ADDRESSES[peer]}:{RING_PORT}"
-        return {**os.environ, **own}
+                variables[f"SLUICE_ROUTER_{setting}"] = f"tcp://{ADDRESSES[peer]}:{RING_PORT}"
+        return {**os.environ, **variables}
 
     @property
     def log(self) -> str:

@@ -19,7 +19,7 @@ needs_promtool = pytest.mark.skipif(shutil.which("promtool") is None, reason="pr
 
 
 @pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: alert["alert"])
-def test_its_metrics_exist(alert: dict[str, str]) -> None:
+def test_metrics_of_the_rules_exist(alert: dict[str, str]) -> None:
     # tests/docs compares that page with the services' registries.
     known = set(re.findall(r"`(sluice_\w+)`", METRICS_PAGE.read_text()))
     text = re.sub(r"\((\w+)\|(\w+)\|(\w+)\)", r"\1", alert["expr"])
@@ -35,13 +35,13 @@ def test_every_alert_has_a_case() -> None:
 
 
 @needs_promtool
-def test_promtool_accepts_them() -> None:
+def test_promtool_accepts_the_rules() -> None:
     done = subprocess.run(["promtool", "check", "rules", str(RULES)], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 @needs_promtool
-def test_each_fires_in_one_case_and_is_silent_in_the_other(tmp_path: Path) -> None:
+def test_each_alert_fires_in_one_case_and_is_silent_in_the_other(tmp_path: Path) -> None:
     cases = tmp_path / "cases.yaml"
     cases.write_text(CASES.read_text().replace("RULES", str(RULES)))
     done = subprocess.run(["promtool", "test", "rules", str(cases)], capture_output=True, text=True)

@@ -45,7 +45,7 @@ def mounted(pod: Pod, path: str) -> bool:
     return any(Path(path).is_relative_to(mount["mountPath"]) for mount in pod.container["volumeMounts"])
 
 
-def test_services_read_them_and_agree_on_ports(rendered: list[tuple[Pod, ProcessSettings]]) -> None:
+def test_services_read_the_settings_and_agree_on_ports(rendered: list[tuple[Pod, ProcessSettings]]) -> None:
     for pod, settings in rendered:
         assert settings.id == "the-pod"
         if pod.ports:
@@ -76,8 +76,8 @@ def test_files_are_mounted(rendered: list[tuple[Pod, ProcessSettings]]) -> None:
             files += [] if keys is None else [f"{keys}/secret/{settings.role}.key", f"{keys}/public/x.key"]
         files += [each["value"] for each in pod.container["env"] if each["name"] == "HF_TOKEN_PATH"]
         if isinstance(settings, RouterSettings):
-            given = (settings.tls_certificate, settings.tls_key, settings.tls_client_ca, settings.tokens_file)
-            files += [*given, settings.admin_tokens_file]
+            of_router = (settings.tls_certificate, settings.tls_key, settings.tls_client_ca, settings.tokens_file)
+            files += [*of_router, settings.admin_tokens_file]
         if isinstance(settings, GatewaySettings):
             files += [settings.tls_certificate, settings.tls_key, settings.router_ca]
         assert all(mounted(pod, file) for file in files if file is not None), files
@@ -122,7 +122,7 @@ def test_routers_resolve_the_headless_services() -> None:
         assert f"dns://sluice-{component}.llm.svc.cluster.local:7000" in config["data"]["router.yaml"]
 
 
-def test_the_gateway_finds_the_routers_and_trusts_them() -> None:
+def test_the_gateway_finds_the_routers_and_trusts_their_certificates() -> None:
     (config,) = kinds(objects_of("http"), "ConfigMap")
     assert "dns:///sluice-router.llm.svc.cluster.local:50051" in config["data"]["gateway.yaml"]
     headless = {

@@ -48,7 +48,7 @@ def test_no_gpus():
 
 
 @pytest.mark.parametrize(
-    ("named", "found"),
+    ("named", "gpus"),
     [
         ("0,1", ("0", "1")),
         (" 3, 1 ", ("3", "1")),
@@ -58,9 +58,9 @@ def test_no_gpus():
         ("2,-1,0", ("2",)),
     ],
 )
-def test_cuda_visible_devices_is_read_like_cuda_does(named, found, nvidia_smi):
+def test_cuda_visible_devices_is_read_like_cuda_does(named, gpus, nvidia_smi):
     nvidia_smi(7)
-    assert visible_gpus({"CUDA_VISIBLE_DEVICES": named}) == found
+    assert visible_gpus({"CUDA_VISIBLE_DEVICES": named}) == gpus
 
 
 def test_ids_are_passed_to_the_engine_unchanged():

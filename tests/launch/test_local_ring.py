@@ -160,14 +160,14 @@ def test_children_die_with_a_killed_launcher(fake, notes, sockets_folder) -> Non
             assert launcher.stdout.readline() == b"up\n"
             pids = [notes(name)["pid"] for name in ("router", "engine-0", "detok-0", "detok-1")]
             assert all(map(is_alive, pids))
-            left = sockets_folder()
-            assert left.is_dir()
+            folder = sockets_folder()
+            assert folder.is_dir()
         finally:
             # Once its children have exited, the ring of any other test may remove the folder.
             launcher.kill()
     assert wait_until(lambda: not any(map(is_alive, pids)))
     with Ring(**fake):
-        assert not left.exists()
+        assert not folder.exists()
 
 
 def test_a_gateway_needs_this_machine_and_its_packages(monkeypatch):

@@ -57,19 +57,20 @@ def test_engines_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_services_on_other_machines_get_the_launchers_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    wanted = {"SLUICE_ROUTER_TOKENS_FILE": "/tokens", "SLUICE_ENGINE_TENSOR_PARALLEL": "4", "NCCL_DEBUG": "INFO"}
-    for name, value in (wanted | {"HF_TOKEN": "secret", "SLUICE_PARENT_PID": "1", "HOME": "/root"}).items():
+    passed_on = {"SLUICE_ROUTER_TOKENS_FILE": "/tokens", "SLUICE_ENGINE_TENSOR_PARALLEL": "4", "NCCL_DEBUG": "INFO"}
+    for name, value in (passed_on | {"HF_TOKEN": "secret", "SLUICE_PARENT_PID": "1", "HOME": "/root"}).items():
         monkeypatch.setenv(name, value)
     environment = remote_environment()
-    assert wanted.items() <= environment.items()
+    assert passed_on.items() <= environment.items()
     assert not environment.keys() & {"HF_TOKEN", "SLUICE_PARENT_PID", "HOME"}
 
 
 def test_a_gateway_has_the_routers_addresses_and_listens_like_them():
-    own = {"insecure": True, "tokens_file": "t"}
+    router_args = {"insecure": True, "tokens_file": "t"}
     plan = Plan(
-        "model", "name", host="0.0.0.0", routers=2, port=7000, http_port=8000, metrics_port=9000, router_args=own,
-        shared_args={"log_level": "debug", "insecure_ring": True}, gateway_args={"tool_parser": "hermes"},
+        "model", "name", host="0.0.0.0", routers=2, port=7000, http_port=8000, metrics_port=9000,
+        router_args=router_args, shared_args={"log_level": "debug", "insecure_ring": True},
+        gateway_args={"tool_parser": "hermes"},
     )  # fmt: skip
     (gateway,) = services(plan, Path("/x"))[-1:]
     settings = gateway.settings({})
@@ -77,7 +78,9 @@ def test_a_gateway_has_the_routers_addresses_and_listens_like_them():
     assert (settings.host, settings.port, settings.insecure, settings.log_level) == ("0.0.0.0", 8000, True, "debug")
     assert (settings.metrics_port, settings.tool_parser) == (9005, "hermes")
     assert "gateway" not in {each.name for each in services(Plan("model", "name"), Path("/x"))}
-    (ipv6,) = services(Plan("model", "name", host="::", port=7000, http_port=8000, router_args=own), Path("/x"))[-1:]
+    (ipv6,) = services(
+        Plan("model", "name", host="::", port=7000, http_port=8000, router_args=router_args), Path("/x")
+    )[-1:]
     assert ipv6.settings({}).routers == ("[::1]:7000",)
 
 

@@ -18,10 +18,10 @@ REFUSAL = "revision 'v2' applies only to Hugging Face models"
 def test_a_service_refuses_a_revision_of_a_folder(module, tmp_path):
     command = [sys.executable, "-m", module, "--model", str(tiny_model.path()), "--revision", "v2"]
     command += ["--listen", f"ipc://{tmp_path}/inbox", *(["--port", "0"] if module == "router" else [])]
-    found = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert found.returncode == 1
-    assert REFUSAL in found.stderr
-    assert "Traceback" not in found.stderr
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 1
+    assert REFUSAL in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize("start", [Ring, GenerationExecutor.create])

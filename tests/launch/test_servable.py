@@ -46,9 +46,9 @@ def test_the_draft_model_is_checked_before_anything_starts(folder) -> None:
 def test_architectures_are_those_of_transformers() -> None:
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as NAMES
 
-    theirs = {name for names in NAMES.values() for name in ([names] if isinstance(names, str) else names)}
-    assert causal_language_models() == theirs
-    assert MODELS.keys() <= theirs
+    architectures = {name for names in NAMES.values() for name in ([names] if isinstance(names, str) else names)}
+    assert causal_language_models() == architectures
+    assert MODELS.keys() <= architectures
 
 
 @pytest.mark.parametrize(
@@ -82,5 +82,5 @@ def test_a_broken_tokenizer_is_refused(folder) -> None:
 @pytest.mark.process
 def test_torch_is_not_imported() -> None:
     code = "import sys; from sluice.launch import Ring; Ring(); print({'torch', 'transformers'} & sys.modules.keys())"
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert found.stdout.strip() == "set()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"

@@ -1,6 +1,6 @@
 """A release: sdist and wheel, checked as for an upload, installed without a checkout, and used.
 
-Serving on every Python that is found takes torch for each of them, some GB of downloads: SLUICE_TEST_PYTHONS=1.
+With SLUICE_TEST_PYTHONS=1 every Python that is found serves too, which downloads some GB of torch for each.
 """
 
 import os
@@ -50,8 +50,8 @@ def contents(wheel: Path) -> dict[str, bytes]:
 
 
 def find_python(version: str) -> str | None:
-    found = [*Path.home().glob(f".pyenv/versions/{version}.*/bin/python"), shutil.which(f"python{version}")]
-    return next((str(each) for each in found if each), None)
+    candidates = [*Path.home().glob(f".pyenv/versions/{version}.*/bin/python"), shutil.which(f"python{version}")]
+    return next((str(each) for each in candidates if each), None)
 
 
 def outside() -> dict[str, str]:
@@ -92,7 +92,7 @@ def test_the_wheel_alone_serves(release, version, tmp_path):
         pytest.skip(f"no Python {version} here")
     wheel = release[0]
     python = make_environment(tmp_path / "venv", base, "torch", f"{wheel}[router,detok,engine]")
-    own = make_environment(tmp_path / "client", base, str(wheel))
+    client_python = make_environment(tmp_path / "client", base, str(wheel))
     command = [str(python.with_name("sluice")), "serve", "--port", "0"]
     server = subprocess.Popen(
         command, cwd=tmp_path, env=outside(), stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
@@ -100,8 +100,10 @@ def test_the_wheel_alone_serves(release, version, tmp_path):
     try:
         ready = next(line for line in server.stderr if '"event": "ready"' in line and "addresses" in line)
         address = ADDRESS.search(ready)[1]
-        asked = [str(own), "-c", CLIENT, address]
-        answer = subprocess.run(asked, cwd=tmp_path, env=outside(), capture_output=True, text=True, check=False)
+        client_command = [str(client_python), "-c", CLIENT, address]
+        answer = subprocess.run(
+            client_command, cwd=tmp_path, env=outside(), capture_output=True, text=True, check=False
+        )
         assert answer.stdout.strip() == "True 4", answer.stderr
     finally:
         server.send_signal(signal.SIGTERM)
@@ -109,16 +111,16 @@ def test_the_wheel_alone_serves(release, version, tmp_path):
     assert server.returncode == 0
 
 
-def test_without_extras_it_is_a_client(release, tmp_path):
-    own = make_environment(tmp_path / "venv", sys.executable, str(release[0]))
+def test_without_extras_the_wheel_is_a_client(release, tmp_path):
+    python = make_environment(tmp_path / "venv", sys.executable, str(release[0]))
 
     def run(*arguments: str) -> subprocess.CompletedProcess:
-        command = [str(own), "-m", "sluice", *arguments]
+        command = [str(python), "-m", "sluice", *arguments]
         return subprocess.run(command, cwd=tmp_path, env=outside(), capture_output=True, text=True, timeout=60)
 
-    asked = run("generate", "x", "--address", "127.0.0.1:1")
-    assert (asked.returncode, asked.stderr.count("\n")) == (1, 1), asked.stderr
-    assert "no Sluice server answers" in asked.stderr
+    done = run("generate", "x", "--address", "127.0.0.1:1")
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1), done.stderr
+    assert "no Sluice server answers" in done.stderr
     served = run("serve")
     assert served.returncode == 1
     assert "this installation cannot serve" in served.stderr
@@ -126,15 +128,17 @@ def test_without_extras_it_is_a_client(release, tmp_path):
 
 
 @pytest.mark.parametrize("version", OTHER_PYTHONS)
-def test_other_versions_of_python_import_and_start_it(release, version, tmp_path):
+def test_other_versions_of_python_import_and_start_the_services(release, version, tmp_path):
     """Client, command line, router and detokenizer, without torch, which has no small build for all versions."""
     python = find_python(version)
     if python is None:
         pytest.skip(f"no Python {version} here")
-    own = make_environment(tmp_path / "venv", python, f"{release[0]}[router,detok]")
+    environment_python = make_environment(tmp_path / "venv", python, f"{release[0]}[router,detok]")
     imports = "sluice, sluice.client, sluice.executor, sluice.llm, router.app, detok_service.service"
     calls = [["-m", "sluice", "--version"], ["-m", "sluice", "bench", "--help"], ["-c", f"import {imports}"]]
     calls += [["-m", service, "--help"] for service in ("router", "detok_service")]
     for call in calls:
-        done = subprocess.run([str(own), *call], cwd=tmp_path, env=outside(), capture_output=True, text=True)
+        done = subprocess.run(
+            [str(environment_python), *call], cwd=tmp_path, env=outside(), capture_output=True, text=True
+        )
         assert done.returncode == 0, done.stderr

@@ -42,8 +42,8 @@ def built(tmp_path_factory) -> tuple[set[str], str]:
 
 def tracked(pattern: str) -> set[str]:
     """Files of the packages in the checkout."""
-    found = (path for name in TOP for path in (ROOT / name).rglob(pattern))
-    return {path.relative_to(ROOT).as_posix() for path in found if "__pycache__" not in path.parts}
+    paths = (path for name in TOP for path in (ROOT / name).rglob(pattern))
+    return {path.relative_to(ROOT).as_posix() for path in paths if "__pycache__" not in path.parts}
 
 
 def test_the_list_of_packages_is_that_of_the_tree(project):
@@ -58,13 +58,13 @@ def test_a_wheel_contains_every_module_and_data_file(built):
     files, _ = built
     checkpoint = {path.relative_to(ROOT).as_posix() for path in (ROOT / "sluice/tiny_model/checkpoint").iterdir()}
     protos = {f"sluice/{path.relative_to(ROOT).as_posix()}" for path in (ROOT / "protos").rglob("*.proto")}
-    wanted = tracked("*.py") | tracked("*.pyi") | tracked("*.html") | checkpoint | protos
-    wanted |= {"sluice/py.typed", "sluice/protos/buf.yaml"}
+    expected = tracked("*.py") | tracked("*.pyi") | tracked("*.html") | checkpoint | protos
+    expected |= {"sluice/py.typed", "sluice/protos/buf.yaml"}
     assert len(protos) == 3
     assert "sluice/tiny_model/checkpoint/model.safetensors" in checkpoint
-    assert wanted - files == set()
+    assert expected - files == set()
     info = {name for name in files if ".dist-info/" in name}
-    assert files - info - wanted == {"sluice/tiny_model/README.md"}
+    assert files - info - expected == {"sluice/tiny_model/README.md"}
 
 
 def test_a_wheel_contains_the_license(built, project):
@@ -92,9 +92,9 @@ def test_links_on_pypi_lead_to_files_of_the_repository(project):
     links = [*re.findall(r"\]\(([^)]+)\)", page), *project["project"]["urls"].values()]
     for link in links:
         assert link.startswith(home)
-        if found := re.fullmatch(r"/(blob|tree)/main/(.+)", link.removeprefix(home)):
-            path = ROOT / found[2]
-            assert path.is_dir() if found[1] == "tree" else path.is_file(), link
+        if match := re.fullmatch(r"/(blob|tree)/main/(.+)", link.removeprefix(home)):
+            path = ROOT / match[2]
+            assert path.is_dir() if match[1] == "tree" else path.is_file(), link
         else:
             assert link.removeprefix(home) in ("", "#readme", "/issues")
 

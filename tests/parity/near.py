@@ -16,5 +16,5 @@ def check_best(actual: list[tuple[int, float]], expected: list[tuple[int, float]
     values = [value for _, value in expected]
     assert [value for _, value in actual] == pytest.approx(values, abs=CLOSE)
     for i, ((token, _), (right, value)) in enumerate(zip(actual, expected, strict=True)):
-        tied = [other for j, other in enumerate(values) if j != i and abs(other - value) <= 2 * CLOSE]
+        tied = [candidate for j, candidate in enumerate(values) if j != i and abs(candidate - value) <= 2 * CLOSE]
         assert token == right or tied or i == len(expected) - 1

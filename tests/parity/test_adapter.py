@@ -38,10 +38,10 @@ def test_outputs_equal_transformers_with_and_without_cached_prefixes(case, promp
         folder, max_batch_size=4, max_tokens_per_step=max_tokens_per_step, kv_cache_tokens=2048, overlap=overlap
     )
     assert harness.generate(prompts, GREEDY, MAX_TOKENS) == expected
-    again = [harness.submit(prompt, GREEDY, MAX_TOKENS) for prompt in prompts]
+    repeated = [harness.submit(prompt, GREEDY, MAX_TOKENS) for prompt in prompts]
     harness.run()
-    assert [harness.stream(number).tokens for number in again] == expected
-    cached = [harness.cached_tokens(number) for number in again]
+    assert [harness.stream(number).tokens for number in repeated] == expected
+    cached = [harness.cached_tokens(number) for number in repeated]
     assert cached == [(len(prompt) - 1) // 16 * 16 for prompt in prompts]
 
 

@@ -22,9 +22,9 @@ def called() -> Iterator[tuple[ProcessorNames, dict[str, list[list[int]]]]]:
     """Processor names for callbacks in this process, and the token ids passed to each call of `steer`, by request."""
     seen: dict[str, list[list[int]]] = {}
 
-    def recorded(request_id, logits, token_ids, *more):
+    def recorded(request_id, logits, token_ids, *arguments):
         seen.setdefault(request_id, []).append(list(token_ids[0]))
-        steer(request_id, logits, token_ids, *more)
+        steer(request_id, logits, token_ids, *arguments)
 
     callbacks = Callbacks()
     settings = callbacks.settings({"steer": recorded}, lambda *call: steer_all(*call))

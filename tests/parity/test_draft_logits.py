@@ -39,12 +39,12 @@ def requests(prompts) -> list[dict]:
     specs = []
     for i in range(2 * len(KINDS)):
         kind = list(KINDS)[i % len(KINDS)]
-        more = {"min_tokens": 10, "stop_token_ids": ENDS} if kind == "ends" else {}
+        stopping = {"min_tokens": 10, "stop_token_ids": ENDS} if kind == "ends" else {}
         specs.append(
             {
                 "prompt": prompts[12 + i][:60],
                 "sampling": SamplingParams(seed=i, logprobs=1, **KINDS[kind]),
-                "stopping": StopParams(MAX_TOKENS, **more),
+                "stopping": StopParams(MAX_TOKENS, **stopping),
                 "n": 1 + (i % 5 == 0),
                 "guide": GUIDE if kind == "guided" else None,
             }
@@ -129,7 +129,7 @@ def test_a_request_resumes_on_another_engine_in_the_middle_of_its_draft(guides, 
 
 
 FEW_CANDIDATES = SamplingParams(top_k=6, temperature=1.5)
-"""So few tokens that each pair of them occurs often enough."""
+"""Few enough tokens that each pair of them occurs often."""
 
 
 def probabilities(harness: EngineHarness, prompt: list[int]) -> dict[int, float]:
@@ -147,7 +147,7 @@ def in_groups(items, size: int) -> list[list]:
 
 
 def test_sampled_pairs_of_tokens_follow_the_distribution_of_the_request(prompts):
-    """By a chi-square test, over accepted and rejected draft tokens."""
+    """Compares counts by a chi-square test. Some draft tokens are accepted and some are rejected."""
     prompt, size, random = prompts[14][:40], 1500, torch.Generator().manual_seed(3)
     harness = EngineHarness(tiny_model.path(), max_draft_batch=64)
     first = probabilities(harness, prompt)

@@ -25,10 +25,10 @@ def test_outputs_equal_transformers_with_and_without_cached_prefixes(
     prompts, expected = prompts[:count], expected[:count]
     harness = EngineHarness(model_folder, max_batch_size=max_batch_size, max_tokens_per_step=max_tokens_per_step)
     assert harness.generate(prompts, GREEDY, MAX_TOKENS) == expected
-    again = [harness.submit(prompt, GREEDY, MAX_TOKENS) for prompt in prompts]
+    repeated = [harness.submit(prompt, GREEDY, MAX_TOKENS) for prompt in prompts]
     harness.run()
-    assert [harness.stream(number).tokens for number in again] == expected
-    cached = [harness.cached_tokens(number) for number in again]
+    assert [harness.stream(number).tokens for number in repeated] == expected
+    cached = [harness.cached_tokens(number) for number in repeated]
     assert cached == [(len(prompt) - 1) // 16 * 16 for prompt in prompts]
 
 

@@ -72,10 +72,10 @@ def requests(prompts) -> list[dict]:
     return specs
 
 
-def run(harness: EngineHarness, specs: list[dict], **more: list) -> list:
-    """(tokens, reason) of each sequence. `more`: further fields, one value for each request."""
+def run(harness: EngineHarness, specs: list[dict], **fields: list) -> list:
+    """(tokens, reason) of each sequence. `fields`: fields to add, one value for each request."""
     numbers = [
-        harness.send(**spec, **{name: values[i] for name, values in more.items()}) for i, spec in enumerate(specs)
+        harness.send(**spec, **{name: values[i] for name, values in fields.items()}) for i, spec in enumerate(specs)
     ]
     harness.run()
     streams = [harness.stream(number, i) for number, spec in zip(numbers, specs, strict=True) for i in range(spec["n"])]
@@ -134,7 +134,7 @@ def test_no_engine_configuration_changes_a_token(model_folder, guides, plain, op
 
 
 def test_masks_requested_after_the_forward_pass_change_no_token(model_folder, guides, plain):
-    """As on a GPU, where the tokens of the previous step are not known before."""
+    """On a GPU, the tokens of the previous step are not known before the forward pass, so masks come after it."""
     specs, expected = plain
     harness = EngineHarness(model_folder, guides=guides, overlap=True)
     harness.runner._computer._masks_first = False

@@ -77,7 +77,7 @@ def test_images_in_every_format_share_a_batch_with_text(prompts, oracle, backend
 
 
 def test_outputs_depend_on_the_image(prompts, oracle):
-    """Otherwise the other tests would prove little."""
+    """The other tests prove little unless this is so."""
     outputs = {tuple(oracle.generate([picture(seed), *prompts[11][:5]])) for seed in range(6)}
     assert len(outputs) > 3
 
@@ -143,13 +143,13 @@ def test_equal_images_share_blocks_and_others_do_not(prompts, oracle, backend):
     """Text before the first image that differs is shared too."""
     text, tail = prompts[14][:64], prompts[15][:5]
     harness = EngineHarness(oracle.folder, backend=backend)
-    one, other = picture(4), picture(5)
+    first, second = picture(4), picture(5)
     for images, cached in (
-        ((one, one, one, one), 0),
-        ((other, one, one, one), 64),
-        ((one, one, other, one), 64 + 2 * ROWS),
-        ((one, one, one, one), 64 + 4 * ROWS),
-        ((other, one, one, one), 64 + 4 * ROWS),
+        ((first, first, first, first), 0),
+        ((second, first, first, first), 64),
+        ((first, first, second, first), 64 + 2 * ROWS),
+        ((first, first, first, first), 64 + 4 * ROWS),
+        ((second, first, first, first), 64 + 4 * ROWS),
     ):
         prompt = [*text, *images, *tail]
         number = submit(harness, oracle, prompt)
@@ -183,7 +183,7 @@ def test_beam_search_equals_transformers(prompts, oracle):
 
 
 def test_draft_tokens_change_no_token(prompts, oracle):
-    """With the caller's draft tokens, which are right, so that some are accepted whatever the model is."""
+    """The caller's draft tokens are right, so that some are accepted with any model."""
     line = prompts[16][:9]
     prompt = [*line, picture(7), *line, picture(7), *line]
     expected = oracle.generate(prompt, max_new_tokens=40)

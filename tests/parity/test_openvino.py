@@ -38,10 +38,10 @@ def test_outputs_equal_transformers_with_and_without_cached_prefixes(
     prompts = prompts if max_batch_size > 1 else prompts[:12]
     expected = expected[: len(prompts)]
     assert harness.generate(prompts, GREEDY, MAX_TOKENS) == expected
-    again = [harness.submit(prompt, GREEDY, MAX_TOKENS) for prompt in prompts]
+    repeated = [harness.submit(prompt, GREEDY, MAX_TOKENS) for prompt in prompts]
     harness.run()
-    assert [harness.stream(number).tokens for number in again] == expected
-    assert [harness.cached_tokens(number) for number in again] == [(len(p) - 1) // 32 * 32 for p in prompts]
+    assert [harness.stream(number).tokens for number in repeated] == expected
+    assert [harness.cached_tokens(number) for number in repeated] == [(len(p) - 1) // 32 * 32 for p in prompts]
 
 
 def test_preemptions_and_blocks_from_host_memory_change_no_token(model_folder, prompts, expected):
@@ -50,10 +50,10 @@ def test_preemptions_and_blocks_from_host_memory_change_no_token(model_folder, p
     )
     assert harness.generate(prompts[6:24], GREEDY, MAX_TOKENS) == expected[6:24]
     # Later requests have filled the pool, so the blocks of this prompt were in host memory.
-    again = harness.submit(prompts[10], GREEDY, MAX_TOKENS)
+    repeated = harness.submit(prompts[10], GREEDY, MAX_TOKENS)
     harness.run()
-    assert harness.stream(again).tokens == expected[10]
-    assert harness.cached_tokens(again) == (len(prompts[10]) - 1) // 32 * 32 > 0
+    assert harness.stream(repeated).tokens == expected[10]
+    assert harness.cached_tokens(repeated) == (len(prompts[10]) - 1) // 32 * 32 > 0
 
 
 @pytest.mark.parametrize("policy", ["max_utilization", "guaranteed_no_evict"])
@@ -86,10 +86,10 @@ def test_a_request_resumes_on_another_engine(model_folder, prompts):
     first.run()
     tokens = first.stream(number).tokens
     for count in (1, 11, 23):
-        other = EngineHarness(model_folder, backend="openvino", max_tokens_per_step=32, max_batch_size=8)
-        number = other.send(prompts[12][:70], resume={0: tokens[:count]}, **options)
-        other.run()
-        assert other.stream(number).tokens == tokens
+        second_engine = EngineHarness(model_folder, backend="openvino", max_tokens_per_step=32, max_batch_size=8)
+        number = second_engine.send(prompts[12][:70], resume={0: tokens[:count]}, **options)
+        second_engine.run()
+        assert second_engine.stream(number).tokens == tokens
 
 
 @pytest.mark.parametrize("name", ["mistral", "qwen2, last layers", "qwen3, alternating"])

@@ -171,13 +171,13 @@ def disturbed(
     # Draft tokens without logits, and the number of draft tokens per step, never change the output.
     tokens = draft_tokens(drawn, expected) if not has_model or drawn["wrong"] % 2 else []
     speculation = spec.get("speculation") or Speculation(0, tuple(tokens))
-    more: dict[str, Any] = {"speculation": replace(speculation, max_draft_tokens=drawn["drafts"])}
+    fields: dict[str, Any] = {"speculation": replace(speculation, max_draft_tokens=drawn["drafts"])}
     if drawn["resume"] is not None:
         parts = {i: tokens[: (drawn["resume"] + 3 * i) % (len(tokens) + 1)] for i, (tokens, *_) in enumerate(expected)}
-        more["resume"] = {i: tokens for i, tokens in parts.items() if tokens}
-        if more["resume"]:
-            more["prompt_logprobs"] = None
-    return more
+        fields["resume"] = {i: tokens for i, tokens in parts.items() if tokens}
+        if fields["resume"]:
+            fields["prompt_logprobs"] = None
+    return fields
 
 
 def check(
@@ -222,12 +222,12 @@ def test_requests_on_a_busy_engine_return_what_they_return_alone(engine, alone, 
             expected[-1] = undisturbed(idle, specs[-1])
     has_model = "draft_model" in ENGINES[name]
     accuracy = 1e-3 if "tensor_parallel" in ENGINES[name] else 1e-4
-    more = [
+    disturbances = [
         disturbed(choices, spec, right, has_model=has_model)
         for choices, spec, (right, _) in zip(drawn, specs, expected, strict=True)
     ]
-    numbers = [harness.send(**(spec | extra)) for spec, extra in zip(specs, more, strict=True)]
+    numbers = [harness.send(**(spec | extra)) for spec, extra in zip(specs, disturbances, strict=True)]
     harness.run()
-    for number, spec, extra, (right, prompt) in zip(numbers, specs, more, expected, strict=True):
+    for number, spec, extra, (right, prompt) in zip(numbers, specs, disturbances, expected, strict=True):
         check(outcome(harness, number, spec["n"]), right, extra.get("resume", {}), accuracy)
         check_prompt(harness.prompt_logprobs(number), [] if extra.get("resume") else prompt, accuracy)

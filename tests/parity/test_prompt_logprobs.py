@@ -109,7 +109,7 @@ def test_preemptions_within_a_prompt_repeat_no_row(model_folder, prompts, oracle
         check(harness.prompt_logprobs(number), prompt, oracle, 1)
 
 
-def test_requests_with_several_outputs_receive_them_once(model_folder, prompts, oracle):
+def test_requests_with_several_outputs_receive_prompt_logprobs_once(model_folder, prompts, oracle):
     harness = EngineHarness(model_folder, max_tokens_per_step=70)
     number = harness.send(prompts[20], SamplingParams(seed=3), StopParams(max_tokens=5), n=4, prompt_logprobs=2)
     harness.run()

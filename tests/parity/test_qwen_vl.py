@@ -93,7 +93,7 @@ def test_images_of_all_shapes_share_a_batch_with_text(prompts, oracles, kind, ba
 
 
 def test_outputs_depend_on_the_image_and_on_positions(prompts, oracle, monkeypatch):
-    """Otherwise the other tests would prove little."""
+    """The other tests prove little unless this is so."""
     with_images = [[*prompts[11][:5], picture(seed, WIDE), *prompts[11][5:10]] for seed in range(6)]
     expected = [oracle.generate(prompt) for prompt in with_images]
     assert len(set(map(tuple, expected))) > 3
@@ -129,13 +129,20 @@ def test_chunks_may_end_anywhere_in_an_image(prompts, oracle, overlap):
 def test_prefixes_are_shared_up_to_the_first_image_that_differs(prompts, oracle, backend):
     """Images differ by their data, also if they have the same number of rows in another grid."""
     text, tail = prompts[14][:64], prompts[15][:40]
-    wide, tall, other = picture(4, (64, 16)), picture(4, (16, 64)), picture(5, (64, 16))
+    wide, tall, other_wide = picture(4, (64, 16)), picture(4, (16, 64)), picture(5, (64, 16))
     assert SCALING.grid(64, 16) == Grid(2, 8)
     assert SCALING.grid(16, 64) == Grid(8, 2)
     harness = EngineHarness(oracle.folder, backend=backend)
     # 64 tokens of text, 18 of the image and 40 of text, in blocks of 16 or 32 tokens.
     complete = 112 if backend == "torch" else 96
-    for image, cached in ((wide, 0), (tall, 64), (other, 64), (wide, complete), (tall, complete), (other, complete)):
+    for image, cached in (
+        (wide, 0),
+        (tall, 64),
+        (other_wide, 64),
+        (wide, complete),
+        (tall, complete),
+        (other_wide, complete),
+    ):
         prompt = [*text, image, *tail]
         number = submit(harness, oracle, prompt)
         assert tokens_of(harness, number) == oracle.generate(prompt)
@@ -159,7 +166,7 @@ def test_beam_search_equals_transformers(prompts, oracle):
 
 @pytest.mark.parametrize("overlap", [False, True])
 def test_draft_tokens_change_no_token(prompts, oracle, overlap):
-    """With the caller's draft tokens, which are right, so that some are accepted whatever the model is."""
+    """The caller's draft tokens are right, so that some are accepted with any model."""
     line = prompts[16][:9]
     prompt = [*line, picture(7, WIDE), *line, picture(7, TALL), *line]
     expected = oracle.generate(prompt, max_new_tokens=40)

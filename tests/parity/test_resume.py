@@ -102,7 +102,7 @@ def test_one_sequence_resumes_after_the_other_has_ended(model_folder, undisturbe
 
 
 def test_some_sequences_end_with_a_stop_token(undisturbed):
-    """Otherwise min_tokens would not be tested."""
+    """Without such sequences, the other tests would not cover min_tokens."""
     sizes = [len(stream.tokens) for stream in undisturbed["min_tokens"][1]]
     assert max(sizes) > 10
     assert min(sizes) < MAX_TOKENS

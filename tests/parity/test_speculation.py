@@ -102,7 +102,7 @@ def test_draft_tokens_of_the_caller_change_no_token_and_no_logprob(model_folder,
 
 @pytest.mark.parametrize("backend", ["torch", "openvino"])
 def test_a_draft_model_that_equals_the_model_is_almost_always_right(model_folder, prompts, backend):
-    """It samples with the same noise, filters, penalties and bans."""
+    """The draft model samples with the same noise, filters, penalties and bans."""
     specs = requests(prompts)
     harness = EngineHarness(model_folder, max_draft_batch=64, backend=backend, draft_model=model_folder)
     plain = run(EngineHarness(model_folder, backend=backend), specs, [Speculation()] * len(specs))

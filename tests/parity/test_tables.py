@@ -79,7 +79,7 @@ def test_several_tables_are_joined(model_folder, prompts, oracle):
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("overlap", [False, True])
 def test_chunks_may_end_anywhere(model_folder, prompts, oracle, backend, overlap):
-    """Also between virtual tokens."""
+    """Chunks may also end between virtual tokens."""
     rows, prompt = oracle.rows(5, seed=3), mixed(oracle, prompts, 14)
     expected = oracle.generate(prompt, rows)
     # OpenVINO's graphs take a while to compile, so only chunks that end next to virtual tokens are tried with it.
@@ -102,12 +102,12 @@ def test_equal_tables_share_blocks_and_others_do_not(model_folder, prompts, orac
     size = 16 if backend == "torch" else 32
     text, virtual = prompts[14][: 2 * size], [oracle.vocab_size + i for i in range(2 * size)]
     prompt = [*text, *virtual, *prompts[15][:5]]
-    one, other = (oracle.rows(2 * size, seed) for seed in (4, 5))
+    first, second = (oracle.rows(2 * size, seed) for seed in (4, 5))
     # Differs only in its last row.
-    similar = one.clone()
+    similar = first.clone()
     similar[-1] += 1
     harness = EngineHarness(model_folder, backend=backend)
-    for rows, cached in ((one, 0), (other, 2), (similar, 2), (one, 4), (other, 4)):
+    for rows, cached in ((first, 0), (second, 2), (similar, 2), (first, 4), (second, 4)):
         number = submit(harness, prompt, rows)
         assert tokens_of(harness, number) == oracle.generate(prompt, rows)
         assert harness.cached_tokens(number) == cached * size
@@ -165,7 +165,7 @@ def test_draft_tokens_change_no_token(prompts, overlap):
 
 
 def test_a_draft_model_serves_only_requests_without_tables(prompts):
-    """It has no embeddings for virtual tokens."""
+    """A draft model has no embeddings for virtual tokens."""
     oracle = Oracle(AutoModelForCausalLM.from_pretrained(tiny_model.path(), dtype=torch.float32))
     rows, prompt = oracle.rows(5, seed=13), mixed(oracle, prompts, 30)
     harness = EngineHarness(tiny_model.path(), draft_model=tiny_model.path())

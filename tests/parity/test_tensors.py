@@ -87,7 +87,7 @@ def test_prompts_of_all_lengths_share_a_batch_with_requests_without_tensors(
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("rows", [1, 50, 1000])
 def test_chunks_may_end_anywhere(model_folder, prompts, oracle, rows, overlap, backend, monkeypatch):
-    """At any distance from the ends of KV cache blocks and of blocks of rows, and whatever room the lane has."""
+    """At any distance from the ends of KV cache blocks and of blocks of rows, and for any capacity of the lane."""
     monkeypatch.setattr(forward, "BLOCK_BYTES", 0)
     prompt = prompts[5][: 2 * LEAST_ROWS + 3]
     for chunk in (1, 2, 7, 31, 32, 33, LEAST_ROWS - 1, LEAST_ROWS + 1, len(prompt) - 1, 512):

@@ -72,10 +72,10 @@ def test_outputs_equal_transformers_with_and_without_cached_prefixes(
         folder, max_batch_size=6, max_tokens_per_step=max_tokens_per_step, kv_cache_tokens=4096, attention=attention
     )
     assert harness.generate(prompts, GREEDY, MAX_TOKENS) == expected
-    again = [harness.submit(prompt, GREEDY, MAX_TOKENS) for prompt in prompts]
+    repeated = [harness.submit(prompt, GREEDY, MAX_TOKENS) for prompt in prompts]
     harness.run()
-    assert [harness.stream(number).tokens for number in again] == expected
-    cached = [harness.cached_tokens(number) for number in again]
+    assert [harness.stream(number).tokens for number in repeated] == expected
+    cached = [harness.cached_tokens(number) for number in repeated]
     assert cached == [(len(prompt) - 1) // 16 * 16 for prompt in prompts]
 
 
@@ -127,10 +127,10 @@ def test_a_prefix_needs_only_the_blocks_of_its_last_window_to_be_reused(mistral,
     expected = greedy(model, [prompt], MAX_TOKENS)
     harness = EngineHarness(folder, kv_cache_tokens=128, max_tokens_per_step=48, max_batch_size=8)
     assert harness.generate([prompt], GREEDY, MAX_TOKENS) == expected
-    again = harness.submit(prompt, GREEDY, MAX_TOKENS)
+    repeated = harness.submit(prompt, GREEDY, MAX_TOKENS)
     harness.run()
-    assert harness.stream(again).tokens == expected[0]
-    assert harness.cached_tokens(again) == 192
+    assert harness.stream(repeated).tokens == expected[0]
+    assert harness.cached_tokens(repeated) == 192
 
 
 @pytest.mark.parametrize(

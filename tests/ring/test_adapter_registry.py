@@ -98,7 +98,7 @@ def test_a_removal_is_forgotten_after_a_while():
 
 
 def test_an_expired_removal_is_not_sent():
-    """Otherwise it would be sent every second to an engine that has started since."""
+    """Engines do not accept an expired removal, so it would be sent again every second."""
     registry = AdapterRegistry()
     registry.merge(entry("a", 0, removed=True), NOW)
     assert registry.missing_in(AdapterRegistry(), NOW) == registry.entries()

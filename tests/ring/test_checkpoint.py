@@ -54,14 +54,15 @@ def test_samples_are_spread_over_the_weights_and_the_header_is_read_completely(t
     folder = copy_of_tiny(tmp_path)
     file = folder / "model.safetensors"
 
-    def seen(content: bytearray) -> str:
+    def fingerprint_of(content: bytearray) -> str:
         file.write_bytes(content)
         return open_checkpoint(str(folder)).fingerprint
 
-    plain, header = seen(weights()), b"{%s}" % (b" " * 40_000)
-    assert len({plain, seen(weights(1)), seen(weights(size=1)), seen(weights(size=0)), seen(bytearray())}) == 5
+    plain, header = fingerprint_of(weights()), b"{%s}" % (b" " * 40_000)
+    contents = (weights(1), weights(size=1), weights(size=0), bytearray())
+    assert len({plain, *map(fingerprint_of, contents)}) == 5
     changed = header[:20_000] + b"\n" + header[20_001:]
-    assert seen(weights(header=header)) != seen(weights(header=changed))
+    assert fingerprint_of(weights(header=header)) != fingerprint_of(weights(header=changed))
 
 
 def safetensors(sizes: dict[str, int]) -> bytearray:
@@ -79,16 +80,16 @@ def test_every_tensor_is_sampled(tmp_path):
     content = safetensors({f"layer.{i}": 20_000 for i in range(600)})
     start = len(content) - 600 * 20_000
 
-    def seen() -> str:
+    def fingerprint_of() -> str:
         file.write_bytes(content)
         return open_checkpoint(str(folder)).fingerprint
 
-    found = {seen()}
+    fingerprints = {fingerprint_of()}
     for layer in range(0, 600, 23):
         middle = start + 20_000 * layer + 10_000
         content[middle - 300 : middle + 300] = bytes([1]) * 600
-        found.add(seen())
-    assert len(found) == 1 + len(range(0, 600, 23))
+        fingerprints.add(fingerprint_of())
+    assert len(fingerprints) == 1 + len(range(0, 600, 23))
 
 
 @pytest.mark.parametrize("offsets", [[0, 99], [-1, 5], [5, 1], ["a", "b"], [0], None])
@@ -120,21 +121,25 @@ def test_copies_of_a_model_have_the_same_fingerprint(tmp_path):
     first, second = (shutil.copytree(path(), tmp_path / name, copy_function=shutil.copyfile) for name in ("a", "b"))
     (second / "README.md").write_text("a note")
     os.utime(second / "model.safetensors", (0, 0))
-    found = {open_checkpoint(str(folder)).fingerprint for folder in (path(), first, second)}
-    assert len(found) == 1
+    fingerprints = {open_checkpoint(str(folder)).fingerprint for folder in (path(), first, second)}
+    assert len(fingerprints) == 1
 
 
 def test_a_revision_of_a_hub_model(monkeypatch, tmp_path):
-    asked = []
+    downloads = []
 
     def download(model, **options):
-        asked.append((model, options["revision"]))
+        downloads.append((model, options["revision"]))
         return str(path())
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", download)
-    found = open_checkpoint("someone/model", revision="v2")
-    assert found.fingerprint == open_checkpoint("someone/model").fingerprint == open_checkpoint(str(path())).fingerprint
-    assert asked == [("someone/model", "v2"), ("someone/model", None)]
+    checkpoint = open_checkpoint("someone/model", revision="v2")
+    assert (
+        checkpoint.fingerprint
+        == open_checkpoint("someone/model").fingerprint
+        == open_checkpoint(str(path())).fingerprint
+    )
+    assert downloads == [("someone/model", "v2"), ("someone/model", None)]
 
 
 def test_a_revision_of_a_folder_is_refused(tmp_path):

@@ -36,9 +36,9 @@ def test_complete_files_are_accepted(tmp_path) -> None:
 def test_missing_shards_are_listed(tmp_path) -> None:
     sharded(tmp_path, *(f"{i}.safetensors" for i in range(8)))
     (tmp_path / "0.safetensors").write_bytes(safetensors())
-    said = refusal(tmp_path)
-    assert "has 1 of the 8 weight files of its index; missing: 1.safetensors, " in said
-    assert "5.safetensors and 2 more" in said
+    error = refusal(tmp_path)
+    assert "has 1 of the 8 weight files of its index; missing: 1.safetensors, " in error
+    assert "5.safetensors and 2 more" in error
 
 
 @pytest.mark.parametrize(
@@ -64,10 +64,10 @@ def test_an_invalid_index_is_named(tmp_path, index) -> None:
 )
 def test_a_truncated_or_invalid_file_is_named(tmp_path, content, named) -> None:
     (tmp_path / SINGLE).write_bytes(content)
-    said = refusal(tmp_path)
-    assert str(tmp_path / SINGLE) in said
-    assert named in said
-    assert "\n" not in said
+    error = refusal(tmp_path)
+    assert str(tmp_path / SINGLE) in error
+    assert named in error
+    assert "\n" not in error
 
 
 @pytest.mark.parametrize(

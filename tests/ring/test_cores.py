@@ -23,7 +23,7 @@ def host(monkeypatch):
 def machine(tmp_path):
     """Writes a file system, with files of groups by their path below /sys/fs/cgroup, and returns its usable cores."""
 
-    def found(group: str, mounts: list[str], files: dict[str, str], top: str = "/") -> int:
+    def cores(group: str, mounts: list[str], files: dict[str, str], top: str = "/") -> int:
         proc = tmp_path / "proc/self"
         proc.mkdir(parents=True, exist_ok=True)
         (proc / "cgroup").write_text(group + "\n")
@@ -34,7 +34,7 @@ def machine(tmp_path):
             file.write_text(text + "\n")
         return usable_cores(tmp_path)
 
-    return found
+    return cores
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Exhausted file descriptors, in a separate process with low limits, which an error may end."""
+"""Exhausted file descriptors, in a separate process with low limits, because an error may end the process."""
 
 import subprocess
 import sys

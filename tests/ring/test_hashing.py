@@ -11,10 +11,12 @@ tokens = st.lists(st.integers(0, 2**32 - 1), max_size=40)
 
 
 @given(tokens, tokens, st.integers(1, 8))
-def test_chains_agree_exactly_as_far_as_full_blocks_agree(one, other, size):
+def test_chains_agree_exactly_as_far_as_full_blocks_agree(first, second, size):
     root = root_hash("weights")
-    shared = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
-    same = sum(a == b for a, b in zip(block_chain(root, one, size), block_chain(root, other, size), strict=False))
+    shared = next(
+        (i for i, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), min(len(first), len(second))
+    )
+    same = sum(a == b for a, b in zip(block_chain(root, first, size), block_chain(root, second, size), strict=False))
     assert same == shared // size
 
 
@@ -25,8 +27,8 @@ def test_salt_adapter_and_neither_are_three_domains():
 @pytest.mark.process
 def test_hashes_are_equal_in_another_process():
     code = "from sluice.ring.hashing import *; print(block_chain(root_hash('m', 's'), range(32), 16)[-1].hex())"
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert found.stdout.strip() == block_chain(root_hash("m", "s"), range(32), 16)[-1].hex()
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == block_chain(root_hash("m", "s"), range(32), 16)[-1].hex()
 
 
 def test_a_short_hash_is_the_first_eight_bytes():

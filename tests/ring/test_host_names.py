@@ -192,19 +192,19 @@ def test_a_lane_moves_with_its_name(dns, tmp_path, with_keys):
     def security(role, peer=None):
         if not with_keys:
             return INSECURE
-        found = Security(Keys(tmp_path, role))
-        return found.to(peer) if peer else found
+        with_own_key = Security(Keys(tmp_path, role))
+        return with_own_key.to(peer) if peer else with_own_key
 
     for role in ("router", "engine", "detok"):
         generate(tmp_path, role)
     # Each of two inboxes with keys needs its own context.
-    with zmq.Context() as here, zmq.Context() as there, zmq.Context() as sender:
+    with zmq.Context() as here, zmq.Context() as elsewhere, zmq.Context() as sender:
         port = free_ports(1)
         former = inbox_at(here, f"tcp://{FIRST}:{port}", security("detok"))
         lane = connected(lane_to(sender, former, dns, security("engine", "detok")))
         epoch = lane.epoch
         former.close()
-        later = inbox_at(there, f"tcp://{SECOND}:{port}", security("detok"))
+        later = inbox_at(elsewhere, f"tcp://{SECOND}:{port}", security("detok"))
         dns.known["peer"] = (SECOND,)
         until(lambda: arrives(lane, later))
         assert lane.epoch == epoch
@@ -218,7 +218,7 @@ def test_while_the_dns_does_not_answer_lanes_reconnect_to_their_last_address(con
     inbox, neighbour = inbox_at(context, f"tcp://{FIRST}:{port}"), inbox_at(context, f"tcp://{FIRST}:*")
     names = HostNames(dns)
     lane = connected(Lane(context, f"tcp://peer:{port}", security=INSECURE, names=names))
-    other = connected(Lane(context, neighbour.address, security=INSECURE))
+    neighbour_lane = connected(Lane(context, neighbour.address, security=INSECURE))
     dns.fall_silent()
     inbox.close()
     until(lambda: not lane.send(KeepAlive("engine", 1)))
@@ -226,12 +226,12 @@ def test_while_the_dns_does_not_answer_lanes_reconnect_to_their_last_address(con
     while dns.lookups == lookups:
         assert time.monotonic() < end
         lane.send(KeepAlive("engine", 1))
-        until(lambda: arrives(other, neighbour))
+        until(lambda: arrives(neighbour_lane, neighbour))
     # The DNS does not answer until the end of the test.
-    until(lambda: arrives(other, neighbour))
+    until(lambda: arrives(neighbour_lane, neighbour))
     later = inbox_at(context, f"tcp://{FIRST}:{port}")
     until(lambda: arrives(lane, later))
     # A successor of the lane uses the known address without the DNS.
     successor = connected(Lane(context, lane.address, security=INSECURE, names=names))
-    for each in (lane, other, successor, later, neighbour):
+    for each in (lane, neighbour_lane, successor, later, neighbour):
         each.close()

@@ -86,6 +86,6 @@ def test_a_secret_that_all_users_can_read_is_refused(folder):
 
 def test_keys_stay_in_effect_after_their_files_are_gone(folder):
     keys = Keys(folder, "engine")
-    own, known = keys.own, keys.public("router")
+    own_key, router_key = keys.own, keys.public("router")
     shutil.rmtree(folder)
-    assert (keys.own, keys.public("router")) == (own, known)
+    assert (keys.own, keys.public("router")) == (own_key, router_key)

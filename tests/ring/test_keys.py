@@ -92,7 +92,7 @@ def test_a_reachable_address_needs_keys_or_insecure_ring(context, folder, addres
     Security(insecure=True).check(address)
     Security(Keys(folder, "engine")).check(address)
     if not address.startswith("dns"):
-        for opened in (Lane, lambda *given: Inbox(*given, ToDetokenizer)):
+        for opened in (Lane, lambda *arguments: Inbox(*arguments, ToDetokenizer)):
             with pytest.raises(InsecureError):
                 opened(context, address)
 
@@ -124,13 +124,13 @@ def test_unknown_keys_are_refused_and_counted_without_effect_on_lanes(context, t
     for role in ROLES:
         generate(tmp_path / "other", role)
     strangers = [context.socket(zmq.PUSH) for _ in range(2)]
-    ours, theirs = Keys(folder, "engine"), Keys(tmp_path / "other", "engine")
+    known, unknown = Keys(folder, "engine"), Keys(tmp_path / "other", "engine")
     # A lane without keys, one with an unknown key, and one that expects another key of the receiver.
-    for number, server in ((1, ours.public("detok")[0]), (0, None)):
+    for number, server in ((1, known.public("detok")[0]), (0, None)):
         if server is not None:
             strangers[number].set(zmq.CURVE_SERVERKEY, server)
-            strangers[number].set(zmq.CURVE_PUBLICKEY, theirs.own.public)
-            strangers[number].set(zmq.CURVE_SECRETKEY, theirs.own.secret)
+            strangers[number].set(zmq.CURVE_PUBLICKEY, unknown.own.public)
+            strangers[number].set(zmq.CURVE_SECRETKEY, unknown.own.secret)
         before = inbox.refused
         strangers[number].connect(inbox.address)
         with contextlib.suppress(zmq.Again):
@@ -227,15 +227,15 @@ def test_frames_in_transit_during_a_key_change_show_as_a_gap(context, folder, in
     generate(folder, "detok")
     time.sleep(0.05)
     received, end = inbox.receive(limit=1), time.monotonic() + SECONDS
-    while not any(isinstance(found, Gap) for found in received):
+    while not any(isinstance(message, Gap) for message in received):
         assert time.monotonic() < end
         sent += lane.send(KeepAlive("engine", sent))
         inbox.wait(0.01)
         received += inbox.receive()
     sent = lane.sent
     received += deliver(lane, inbox, sent)
-    missed = sum(found.missed for found in received if isinstance(found, Gap))
-    numbers = [found.engine_epoch for found in received if isinstance(found, KeepAlive)]
+    missed = sum(message.missed for message in received if isinstance(message, Gap))
+    numbers = [message.engine_epoch for message in received if isinstance(message, KeepAlive)]
     assert numbers == sorted(set(numbers))
     assert len(numbers) + missed == sent
     lane.close()

@@ -59,26 +59,26 @@ def test_messages_arrive_in_order(context, inbox):
 def test_a_watched_lane_detects_that_its_receiver_closes_and_returns(context, address):
     inbox = Inbox(context, address, ToDetokenizer, security=INSECURE)
     lane = connected(Lane(context, inbox.address, security=INSECURE, watched=True))
-    other = connected(Lane(context, inbox.address, security=INSECURE))
+    unwatched = connected(Lane(context, inbox.address, security=INSECURE))
     assert lane.send(keep_alive(0))
-    assert other.send(keep_alive(0))
+    assert unwatched.send(keep_alive(0))
     receive_from(inbox, 2)
     assert not lane.hung_up()
     assert lane.refused_at is None
     inbox.close()
     until(lane.hung_up)
     until(lambda: lane.hung_up() and lane.refused_at)
-    assert not other.hung_up()
-    assert other.refused_at is None
+    assert not unwatched.hung_up()
+    assert unwatched.refused_at is None
     inbox = Inbox(context, lane.address, ToDetokenizer, security=INSECURE)
     until(lambda: not lane.hung_up())
     assert lane.refused_at is None
-    for each in (lane, other, inbox):
+    for each in (lane, unwatched, inbox):
         each.close()
 
 
 def test_a_watched_lane_that_was_never_connected_has_not_hung_up(context, tmp_path):
-    lane = Lane(context, f"ipc://{tmp_path}/nobody", watched=True)
+    lane = Lane(context, f"ipc://{tmp_path}/unbound", watched=True)
     time.sleep(0.2)
     assert not lane.hung_up()
     assert lane.refused_at is None
@@ -151,7 +151,7 @@ def test_messages_queued_when_a_connection_ends_show_as_a_gap(context, tmp_path)
         wire.hold()
         while lane.send(Hello("router", "x" * 200)):
             pass
-        held = lane.sent - 1
+        queued = lane.sent - 1
         wire.cut()
         # On a busy machine the dying connection may accept one more message, which is then lost with it.
         received, attempts = [], 0
@@ -162,8 +162,8 @@ def test_messages_queued_when_a_connection_ends_show_as_a_gap(context, tmp_path)
     assert keep_alive(1) in received
     gap = next(each for each in received if isinstance(each, Gap))
     assert gap.lane_known
-    assert 0 < gap.missed <= held + attempts - 1
-    assert gap.missed + sum(isinstance(each, Hello) for each in received) == held + attempts - 1
+    assert 0 < gap.missed <= queued + attempts - 1
+    assert gap.missed + sum(isinstance(each, Hello) for each in received) == queued + attempts - 1
     lane.close()
     inbox.close()
 

@@ -45,8 +45,8 @@ def png(width: int, height: int) -> bytes:
     ],
 )
 def test_every_mode_becomes_rgb(form, mode):
-    found = open_picture(encoded(form, mode))
-    assert (found.mode, found.size) == ("RGB", (9, 7))
+    picture = open_picture(encoded(form, mode))
+    assert (picture.mode, picture.size) == ("RGB", (9, 7))
 
 
 def test_a_picture_is_rotated_upright():
@@ -65,7 +65,7 @@ def test_the_upright_size_is_read_from_the_header(form, orientation):
 
 
 def test_an_orientation_after_the_pixels_is_ignored():
-    """Otherwise the size could not be read from the header."""
+    """If it were applied, the size could not be read from the header."""
     exif = PIL.Image.Exif()
     exif[0x0112] = 6
     parts = dict(chunks(encoded("PNG", exif=exif)))
@@ -76,12 +76,12 @@ def test_an_orientation_after_the_pixels_is_ignored():
 
 def chunks(data: bytes) -> list[tuple[bytes, bytes]]:
     """The chunks of a PNG file by name."""
-    found, at = [], 8
+    parts, at = [], 8
     while at < len(data):
         end = at + 12 + int.from_bytes(data[at : at + 4])
-        found.append((data[at + 4 : at + 8], data[at:end]))
+        parts.append((data[at + 4 : at + 8], data[at:end]))
         at = end
-    return found
+    return parts
 
 
 def test_the_first_of_several_pictures_is_used():
@@ -117,10 +117,10 @@ SAMPLES = {form: encoded(form) for form in ("PNG", "JPEG", "WEBP")}
 @examples(200)
 @given(st.sampled_from(sorted(SAMPLES)), st.data())
 def test_corrupted_pictures_raise_only_picture_errors(form, data):
-    found = bytearray(SAMPLES[form])
+    corrupted = bytearray(SAMPLES[form])
     for _ in range(data.draw(st.integers(1, 4))):
-        found[data.draw(st.integers(0, len(found) - 1))] = data.draw(st.integers(0, 255))
+        corrupted[data.draw(st.integers(0, len(corrupted) - 1))] = data.draw(st.integers(0, 255))
     with contextlib.suppress(PictureError):
-        picture = open_picture(bytes(found))
+        picture = open_picture(bytes(corrupted))
         assert picture.mode == "RGB"
-        assert picture.size == upright_size(bytes(found))
+        assert picture.size == upright_size(bytes(corrupted))

@@ -42,21 +42,21 @@ def test_a_grpc_server_that_shares_its_port_is_detected() -> None:
 
 
 def test_all_problems_are_reported_in_one_line(taken) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as other:
-        number = other.getsockname()[1]
-        said = refusal(
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        number = listener.getsockname()[1]
+        error = refusal(
             Port("port", "127.0.0.1", taken, "router-1"), Port("metrics_port", "127.0.0.1", number, "detok-0")
         )
-    assert f"port {taken} on 127.0.0.1 (router-1) is in use, port {number} on 127.0.0.1 (detok-0) is in use: " in said
-    assert said.endswith("--port and --metrics-port")
-    assert "\n" not in said
+    assert f"port {taken} on 127.0.0.1 (router-1) is in use, port {number} on 127.0.0.1 (detok-0) is in use: " in error
+    assert error.endswith("--port and --metrics-port")
+    assert "\n" not in error
 
 
 @pytest.mark.parametrize("host", ["203.0.113.7", "no.such.host.invalid"])
 def test_an_address_of_another_machine_is_refused(taken, host) -> None:
-    said = refusal(Port("port", host, taken))
-    assert said.startswith(f"port {taken} on {host} cannot be used: ")
-    assert "choose another" not in said
+    error = refusal(Port("port", host, taken))
+    assert error.startswith(f"port {taken} on {host} cannot be used: ")
+    assert "choose another" not in error
 
 
 def test_free_ports_any_port_and_a_recently_closed_port_are_accepted() -> None:

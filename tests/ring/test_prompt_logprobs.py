@@ -9,9 +9,11 @@ from sluice.ring.prompt_logprobs import PART_ROWS, PromptLogprobs, parts, row_by
 @given(rows=st.integers(1, 3 * PART_ROWS), top=st.integers(0, 3), start=st.integers(0, 9))
 def test_parts_join_to_the_whole(rows, top, start):
     data = bytes(i % 251 for i in range(row_bytes(top))) * rows
-    found = list(parts(7, 1, start, top, data))
-    assert b"".join(part.data for part in found) == data
-    assert [part.start for part in found] == [start + sum(p.rows for p in found[:i]) for i in range(len(found))]
+    messages = list(parts(7, 1, start, top, data))
+    assert b"".join(part.data for part in messages) == data
+    assert [part.start for part in messages] == [
+        start + sum(p.rows for p in messages[:i]) for i in range(len(messages))
+    ]
     assert sum(1 for _ in unpack(data, top)) == rows
 
 

@@ -161,31 +161,31 @@ def test_a_path_that_is_too_long_is_refused(context, path):
 
 def test_only_one_process_at_a_time_owns_a_path(path):
     """Lock files are removed and created while other processes open them."""
-    inside, most = [0], [0]
+    owners, concurrent = [0], [0]
     guard = threading.Lock()
 
     def work() -> None:
-        mine = 0
-        while mine < 50:
+        times_owned = 0
+        while times_owned < 50:
             try:
                 file = SocketFile(path)
             except ListenError:
                 continue
             with guard:
-                inside[0] += 1
-                most[0] = max(most[0], inside[0])
+                owners[0] += 1
+                concurrent[0] = max(concurrent[0], owners[0])
             time.sleep(0.0005)
             with guard:
-                inside[0] -= 1
+                owners[0] -= 1
             file.close()
-            mine += 1
+            times_owned += 1
 
     threads = [threading.Thread(target=work) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert most[0] == 1
+    assert concurrent[0] == 1
     assert not path.with_name("inbox.lock").exists()
 
 

@@ -35,9 +35,9 @@ hashlib.pbkdf2_hmac("sha256", b"", b"", 1_000_000_000)
 
 def command(module: str, folder: Path, *flags: str) -> list[str]:
     peers = ("--engines", f"ipc://{folder}/1", "--detokenizers", f"ipc://{folder}/2", "--port", "0")
-    own = peers if module == "router" else ()
+    peer_flags = peers if module == "router" else ()
     model = ("--model", str(path()), "--listen", f"ipc://{folder}/inbox")
-    return [sys.executable, "-m", module, *model, *own, *flags]
+    return [sys.executable, "-m", module, *model, *peer_flags, *flags]
 
 
 def start(*arguments: str, **variables: str) -> subprocess.Popen[bytes]:
@@ -46,12 +46,12 @@ def start(*arguments: str, **variables: str) -> subprocess.Popen[bytes]:
 
 
 def children(pid: int) -> list[int]:
-    found: list[int] = []
+    pids: list[int] = []
     for tasks in Path(f"/proc/{pid}/task").glob("*/children"):
         # A thread may have ended meanwhile.
         with suppress(OSError):
-            found += map(int, tasks.read_text().split())
-    return found
+            pids += map(int, tasks.read_text().split())
+    return pids
 
 
 def catches_sigterm(pid: int) -> bool:
@@ -96,9 +96,9 @@ def test_ranks_end_with_the_engine(tmp_path: Path, seconds: float) -> None:
 def test_a_rank_that_waits_for_the_others_ends(tmp_path: Path) -> None:
     """Started by torchrun on another machine than rank 0, which never starts."""
     with socket.create_server(("127.0.0.1", 0)) as unanswered:
-        others = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+        rank_variables = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
         master = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(unanswered.getsockname()[1])}
-        rank = start(*command("engine_worker", tmp_path, "--tensor-parallel", "2"), **others, **master)
+        rank = start(*command("engine_worker", tmp_path, "--tensor-parallel", "2"), **rank_variables, **master)
         connection, _ = unanswered.accept()
         with connection:
             rank.terminate()

@@ -25,8 +25,8 @@ def table_of(parts: list[bytes], dtype="float16") -> Table:
 
 
 def chain(prompt, given_tables, extra_ids=()) -> list[bytes]:
-    found = VirtualTokens.of(VOCABULARY, PromptTables(tuple(map(table_of, given_tables)), tuple(extra_ids)))
-    return block_chain(ROOT, prompt, SIZE, found.key)
+    virtual = VirtualTokens.of(VOCABULARY, PromptTables(tuple(map(table_of, given_tables)), tuple(extra_ids)))
+    return block_chain(ROOT, prompt, SIZE, virtual.key)
 
 
 def content(prompt, given_tables) -> list:
@@ -42,49 +42,51 @@ def within(prompt, given_tables) -> list[int]:
 
 @examples(500)
 @given(ids, ids, tables, tables, st.data())
-def test_equal_hashes_are_equal_rows(one, other, its, others, data):
-    other = one[: data.draw(st.integers(0, len(one)))] + other
-    one, other = within(one, its), within(other, others)
-    for index, (a, b) in enumerate(zip(chain(one, its), chain(other, others), strict=False)):
+def test_equal_hashes_are_equal_rows(first, second, first_tables, second_tables, data):
+    second = first[: data.draw(st.integers(0, len(first)))] + second
+    first, second = within(first, first_tables), within(second, second_tables)
+    for index, (a, b) in enumerate(zip(chain(first, first_tables), chain(second, second_tables), strict=False)):
         if a == b:
             end = (index + 1) * SIZE
-            assert content(one[:end], its) == content(other[:end], others)
+            assert content(first[:end], first_tables) == content(second[:end], second_tables)
 
 
 @examples(300)
 @given(ids, tables, tables, ids)
-def test_prefixes_are_shared_for_equal_tables_and_for_text_before_other_tables(text, its, others, tail):
+def test_prefixes_are_shared_for_equal_tables_and_for_text_before_other_tables(text, given_tables, other_tables, tail):
     text = [token % VOCABULARY for token in text]
-    its_tail = within([VOCABULARY, *tail], its)
-    assert chain([*text, *its_tail], its) == chain([*text, *its_tail], [list(each) for each in its])
+    virtual_tail = within([VOCABULARY, *tail], given_tables)
+    assert chain([*text, *virtual_tail], given_tables) == chain(
+        [*text, *virtual_tail], [list(each) for each in given_tables]
+    )
     # Up to the first row, prefixes are shared with prompts without tables too.
     whole = len(text) // SIZE
-    mine, plain = chain([*text, *its_tail], its), block_chain(ROOT, text, SIZE)
-    assert mine[:whole] == plain == chain([*text, *within(tail, others)], others)[:whole]
+    hashes, plain = chain([*text, *virtual_tail], given_tables), block_chain(ROOT, text, SIZE)
+    assert hashes[:whole] == plain == chain([*text, *within(tail, other_tables)], other_tables)[:whole]
 
 
 def test_equal_ids_of_different_rows_have_different_hashes():
     """Another position among the tables, and another dtype or shape of the same bytes."""
     prompt = [1, 2, 3, VOCABULARY + 2]
-    found = [
+    chains = [
         chain(prompt, [[b"a", b"a"], [b"a", b"b"]]),
         chain(prompt, [[b"a"], [b"a", b"b"]]),
         chain(prompt, [[b"a", b"a", b"a"]]),
         chain(prompt, [[b"a", b"a", b"b"]]),
     ]
-    assert len({each[0] for each in found}) == len(found)
+    assert len({each[0] for each in chains}) == len(chains)
     digests = {table_of([b"a", b"a"], dtype).digest for dtype in ("float16", "bfloat16")}
     assert len(digests | {Table.of(1, 2, "float16", b"aaaa").digest, Table.of(1, 1, "float32", b"aaaa").digest}) == 4
 
 
 def test_extra_ids_separate_prompts_from_their_token_on():
-    prompt, its = [VOCABULARY, 1, 2, 3] + [5] * 8, [[b"a"]]
-    plain, zeros = chain(prompt, its), chain(prompt, its, [0] * 12)
+    prompt, tables = [VOCABULARY, 1, 2, 3] + [5] * 8, [[b"a"]]
+    plain, zeros = chain(prompt, tables), chain(prompt, tables, [0] * 12)
     assert plain == zeros
-    other = chain(prompt, its, [0] * 5 + [7] + [0] * 6)
-    assert [a == b for a, b in zip(plain, other, strict=True)] == [True, False, False]
+    with_extra_id = chain(prompt, tables, [0] * 5 + [7] + [0] * 6)
+    assert [a == b for a, b in zip(plain, with_extra_id, strict=True)] == [True, False, False]
     # Generated tokens have no extra ids, so a later prompt may continue with them.
-    assert chain([*prompt, 6, 6, 6, 6], its, [0] * 5 + [7] + [0] * 10)[:3] == other
+    assert chain([*prompt, 6, 6, 6, 6], tables, [0] * 5 + [7] + [0] * 10)[:3] == with_extra_id
 
 
 def test_sizes_and_bounds():
@@ -100,16 +102,16 @@ def test_sizes_and_bounds():
 
 
 def test_ids_refer_to_the_rows_of_all_tables():
-    found = VirtualTokens.of(VOCABULARY, PromptTables(tuple(map(table_of, [[b"a"] * 2, [b"b"]]))))
-    assert [each.first for each in found.placed] == [0, 2] == list(accumulate([0, 2]))
-    assert found.occur([1, VOCABULARY])
-    assert not found.occur([1, VOCABULARY - 1])
-    assert found.without([1, VOCABULARY, 2]) == [1, 2]
+    virtual = VirtualTokens.of(VOCABULARY, PromptTables(tuple(map(table_of, [[b"a"] * 2, [b"b"]]))))
+    assert [each.first for each in virtual.placed] == [0, 2] == list(accumulate([0, 2]))
+    assert virtual.occur([1, VOCABULARY])
+    assert not virtual.occur([1, VOCABULARY - 1])
+    assert virtual.without([1, VOCABULARY, 2]) == [1, 2]
 
 
 @examples(300)
 @given(st.lists(st.integers(0, 2), max_size=4), st.lists(st.integers(0, 2), max_size=4))
-def test_prompts_share_prefixes_up_to_the_first_different_image(its, others):
+def test_prompts_share_prefixes_up_to_the_first_different_image(first, second):
     """The images have three rows each and follow a text of five tokens."""
 
     def images_chain(contents: list[int]) -> list[bytes]:
@@ -120,16 +122,16 @@ def test_prompts_share_prefixes_up_to_the_first_different_image(its, others):
     def shared(*both: list) -> int:
         return len(list(takewhile(lambda pair: pair[0] == pair[1], zip(*both, strict=False))))
 
-    assert shared(images_chain(its), images_chain(others)) == (5 + 3 * shared(its, others)) // SIZE
+    assert shared(images_chain(first), images_chain(second)) == (5 + 3 * shared(first, second)) // SIZE
 
 
 def test_images_come_after_tables_and_are_bounded():
     image = Image.of(2, b"a")
-    found = VirtualTokens.of(VOCABULARY, PromptTables((table_of([b"a"] * 3),), images=(image, Image.of(4, b"b"))))
-    assert [each.first for each in found.placed] == [0, 3, 5]
-    asked = []
-    needed = found.computed([1, VOCABULARY + 3], lambda each: asked.append(each) or table_of([b"c"] * 2))
-    assert asked == [image]
+    virtual = VirtualTokens.of(VOCABULARY, PromptTables((table_of([b"a"] * 3),), images=(image, Image.of(4, b"b"))))
+    assert [each.first for each in virtual.placed] == [0, 3, 5]
+    computed = []
+    needed = virtual.computed([1, VOCABULARY + 3], lambda each: computed.append(each) or table_of([b"c"] * 2))
+    assert computed == [image]
     assert [each.first for each in needed.placed] == [3]
     with pytest.raises(ValueError, match="images may have at most"):
         PromptTables(images=(Image.of(1, bytes(MAX_IMAGE_BYTES)), image))

@@ -14,19 +14,19 @@ def test_between(start, count, cuts):
     rows = tensor_rows(start, start + count)
     first = cuts.draw(st.integers(start, start + count - 1))
     end = cuts.draw(st.integers(first + 1, start + count))
-    found = rows.between(first, end)
-    assert (found.start, found.end, found.rows) == (first, end, end - first)
-    assert first_values([found]) == list(range(first, end))
+    part = rows.between(first, end)
+    assert (part.start, part.end, part.rows) == (first, end, end - first)
+    assert first_values([part]) == list(range(first, end))
 
 
 @given(rows=st.integers(1, 300), width=st.sampled_from([1, 1000, 5000, PART_BYTES // 4, PART_BYTES]))
 def test_parts_are_bounded_and_join_to_the_whole(rows, width):
     rows = min(rows, 40_000_000 // width // 4)
     whole = tensor_rows(3, 3 + max(1, rows), width=width)
-    found = list(whole.parts())
-    assert first_values(found) == list(range(3, whole.end))
-    assert all(len(part.data) <= PART_BYTES or part.rows == 1 for part in found)
-    assert len(found) <= -(-len(whole.data) // PART_BYTES) * 2
+    parts = list(whole.parts())
+    assert first_values(parts) == list(range(3, whole.end))
+    assert all(len(part.data) <= PART_BYTES or part.rows == 1 for part in parts)
+    assert len(parts) <= -(-len(whole.data) // PART_BYTES) * 2
 
 
 def test_a_message_survives_a_round_trip():
@@ -54,8 +54,8 @@ def test_invalid_sizes_are_refused(shape, dtype, size):
 
 
 def test_the_number_of_tensors_in_a_request_is_limited():
-    most = {"output": ["t"] * (MAX_NAMES + 2)}
-    assert msgspec.convert(most, TensorParams)
+    names = {"output": ["t"] * (MAX_NAMES + 2)}
+    assert msgspec.convert(names, TensorParams)
     with pytest.raises(msgspec.ValidationError):
         msgspec.convert({"output": ["t"] * (MAX_NAMES + 3)}, TensorParams)
 

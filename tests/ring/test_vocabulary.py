@@ -107,7 +107,7 @@ def built(family: str) -> tuple[Tokenizer, Vocabulary]:
 def anchor(family: str) -> int:
     """A token of one letter, which precedes other tokens so that they are not at the start of a text."""
     tokenizer, _ = built(family)
-    return next(found for token in ("e", "a") if (found := tokenizer.token_to_id(token)) is not None)
+    return next(token_id for token in ("e", "a") if (token_id := tokenizer.token_to_id(token)) is not None)
 
 
 def inside(family: str, ids: list[int]) -> str:

@@ -251,12 +251,12 @@ async def test_texts_that_wait_for_the_tokenizer_are_bounded(ring, start, monkey
     ring.add_engine()
     ring.add_detokenizer()
     client = await start(text_threads=1)
-    go_on = threading.Event()
-    busy = [asyncio.ensure_future(client.router._text._run(1, lambda: go_on.wait(60))) for _ in range(2)]
+    may_continue = threading.Event()
+    busy = [asyncio.ensure_future(client.router._text._run(1, lambda: may_continue.wait(60))) for _ in range(2)]
     await client.until(lambda: client.router._text._waiting == 2)
     call = client.generation.Tokenize(pb.TokenizeRequest(text="x"))
     assert (await refused(call)).code == StatusCode.RESOURCE_EXHAUSTED
-    go_on.set()
+    may_continue.set()
     assert await asyncio.gather(*busy) == [True, True]
     assert (await client.generation.Tokenize(pb.TokenizeRequest(text="x"))).token_ids
 
@@ -267,8 +267,8 @@ async def test_bytes_of_texts_that_wait_for_the_tokenizer_are_bounded(ring, star
     ring.add_engine()
     ring.add_detokenizer()
     client = await start(text_threads=1)
-    go_on = threading.Event()
-    busy = asyncio.ensure_future(client.router._text._run(900, lambda: go_on.wait(60)))
+    may_continue = threading.Event()
+    busy = asyncio.ensure_future(client.router._text._run(900, lambda: may_continue.wait(60)))
     await client.until(lambda: client.router._text._waiting == 1)
     chat = pb.GenerationSpec(chat=pb.ChatPrompt(messages=[pb.ChatMessage(role="user", content="x" * 101)]))
     for spec in (text_spec(text="x" * 101), chat):
@@ -277,7 +277,7 @@ async def test_bytes_of_texts_that_wait_for_the_tokenizer_are_bounded(ring, star
         assert details.retry is not None
     small = asyncio.ensure_future(client.events(text_spec(text="x" * 100)))
     await client.until(lambda: client.router._text._waiting == 2)
-    go_on.set()
+    may_continue.set()
     assert await busy
     assert (await small)[-1].HasField("done")
     # A single text may have any length.

@@ -19,20 +19,20 @@ class FakeSender:
     def __init__(self) -> None:
         self.batches: list[list[RequestTrace]] = []
         self.works = True
-        self.go_on = threading.Event()
-        self.go_on.set()
+        self.may_continue = threading.Event()
+        self.may_continue.set()
         self.sending = threading.Event()
         self.closed = False
 
     def send(self, traces) -> bool:
         self.sending.set()
-        self.go_on.wait()
+        self.may_continue.wait()
         self.batches.append(list(traces))
         return self.works
 
     def close(self) -> None:
         self.closed = True
-        self.go_on.set()
+        self.may_continue.set()
 
 
 @pytest.fixture
@@ -56,14 +56,14 @@ def test_batches_arrive_in_order(sender):
 
 
 def test_a_stuck_collector_delays_no_request(sender):
-    sender.go_on.clear()
+    sender.may_continue.clear()
     traces = TraceQueue(sender, LOG, max_queued=10)
     traces.put(trace())
     assert sender.sending.wait(60)
     for _ in range(110):
         traces.put(trace())
     assert traces.dropped == 5 * 100
-    sender.go_on.set()
+    sender.may_continue.set()
     traces.close(SECONDS)
     assert traces.sent == 5 * 11
 
@@ -80,7 +80,7 @@ def test_spans_that_the_collector_does_not_accept_are_counted(sender):
 
 
 def test_close_waits_only_for_a_limited_time(sender):
-    sender.go_on.clear()
+    sender.may_continue.clear()
     traces = TraceQueue(sender, LOG, max_queued=2)
     for _ in range(4):
         traces.put(trace())

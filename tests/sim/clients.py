@@ -62,7 +62,7 @@ class ClientPlan:
 
 @dataclass
 class Transcript:
-    """What a client received, by output."""
+    """The text, tokens and ends that a client received, by output."""
 
     tokens: dict[int, list[int]] = field(default_factory=dict)
     text: dict[int, str] = field(default_factory=dict)
@@ -73,7 +73,7 @@ class Transcript:
     usage: tuple[int, int] | None = None
     """Prompt tokens and completion tokens."""
     violations: list[str] = field(default_factory=list)
-    """What was wrong with the stream, in words."""
+    """Violations found in the stream, as sentences."""
     error: str = ""
     """The reason of the error that ended the stream."""
     resumed: int = 0

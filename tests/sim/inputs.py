@@ -1,4 +1,4 @@
-"""What a seed determines: the clients' requests, the faults, and the model of each engine."""
+"""The inputs that a seed determines: the clients' requests, the faults, and the model of each engine."""
 
 from dataclasses import dataclass
 from random import Random

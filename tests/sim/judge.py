@@ -80,7 +80,7 @@ def _is_held_back(text: str, expected: str) -> bool:
 
 
 def poison_violations(scenario: Scenario, outcome: Outcome, transcript: Transcript) -> list[str]:
-    """What is wrong with the end of the request that kills engines."""
+    """Violations in the end of the request that kills engines."""
     convicted = transcript.error == "POISON" or (transcript.model_changed and len(scenario.models) > 1)
     wrong = [] if convicted else [f"the poisonous request ended with {transcript.error or transcript.ends}"]
     if not scenario.faults and outcome.poison_deaths > MAX_POISON_DEATHS:

@@ -169,7 +169,7 @@ class Network:
         now = loop.time()
         seconds, times = USUAL_SECONDS * (0.5 + self.random.random()), 1
         self.disturbances = [disturbance for disturbance in self.disturbances if disturbance.until > now]
-        late = False
+        reordered = False
         for disturbance in self.disturbances:
             if disturbance.address in (lane.address, "*") and self.random.random() < disturbance.probability:
                 self.harmed += 1
@@ -182,11 +182,11 @@ class Network:
                     case "delay":
                         seconds += self.random.uniform(0.1, 2.0)
                     case "reorder":
-                        seconds, late = seconds + self.random.uniform(0.001, 0.1), True
-        if not late:
+                        seconds, reordered = seconds + self.random.uniform(0.001, 0.1), True
+        if not reordered:
             # Never at the same time as the previous frame: equal timers of the loop have no defined order.
             lane.free_at = max(lane.free_at + NEXT_SECONDS, now + seconds)
-        at = now + seconds if late else lane.free_at
+        at = now + seconds if reordered else lane.free_at
         if not times:
             lane.unread -= 1
         for _ in range(times):

@@ -19,7 +19,7 @@ from tests.sim.scenario import Scenario
 
 
 class Verdict(NamedTuple):
-    """What happened with one seed."""
+    """The outcome of one seed."""
 
     seed: int
     wrong: list[str]

@@ -18,7 +18,7 @@ REST_SECONDS, SETTLE_SECONDS = 10.0, 65.0
 
 @dataclass(frozen=True)
 class Outcome:
-    """What clients received, and what the services still hold."""
+    """The streams that clients received, and the state that services still hold."""
 
     transcripts: list[Transcript]
     leftovers: list[str]

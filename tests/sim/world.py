@@ -1,4 +1,4 @@
-"""What replaces sockets, gRPC, time and the model in the simulated services."""
+"""Replacements for sockets, gRPC, time and the model in the simulated services."""
 
 import asyncio
 import secrets

@@ -73,7 +73,7 @@ def test_searches_and_sampled_requests_do_not_affect_each_other(client):
     assert [output.token_ids for output in concurrent.outputs] == [output.token_ids for output in search.outputs]
 
 
-def test_a_parameter_that_cannot_be_combined_with_it_is_named(client):
+def test_a_parameter_that_cannot_be_combined_with_beam_search_is_named(client):
     with pytest.raises(InvalidRequest, match=r"spec\.sampling\.temperature.*0\.7"):
         client.generate("x", temperature=0.7, beam_search={"width": 2})
 

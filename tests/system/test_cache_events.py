@@ -75,10 +75,10 @@ def test_events_start_from_zero_after_an_engine_was_killed(ring, client):
         assert first.events[0].created.device_blocks == 2048 // BLOCK
         os.kill(ring.pids["engine-0"], signal.SIGKILL)
         generate(client, PROMPT)
-        again = next(responses)
-        while again.engine_epoch == first.engine_epoch:
-            again = next(responses)
-        events = list(again.events)
+        response = next(responses)
+        while response.engine_epoch == first.engine_epoch:
+            response = next(responses)
+        events = list(response.events)
         assert (events[0].event_id, events[0].dropped) == (0, 0)
         assert events[0].created.device_blocks == 2048 // BLOCK
         if not any(event.HasField("stored") for event in events):

@@ -14,9 +14,9 @@ PROMPTS = [[7 * i + 3 * j for j in range(20)] for i in range(6)]
 COUNT = 60
 
 
-def params(**more) -> SamplingParams:
+def params(**sampling) -> SamplingParams:
     options = {"max_tokens": COUNT, "temperature": 0.0, "ignore_eos": True, "logits_processor": "steered"}
-    return SamplingParams(**(options | more))
+    return SamplingParams(**(options | sampling))
 
 
 class Steered:
@@ -34,8 +34,8 @@ class Steered:
         steer(request_id, logits, token_ids, stream, client_id)
 
 
-def generate(executor: GenerationExecutor, **more) -> list[list[int]]:
-    results = [executor.generate_async(prompt, params(**more), streaming=True) for prompt in PROMPTS]
+def generate(executor: GenerationExecutor, **sampling) -> list[list[int]]:
+    results = [executor.generate_async(prompt, params(**sampling), streaming=True) for prompt in PROMPTS]
     return [list(result.result(300).outputs[0].token_ids) for result in results]
 
 

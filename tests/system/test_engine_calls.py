@@ -62,7 +62,7 @@ def two_ranks(plugin):
         yield executor
 
 
-def test_every_engine_answers_and_one_that_does_not_is_named():
+def test_every_engine_answers_or_is_named():
     # The router must not count the frozen engine as lost while the call waits for it.
     router = {"peer_timeout": 60.0}
     with Ring(engines=2, detokenizers=1, engine_args={"kv_cache_tokens": 4096}, router_args=router) as ring:

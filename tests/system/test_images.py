@@ -40,22 +40,22 @@ def with_images(oracle: Oracle, ids: list[int], images: list[bytes]) -> Prompt:
 
 
 def test_text_token_ids_and_chats_may_have_images(pair, oracle):
-    one, other = picture(1), picture(2, (200, 90), "JPEG")
+    first, second = picture(1), picture(2, (200, 90), "JPEG")
     text = "USER: <image>\n<image>\nWhat is this? ASSISTANT:"
     with Client(pair.address, timeout=100) as client:
         ids = list(client.tokenize(text, add_special_tokens=False).token_ids)
-        right = oracle.generate(with_images(oracle, ids, [one, other]), max_new_tokens=16)
-        by_text = client.generate(text, images=[one, other], max_tokens=16, add_special_tokens=False, **GREEDY)
+        right = oracle.generate(with_images(oracle, ids, [first, second]), max_new_tokens=16)
+        by_text = client.generate(text, images=[first, second], max_tokens=16, add_special_tokens=False, **GREEDY)
         assert list(by_text.outputs[0].token_ids) == right
         assert by_text.usage.prompt_tokens == len(ids) - 2 + 2 * ROWS
-        by_ids = client.generate(ids, images=[one, other], max_tokens=16, **GREEDY)
+        by_ids = client.generate(ids, images=[first, second], max_tokens=16, **GREEDY)
         assert list(by_ids.outputs[0].token_ids) == right
         # The router chose the engine that had cached the first prompt.
         assert by_ids.usage.cached_tokens > ROWS
         parts = [
-            {"type": "image", "data": one},
+            {"type": "image", "data": first},
             {"type": "text", "text": "What is this?"},
-            {"type": "image", "data": other},
+            {"type": "image", "data": second},
         ]
         by_chat = client.generate([{"role": "user", "content": parts}], max_tokens=16, **GREEDY)
         assert list(by_chat.outputs[0].token_ids) == right

@@ -50,7 +50,7 @@ def unread_pipe() -> int:
 def test_requests_are_served_while_log_lines_cannot_be_written(tmp_path, stderr):
     ports = dict(zip([*SERVICES, "grpc"], count(free_ports(4)), strict=False))
     inboxes = {role: f"ipc://{tmp_path}/{role}" for role in SERVICES}
-    more = {
+    flags_of = {
         "router": ["--port", ports["grpc"], "--engines", inboxes["engine"], "--detokenizers", inboxes["detok"]],
         "engine": ["--threads", 1, "--kv-cache-tokens", 8192],
         "detok": [],
@@ -59,7 +59,7 @@ def test_requests_are_served_while_log_lines_cannot_be_written(tmp_path, stderr)
     try:
         for role, module in SERVICES.items():
             command = [sys.executable, "-m", module, "--model", tiny_model.path(), "--listen", inboxes[role]]
-            command += ["--metrics-port", ports[role], "--log-level", "debug", *more[role]]
+            command += ["--metrics-port", ports[role], "--log-level", "debug", *flags_of[role]]
             processes[role] = subprocess.Popen(list(map(str, command)), stderr=descriptor)
         assert wait_until(lambda: get(ports["router"], "/readyz") == "ok\n", 2 * LIMIT)
         with Client(f"127.0.0.1:{ports['grpc']}") as client:

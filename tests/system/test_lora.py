@@ -151,12 +151,12 @@ def test_an_adapter_can_be_unloaded_and_replaced(ring, client, folders, expected
 
 def test_an_adapter_loaded_at_one_router_is_known_to_the_other(ring, client, folders, expected) -> None:
     first, second = ring.addresses
-    with Client(first, timeout=LIMIT) as one, Client(second, timeout=LIMIT) as other:
-        one.load_lora("a", folder=folders["all"])
-        assert wait_until(lambda: other.list_loras()[0].loras == one.list_loras()[0].loras)
-        assert tokens(other, lora_id="a") == expected["all"]
-        other.unload_lora("a")
-        assert wait_until(lambda: not one.list_loras()[0].loras)
+    with Client(first, timeout=LIMIT) as first_client, Client(second, timeout=LIMIT) as second_client:
+        first_client.load_lora("a", folder=folders["all"])
+        assert wait_until(lambda: second_client.list_loras()[0].loras == first_client.list_loras()[0].loras)
+        assert tokens(second_client, lora_id="a") == expected["all"]
+        second_client.unload_lora("a")
+        assert wait_until(lambda: not first_client.list_loras()[0].loras)
 
 
 @pytest.mark.parametrize("name", ["/etc", "/adapters/none"])

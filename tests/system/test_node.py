@@ -79,9 +79,9 @@ def test_the_call_in_beams_md(ring, example) -> None:
 
 
 def test_the_call_in_speculation_md(ring, example) -> None:
-    more = {"sampling": {"temperature": 0}, "stopping": {"max_tokens": 32}}
-    plain = run(example, ring.address, "def add_one(x):", more)
-    assert run(example, ring.address, "def add_one(x):", spec_of("speculation.md") | more).stdout == plain.stdout
+    greedy = {"sampling": {"temperature": 0}, "stopping": {"max_tokens": 32}}
+    plain = run(example, ring.address, "def add_one(x):", greedy)
+    assert run(example, ring.address, "def add_one(x):", spec_of("speculation.md") | greedy).stdout == plain.stdout
 
 
 def test_the_call_in_processors_md(example, tmp_path, monkeypatch) -> None:
@@ -119,8 +119,10 @@ def test_the_call_in_prompt_tables_md(ring, example) -> None:
         (model,) = client.models()
         rows = np.random.default_rng(0).normal(0, 0.5, (8, model.hidden_size)).astype(np.float32)
         client.load_prompt_adapter("terse", rows=rows)
-        more = {"temperature": 0, "max_tokens": 16}
-        expected, plain = (client.generate("import os", prompt_adapter_id=name, **more).text for name in ("terse", ""))
+        greedy = {"temperature": 0, "max_tokens": 16}
+        expected, plain = (
+            client.generate("import os", prompt_adapter_id=name, **greedy).text for name in ("terse", "")
+        )
         spec = spec_of("prompt_tables.md") | {"sampling": {"temperature": 0}, "stopping": {"max_tokens": 16}}
         done = run(example, ring.address, "import os", spec)
         client.unload_prompt_adapter("terse")

@@ -35,7 +35,7 @@ class Mortal(MaxUtilization):
 
 @dataclass
 class Received:
-    """What a concurrent stream received, and when."""
+    """The text of a concurrent stream, and the times of its chunks."""
 
     text: str = ""
     at: list[float] = field(default_factory=list)
@@ -53,7 +53,7 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-async def neighbour(client, i, begun=lambda: None) -> Received:
+async def stream_neighbour(client, i, begun=lambda: None) -> Received:
     received = Received()
     async for chunk in client.stream(f"# {i}\ndef f(x):\n", seed=i, max_tokens=TOKENS, ignore_eos=True):
         received.text += chunk.text
@@ -76,9 +76,9 @@ async def test_poison_ends_with_an_error_and_affects_no_other_stream(folder, pos
     args = {"config": folder / "engine.yaml"}
     with Ring(engines=2, routers=2, detokenizers=2, engine_args=args) as ring:
         async with AsyncClient(ring.addresses, timeout=LIMIT) as client:
-            undisturbed = await asyncio.gather(*(neighbour(client, i) for i in range(2)))
+            undisturbed = await asyncio.gather(*(stream_neighbour(client, i) for i in range(2)))
             begun = asyncio.Semaphore(0)
-            neighbours = [asyncio.create_task(neighbour(client, i, begun.release)) for i in range(NEIGHBOURS)]
+            neighbours = [asyncio.create_task(stream_neighbour(client, i, begun.release)) for i in range(NEIGHBOURS)]
             for _ in neighbours:
                 await begun.acquire()
             with pytest.raises(Poison) as caught:

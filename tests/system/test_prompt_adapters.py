@@ -82,7 +82,7 @@ def tokens(address: str, name: str) -> list[int]:
         return list(client.generate(PROMPT, **OPTIONS, **adapter(name)).outputs[0].token_ids)
 
 
-def known(address: str) -> dict[str, str]:
+def adapter_versions(address: str) -> dict[str, str]:
     """Versions of the router's adapters by id; empty while the router does not run."""
     try:
         with Client(address, timeout=LIMIT, resume_timeout=1) as client:
@@ -138,22 +138,22 @@ async def test_a_restarted_router_receives_the_tables_from_the_engines(ring) -> 
     with Client(first, timeout=LIMIT) as client:
         for seed, name in enumerate(("terse", "wordy")):
             client.load_prompt_adapter(name, rows=rows(seed))
-    versions = known(first)
+    versions = adapter_versions(first)
     assert set(versions) == {"terse", "wordy"}
-    assert wait_until(lambda: known(second) == versions)
+    assert wait_until(lambda: adapter_versions(second) == versions)
     expected = {name: await asyncio.to_thread(tokens, first, name) for name in NAMES}
     assert len({tuple(output) for output in expected.values()}) == len(NAMES)
 
     # After the second kill, no router is left to which the tables were uploaded.
-    for router, address, other in (("router-0", first, second), ("router-1", second, first)):
+    for router, address, surviving in (("router-0", first, second), ("router-1", second, first)):
         pid = ring.pids[router]
 
         def kill(pid: int = pid) -> None:
             os.kill(pid, signal.SIGKILL)
 
-        streams = await disturbed_streams(other, PROMPT, [{**OPTIONS, **adapter(name)} for name in 2 * NAMES], kill)
+        streams = await disturbed_streams(surviving, PROMPT, [{**OPTIONS, **adapter(name)} for name in 2 * NAMES], kill)
         assert streams == 2 * [(expected[name], 0) for name in NAMES], "a stream changed or was resumed"
-        assert await asyncio.to_thread(wait_until, lambda address=address: known(address) == versions)
+        assert await asyncio.to_thread(wait_until, lambda address=address: adapter_versions(address) == versions)
         assert ring.pids[router] != pid
         for name in NAMES:
             assert await asyncio.to_thread(tokens, address, name) == expected[name]
@@ -162,7 +162,7 @@ async def test_a_restarted_router_receives_the_tables_from_the_engines(ring) -> 
     with Client(second, timeout=LIMIT) as client:
         client.load_prompt_adapter("terse", rows=rows(7))
     terse = versions["terse"]
-    assert await asyncio.to_thread(wait_until, lambda: known(first).get("terse", terse) != terse)
+    assert await asyncio.to_thread(wait_until, lambda: adapter_versions(first).get("terse", terse) != terse)
     changed = await asyncio.to_thread(tokens, first, "terse")
     assert changed == await asyncio.to_thread(tokens, second, "terse")
     assert changed != expected["terse"]

@@ -72,7 +72,7 @@ def test_the_calls_of_the_page_work(client, oracle, capsys):
     assert names["greedy"] == (row.argmax(-1).tolist() == list(names["continuation"]))
 
 
-def test_streamed_and_unstreamed_requests_with_several_outputs_have_them(client, oracle):
+def test_streamed_and_unstreamed_requests_with_several_outputs_return_prompt_logprobs(client, oracle):
     plain = client.generate(LONG, prompt_logprobs=3, logprobs=1, n=3, seed=1, max_tokens=4, token_ids=True)
     check(plain.prompt_logprobs, LONG, oracle)
     assert all(len(entry.top) == 3 for entry in plain.prompt_logprobs[1:])
@@ -85,7 +85,7 @@ def test_streamed_and_unstreamed_requests_with_several_outputs_have_them(client,
     assert client.generate(LONG, max_tokens=1).usage.cached_tokens > 0
 
 
-def test_a_resumed_request_does_not_repeat_them(client):
+def test_a_resumed_request_does_not_repeat_prompt_logprobs(client):
     first = client.generate(LONG, prompt_logprobs=1, temperature=0, max_tokens=6, token_ids=True)
     ids = first.outputs[0].token_ids
     rest = client.generate(

@@ -37,22 +37,22 @@ def expected_tokens(oracle: Oracle, ids: list[int], images: list[bytes], count: 
 
 
 def test_text_token_ids_and_chats_may_have_images(pair, oracle):
-    one, other = picture(1, (70, 20)), picture(2, (90, 200), "JPEG")
+    first, second = picture(1, (70, 20)), picture(2, (90, 200), "JPEG")
     text = f"user: {IMAGE}What is this?{IMAGE}\nassistant:"
     with Client(pair.address, timeout=100) as client:
         ids = list(client.tokenize(text, add_special_tokens=False).token_ids)
-        expected = expected_tokens(oracle, ids, [one, other], 16)
-        by_text = client.generate(text, images=[one, other], max_tokens=16, add_special_tokens=False, **GREEDY)
+        expected = expected_tokens(oracle, ids, [first, second], 16)
+        by_text = client.generate(text, images=[first, second], max_tokens=16, add_special_tokens=False, **GREEDY)
         assert list(by_text.outputs[0].token_ids) == expected
-        by_ids = client.generate(ids, images=[one, other], max_tokens=16, **GREEDY)
+        by_ids = client.generate(ids, images=[first, second], max_tokens=16, **GREEDY)
         assert list(by_ids.outputs[0].token_ids) == expected
         assert by_ids.usage.prompt_tokens == by_text.usage.prompt_tokens > len(ids)
         # The router chose the engine that had cached the first prompt.
         assert by_ids.usage.cached_tokens > 16
         parts = [
-            {"type": "image", "data": one},
+            {"type": "image", "data": first},
             {"type": "text", "text": "What is this?"},
-            {"type": "image", "data": other},
+            {"type": "image", "data": second},
         ]
         by_chat = client.generate([{"role": "user", "content": parts}], max_tokens=16, **GREEDY)
         assert list(by_chat.outputs[0].token_ids) == expected

@@ -59,7 +59,7 @@ def cluster():
                 object_store_memory=OBJECT_STORE_BYTES,
             )
             break
-        except Exception as error:  # noqa: BLE001 - whatever keeps Ray from coming up
+        except Exception as error:  # noqa: BLE001 - Ray can fail to start in many ways
             failure = f"{type(error).__name__}: {error}"
             ray.shutdown()
     else:

@@ -63,7 +63,7 @@ def cluster() -> Iterator[object]:
                 cluster.add_node(**NODE)
             ray.init(cluster.address, log_to_driver=False, namespace="sluice")
             break
-        except Exception as error:  # noqa: BLE001 - whatever keeps Ray from coming up
+        except Exception as error:  # noqa: BLE001 - Ray can fail to start in many ways
             failure = f"{type(error).__name__}: {error}"
             ray.shutdown()
             cluster.shutdown()

@@ -27,7 +27,7 @@ def options(authority, pair):
 
 
 def test_certificates_and_tokens_are_both_required(authority, tmp_path):
-    served, ours = authority.issue("server"), authority.issue("client")
+    served, client_certificate = authority.issue("server"), authority.issue("client")
     stranger = Authority(tmp_path, "other").issue("stranger")
     tokens = tmp_path / "tokens"
     tokens.write_text(f"{USER} team\n{CHIEF} operators admin\n")
@@ -37,9 +37,13 @@ def test_certificates_and_tokens_are_both_required(authority, tmp_path):
         "tls_client_ca": authority.certificate,
         "tokens_file": tokens,
     }
-    tls = options(authority, ours)
+    tls = options(authority, client_certificate)
     port = free_ports(2)
-    gateway = {"router_ca": authority.certificate, "router_certificate": ours.certificate, "router_key": ours.key}
+    gateway = {
+        "router_ca": authority.certificate,
+        "router_certificate": client_certificate.certificate,
+        "router_key": client_certificate.key,
+    }
     ports = {"port": port, "http_port": port + 1}
     with Ring(engines=1, detokenizers=1, router_args=settings, gateway_args=gateway, **ports) as ring:
         with Client(ring.address, tls=tls, token=USER, timeout=60) as client:
@@ -60,7 +64,14 @@ def test_certificates_and_tokens_are_both_required(authority, tmp_path):
             assert list(http.completions.create(**spec, stream=True))
             with pytest.raises(AuthenticationError):
                 http.with_options(api_key="unknown-0123456789").completions.create(**spec)
-        flags = ["--tls-ca", authority.certificate, "--tls-cert", ours.certificate, "--tls-key", ours.key]
+        flags = [
+            "--tls-ca",
+            authority.certificate,
+            "--tls-cert",
+            client_certificate.certificate,
+            "--tls-key",
+            client_certificate.key,
+        ]
         command = [sys.executable, "-m", "sluice", "stats", "--once", "--address", ring.address, "--token", CHIEF]
         done = subprocess.run([*command, *map(str, flags)], capture_output=True, text=True, timeout=60)
         assert done.returncode == 0, done.stderr

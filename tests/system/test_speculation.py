@@ -91,7 +91,7 @@ def test_a_stream_sends_the_accepted_tokens_of_a_step_together(client):
 
 
 def test_the_call_with_draft_logits_of_the_page_works(client):
-    """The model drafts for itself here, so all draft tokens are accepted, whatever the seed is."""
+    """The model drafts for itself here, so all draft tokens are accepted with any seed."""
     _, code = calls()
     names = {"client": client, "small": client}
     exec(code, names)

@@ -42,7 +42,7 @@ def ring(callback_file):
 
 @pytest.fixture(scope="module")
 def run(ring):
-    """What StreamSteps reports of three requests with one prompt, one after the other, the last with two outputs."""
+    """The StreamSteps reports of three sequential requests with the same prompt, the last with two outputs."""
     steps, requests = [], []
     with Client(ring.address, timeout=PATIENCE) as client, client.stream_steps(timeout=PATIENCE) as responses:
         for i, n in enumerate((1, 1, 2)):

@@ -122,7 +122,7 @@ def test_the_calls_of_the_page_work(client, oracle, capsys):
     assert not tensors
 
 
-def test_streamed_and_unstreamed_requests_with_several_outputs_have_them(client, oracle):
+def test_streamed_and_unstreamed_requests_with_several_outputs_return_tensors(client, oracle):
     options = {**ALL, "n": 3, "seed": 1, "max_tokens": 6, "token_ids": True}
     result = client.generate(LONG[:300], **options)
     tokens = [output.token_ids for output in result.outputs]
@@ -189,7 +189,7 @@ async def test_every_row_arrives_once_although_services_are_killed(oracle):
 
 @pytest.mark.timeout(300)
 async def test_a_client_that_stops_reading_delays_only_itself(oracle):
-    """What waits for it is bounded in the engine and in the router. It receives the remaining rows once it reads."""
+    """The rows that wait for it are bounded in the engine and the router. It receives the rest once it reads again."""
     prompt = LONG[:1800]  # 29 MB of logits
     engine = {"tensor_buffer": 1 << 20, "max_tokens_per_step": 256}
     router = {"max_undelivered_bytes": 2 << 20}

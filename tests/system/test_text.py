@@ -89,7 +89,7 @@ async def test_prefixes_are_cached_separately_for_each_salt(ring):
         spec = {"temperature": 0.0, "max_tokens": 4}
         first = await client.generate(prompt, kv_cache={"salt": "a"}, **spec)
         repeated = await client.generate(prompt, kv_cache={"salt": "a"}, **spec)
-        other = await client.generate(prompt, kv_cache={"salt": "b"}, **spec)
-        assert first.usage.cached_tokens == other.usage.cached_tokens == 0
+        other_salt = await client.generate(prompt, kv_cache={"salt": "b"}, **spec)
+        assert first.usage.cached_tokens == other_salt.usage.cached_tokens == 0
         assert repeated.usage.cached_tokens >= repeated.usage.prompt_tokens - 32
-        assert first.text == repeated.text == other.text
+        assert first.text == repeated.text == other_salt.text

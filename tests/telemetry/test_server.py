@@ -84,8 +84,8 @@ def test_the_oldest_connection_is_closed_first_and_late_connections_immediately(
     now = [0.0]
     with ExitStack() as stack:
         pairs = [tuple(map(stack.enter_context, socket.socketpair())) for _ in range(3)]
-        for _, theirs in pairs:
-            theirs.settimeout(LIMIT)
+        for _, client in pairs:
+            client.settimeout(LIMIT)
         connections = Connections(2, 10.0, lambda: now[0])
         assert connections.add(pairs[0][0])
         now[0] = 9.0

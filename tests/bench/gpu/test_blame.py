@@ -26,8 +26,8 @@ def holds_if(condition):
     ],
 )
 def test_the_layer_without_which_the_check_passes_is_found(layer, condition):
-    found, lines = blame(holds_if(condition))
-    assert found == layer
+    culprit, lines = blame(holds_if(condition))
+    assert culprit == layer
     assert len(lines) == len(WITHOUT)
     assert all("off by 2" in line for line in lines)
 
@@ -38,6 +38,6 @@ def test_a_trial_that_raises_does_not_end_the_search():
             raise RuntimeError("out of memory\nwith much more")
         return Outcome(options.get("attention") == "reference" and len(options) == 1, "")
 
-    found, lines = blame(recheck)
-    assert found == "an attention kernel"
+    culprit, lines = blame(recheck)
+    assert culprit == "an attention kernel"
     assert lines[0] == "without CUDA graphs: DOES NOT HOLD: RuntimeError: out of memory"

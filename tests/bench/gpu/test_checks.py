@@ -43,8 +43,8 @@ CHOICES = {
 }
 
 
-def chose(**others: str) -> Served:
-    return Served(tiny(), None, None, SimpleNamespace(choices=CHOICES | others), torch.float32, 0)
+def chose(**choices: str) -> Served:
+    return Served(tiny(), None, None, SimpleNamespace(choices=CHOICES | choices), torch.float32, 0)
 
 
 GRAPHS = {"cuda_graphs": "none: the model waits for the device"}
@@ -61,15 +61,15 @@ GRAPHS = {"cuda_graphs": "none: the model waits for the device"}
 def test_fallbacks_on_a_gpu_are_found(others, detail):
     assert check_choices(chose()).passed
     assert check_choices(chose(**others, device="cpu")).passed
-    found = check_choices(chose(**others))
-    assert not found.passed
-    assert detail in found.detail
+    outcome = check_choices(chose(**others))
+    assert not outcome.passed
+    assert detail in outcome.detail
 
 
 def test_missing_graphs_fail_the_check_of_graphs():
-    found = check_graphs(chose(**GRAPHS), chose(), (1, 3), 30)
-    assert not found.passed
-    assert "the model waits" in found.detail
+    outcome = check_graphs(chose(**GRAPHS), chose(), (1, 3), 30)
+    assert not outcome.passed
+    assert "the model waits" in outcome.detail
 
 
 def drawn(*logprobs: float) -> Drawn:
@@ -78,15 +78,15 @@ def drawn(*logprobs: float) -> Drawn:
 
 
 def test_verdicts():
-    one = drawn(-1.0, -2.0)
+    likely = drawn(-1.0, -2.0)
     words = "1 tokens: logprobs differ by 0 at most (allowed {}); {} clear choices agree"
-    assert verdict([(one, one)], 0.1) == (True, words.format(0.1, "1 of 1"))
-    assert verdict([(one, one)], 0.6) == (True, words.format(0.6, "0 of 0"))
+    assert verdict([(likely, likely)], 0.1) == (True, words.format(0.1, "1 of 1"))
+    assert verdict([(likely, likely)], 0.6) == (True, words.format(0.6, "0 of 0"))
     assert not verdict([], 0.1).passed
-    assert not verdict([(one, drawn(-1.3, -2.0))], 0.1).passed
-    assert not verdict([(one, Drawn(1, one.logprob))], 0.1).passed
-    other = Drawn(1, one.logprob)
-    assert not verdict([(other, one)], 0.1).passed
+    assert not verdict([(likely, drawn(-1.3, -2.0))], 0.1).passed
+    assert not verdict([(likely, Drawn(1, likely.logprob))], 0.1).passed
+    second_choice = Drawn(1, likely.logprob)
+    assert not verdict([(second_choice, likely)], 0.1).passed
     assert not verdict([(Drawn(0), Drawn(0))], 0.1).passed
     assert difference({1: 0.0, 2: 0.0, 3: 0.0}, {4: 0.0, 5: 0.0, 3: 0.0}) == inf
 
@@ -109,9 +109,9 @@ def test_idle_time_is_the_time_that_no_span_covers(pairs, source: random.Random)
             run += 1
     counted = [gap * scale * 1e-9 for gap in gaps if gap * scale * 1e-9 >= SHORTEST_GAP]
     source.shuffle(spans)
-    found = uncovered(spans)
-    assert found.total == pytest.approx(sum(counted))
-    assert found.longest == pytest.approx(max(counted, default=0))
+    idle = uncovered(spans)
+    assert idle.total == pytest.approx(sum(counted))
+    assert idle.longest == pytest.approx(max(counted, default=0))
 
 
 @pytest.fixture(scope="module")
@@ -122,19 +122,19 @@ def runners(tmp_path_factory):
     with (
         served(scale.small, folder, **options, overlap=True) as ahead,
         served(scale.small, folder, **options, overlap=False) as plain,
-        served(scale.small, folder, **options, max_attention_window=(8,)) as other,
+        served(scale.small, folder, **options, max_attention_window=(8,)) as windowed,
     ):
-        yield ahead, plain, other
+        yield ahead, plain, windowed
 
 
 def test_a_runner_that_differs_is_found(runners: tuple[Served, Served, Served]):
-    ahead, plain, other = runners
+    ahead, plain, windowed = runners
     assert check_graphs(ahead, plain, (1, 3), 30).passed
-    assert not check_graphs(ahead, other, (1, 3), 30).passed
+    assert not check_graphs(ahead, windowed, (1, 3), 30).passed
     assert check_overlap(ahead, plain, 4, 30).passed
-    assert not check_overlap(ahead, other, 4, 30).passed
+    assert not check_overlap(ahead, windowed, 4, 30).passed
     assert check_parity(plain, CPU, (3, 20), 3).passed
-    assert not check_parity(other, CPU, (3, 20), 3).passed
+    assert not check_parity(windowed, CPU, (3, 20), 3).passed
 
 
 def test_a_failed_draw_fails_parity():
@@ -148,34 +148,34 @@ WORK = ((1, 3), (4, 30))
 
 
 def test_ranks_that_differ_are_found(runners: tuple[Served, Served, Served]):
-    ahead, plain, other = runners
-    found = two_ranks.compare(ahead, plain, lambda: None, *WORK)
-    assert found.passed
-    assert "ended within 60 s" in found.detail
-    assert not two_ranks.compare(ahead, other, lambda: None, *WORK).passed
+    ahead, plain, windowed = runners
+    outcome = two_ranks.compare(ahead, plain, lambda: None, *WORK)
+    assert outcome.passed
+    assert "ended within 60 s" in outcome.detail
+    assert not two_ranks.compare(ahead, windowed, lambda: None, *WORK).passed
     assert not two_ranks.compare(chose(cuda_graphs="none: another rank cannot"), plain, lambda: None, *WORK).passed
 
 
 def test_ranks_that_do_not_exit_are_found(runners: tuple[Served, Served, Served], monkeypatch):
     monkeypatch.setattr(two_ranks, "CLOSE_SECONDS", 0.1)
     tested = threading.Event()
-    found = two_ranks.compare(*runners[:2], tested.wait, *WORK)
+    outcome = two_ranks.compare(*runners[:2], tested.wait, *WORK)
     tested.set()
-    assert not found.passed
-    assert "did not end" in found.detail
+    assert not outcome.passed
+    assert "did not end" in outcome.detail
 
 
-def outputs(one: Served, mode: str) -> list[int]:
-    core = measures._settled(one, mode, 1, 8, 4)
+def outputs(served_model: Served, mode: str) -> list[int]:
+    core = measures._settled(served_model, mode, 1, 8, 4)
     core.advance(4)
     core.stop()
     return [drawn.token for drawn in core.drawn[0]][:5]
 
 
 def test_modes_sample(runners: tuple[Served, Served, Served]):
-    greedy, *others = (outputs(runners[1], mode) for mode in (measures.AS_SERVED, measures.FREE, measures.FLAT))
+    greedy, *sampled = (outputs(runners[1], mode) for mode in (measures.AS_SERVED, measures.FREE, measures.FLAT))
     assert greedy == outputs(runners[1], measures.EAGER)
-    assert all(other != greedy for other in others)
+    assert all(tokens != greedy for tokens in sampled)
 
 
 def test_peaked_passes_few_tokens_and_flat_passes_many():

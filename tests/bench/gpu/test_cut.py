@@ -36,7 +36,7 @@ def test_the_page_is_complete_after_an_interruption(tmp_path, line, number):
             assert process.poll() is None
             time.sleep(0.05)
         if line:
-            assert any(said.rstrip().endswith(line) for said in process.stdout)
+            assert any(output.rstrip().endswith(line) for output in process.stdout)
     finally:
         process.send_signal(number)
         process.communicate(timeout=60)

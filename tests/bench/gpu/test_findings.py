@@ -13,39 +13,39 @@ SMALL = replace(STEP, shape="Qwen3-0.6B", step_seconds=0.001)
 
 
 @pytest.fixture
-def found():
-    found = Findings({"date": "today", "command": "python -m bench.gpu", "device": "a GPU"}, Rates(3.5e12, 7e14))
-    found.checks.append(Check("flash = reference", True, "96 steps | all"))
-    found.decode += [STEP, SMALL, replace(SMALL, mode="eager", step_seconds=0.0016)]
-    found.context.append(PromptRate("Qwen3-8B", 8, 4096, 30000.0, 4.9e14))
-    found.gaps += [
+def findings():
+    findings = Findings({"date": "today", "command": "python -m bench.gpu", "device": "a GPU"}, Rates(3.5e12, 7e14))
+    findings.checks.append(Check("flash = reference", True, "96 steps | all"))
+    findings.decode += [STEP, SMALL, replace(SMALL, mode="eager", step_seconds=0.0016)]
+    findings.context.append(PromptRate("Qwen3-8B", 8, 4096, 30000.0, 4.9e14))
+    findings.gaps += [
         Gaps("Qwen3-0.6B", "as served", 64, overlap, 2e-3, idle, 1e-4)
         for overlap, idle in ((True, 1e-5), (False, 4e-4))
     ]
-    found.gaps.append(replace(found.gaps[0], mode="top-p 0.9, peaked", idle_seconds=1e-3))
-    found.throughput += [
+    findings.gaps.append(replace(findings.gaps[0], mode="top-p 0.9, peaked", idle_seconds=1e-3))
+    findings.throughput += [
         Throughput(name, "Qwen3-8B", 64, 32, 256, rate) for name, rate in (("Sluice", 8000.0), ("vLLM", 7900.0))
     ]
-    found.skipped["plot"] = "no matplotlib"
-    found.facts["compiler"] = "Triton can compile"
-    found.notes.append("**Read this first.**")
-    found.tried.append(Tried("Triton", "4 heads", "its process ended with status -11", crashed=True))
-    found.memory.append(DeviceMemory("ready", 1 << 30, 2 << 30, 3 << 30))
-    found.blamed["graphs = eager"] = "CUDA graphs"
-    found.failed["gaps"] = "Traceback\nValueError: no luck"
-    return found
+    findings.skipped["plot"] = "no matplotlib"
+    findings.facts["compiler"] = "Triton can compile"
+    findings.notes.append("**Read this first.**")
+    findings.tried.append(Tried("Triton", "4 heads", "its process ended with status -11", crashed=True))
+    findings.memory.append(DeviceMemory("ready", 1 << 30, 2 << 30, 3 << 30))
+    findings.blamed["graphs = eager"] = "CUDA graphs"
+    findings.failed["gaps"] = "Traceback\nValueError: no luck"
+    return findings
 
 
-def test_findings_survive_json(found, tmp_path):
-    found.save(tmp_path / "gpu.json")
-    assert Findings.load(tmp_path / "gpu.json") == found
+def test_findings_survive_json(findings, tmp_path):
+    findings.save(tmp_path / "gpu.json")
+    assert Findings.load(tmp_path / "gpu.json") == findings
     empty = Findings({})
     empty.save(tmp_path / "gpu.json")
     assert Findings.load(tmp_path / "gpu.json") == empty
 
 
-def test_goals_use_measurements_of_the_same_run(found):
-    assert [(goal.found, goal.met) for goal in goals(found)] == [
+def test_goals_use_measurements_of_the_same_run(findings):
+    assert [(goal.found, goal.met) for goal in goals(findings)] == [
         ("80%", True),
         ("1.01", True),
         ("1.60", True),
@@ -53,23 +53,23 @@ def test_goals_use_measurements_of_the_same_run(found):
     ]
 
 
-def test_goals_are_missed(found):
-    found.rates = Rates(4e12, 7e14)
-    found.throughput.append(Throughput("SGLang", "Qwen3-8B", 64, 32, 256, 8100.0))
-    found.decode[2] = replace(found.decode[2], step_seconds=0.0014)
-    found.gaps[0] = replace(found.gaps[0], idle_seconds=1e-4)
-    assert [goal.met for goal in goals(found)] == [False] * 4
-    assert "SGLang" in goals(found)[1].name
+def test_goals_are_missed(findings):
+    findings.rates = Rates(4e12, 7e14)
+    findings.throughput.append(Throughput("SGLang", "Qwen3-8B", 64, 32, 256, 8100.0))
+    findings.decode[2] = replace(findings.decode[2], step_seconds=0.0014)
+    findings.gaps[0] = replace(findings.gaps[0], idle_seconds=1e-4)
+    assert [goal.met for goal in goals(findings)] == [False] * 4
+    assert "SGLang" in goals(findings)[1].name
 
 
-def test_goals_with_a_missing_measurement_are_not_reported(found):
-    found.rates = None
-    del found.decode[2], found.gaps[1], found.throughput[1]
-    assert goals(found) == []
+def test_goals_with_a_missing_measurement_are_not_reported(findings):
+    findings.rates = None
+    del findings.decode[2], findings.gaps[1], findings.throughput[1]
+    assert goals(findings) == []
 
 
-def test_tables_contain_all_findings(found):
-    assert [table.title for table in tables_of(found)] == [
+def test_tables_contain_all_findings(findings):
+    assert [table.title for table in tables_of(findings)] == [
         "The machine",
         "Goals",
         "The device",
@@ -84,9 +84,9 @@ def test_tables_contain_all_findings(found):
         "Skipped",
         "Failed",
     ]
-    for table in tables_of(found):
+    for table in tables_of(findings):
         assert all(len(row) == len(table.columns) for row in table.rows)
-    page = markdown(found)
+    page = markdown(findings)
     assert "ValueError: no luck" in page
     assert "| Qwen3-8B, as served | 1 | 560 | 6 | 166 | 2,800 | 80% |" in page
     assert "96 steps / all" in page
@@ -97,18 +97,18 @@ def test_tables_contain_all_findings(found):
     assert "Incomplete" not in page
 
 
-def test_an_incomplete_page_names_the_running_task(found):
-    found.doing = "gaps, tiny"
-    assert "Incomplete: *gaps, tiny* was running when this was written." in markdown(found)
+def test_an_incomplete_page_names_the_running_task(findings):
+    findings.doing = "gaps, tiny"
+    assert "Incomplete: *gaps, tiny* was running when this was written." in markdown(findings)
 
 
 def test_a_crashed_kernel_is_a_failure():
-    found = Findings({}, tried=[Tried("Triton", "all", "is not available: no GPU", absent=True)])
-    assert found.passed
-    found.tried.append(Tried("Triton", "4 heads", "is wrong: it is off by 2"))
-    assert not found.passed
+    findings = Findings({}, tried=[Tried("Triton", "all", "is not available: no GPU", absent=True)])
+    assert findings.passed
+    findings.tried.append(Tried("Triton", "4 heads", "is wrong: it is off by 2"))
+    assert not findings.passed
 
 
-def test_the_plot_can_be_drawn(found, tmp_path):
-    draw(found).savefig(tmp_path / "gpu.png")
+def test_the_plot_can_be_drawn(findings, tmp_path):
+    draw(findings).savefig(tmp_path / "gpu.png")
     assert (tmp_path / "gpu.png").stat().st_size > 10_000

@@ -32,9 +32,9 @@ class Does(Children):
 
 @pytest.mark.process
 def test_reports_are_read_between_the_output_of_libraries(tmp_path):
-    does = Does(tmp_path, f"print('hello'); {LINE % 1} print('loading'); {LINE % 4}")
-    found, why = measure_peer(entry("json"), tiny(), WORKS, CPU, does, 100)
-    assert [(one.system, one.batch, one.tokens_per_second) for one in found] == [
+    child = Does(tmp_path, f"print('hello'); {LINE % 1} print('loading'); {LINE % 4}")
+    results, why = measure_peer(entry("json"), tiny(), WORKS, CPU, child, 100)
+    assert [(result.system, result.batch, result.tokens_per_second) for result in results] == [
         ("a peer", 1, 5.0),
         ("a peer", 4, 20.0),
     ]
@@ -43,9 +43,9 @@ def test_reports_are_read_between_the_output_of_libraries(tmp_path):
 
 @pytest.mark.process
 def test_a_peer_that_fails_keeps_its_earlier_results(tmp_path):
-    does = Does(tmp_path, f"{LINE % 1} raise SystemExit('no memory')")
-    found, why = measure_peer(entry("json"), tiny(), WORKS, CPU, does, 100)
-    assert [one.batch for one in found] == [1]
+    child = Does(tmp_path, f"{LINE % 1} raise SystemExit('no memory')")
+    results, why = measure_peer(entry("json"), tiny(), WORKS, CPU, child, 100)
+    assert [result.batch for result in results] == [1]
     assert "status 1" in why
     assert "no memory" in why
 
@@ -54,8 +54,8 @@ def test_a_peer_that_fails_keeps_its_earlier_results(tmp_path):
 def test_a_peer_that_hangs_is_killed_with_its_descendants(tmp_path):
     code = f"{LINE % 4} import subprocess, time; subprocess.Popen(['sleep', '600']); time.sleep(600)"
     # Long enough for the report, even on a busy machine.
-    found, why = measure_peer(entry("json"), tiny(), WORKS, CPU, Does(tmp_path, code), 10)
-    assert [one.batch for one in found] == [4]
+    results, why = measure_peer(entry("json"), tiny(), WORKS, CPU, Does(tmp_path, code), 10)
+    assert [result.batch for result in results] == [4]
     assert "timed out after 10 s" in why
 
 

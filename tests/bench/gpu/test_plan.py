@@ -50,15 +50,15 @@ def test_a_crashed_kernel_does_not_run_in_this_process(made, findings, monkeypat
 
 
 def test_the_layer_at_fault_of_a_failed_check_is_searched(made, findings, monkeypatch):
-    asked = []
+    trials = []
 
     def again(_recheck, options):
-        asked.append(options)
+        trials.append(options)
         return Outcome(options == {"cuda_graphs": False}, "")
 
     monkeypatch.setattr(made, "_again", again)
     made._blaming("graphs = eager", 0, lambda: Outcome(True, ""), _held)
-    assert asked == []
+    assert trials == []
     made._blaming("overlap = none", 0, lambda: Outcome(False, ""), _held)
     assert findings.blamed["overlap = none, tiny"].startswith("CUDA graphs; ")
     assert "| overlap = none, tiny | CUDA graphs; " in markdown(findings)
@@ -70,5 +70,5 @@ def test_the_search_for_the_layer_at_fault_works_on_a_real_runner(made, findings
     assert findings.blamed["parity, tiny"].startswith("one of CUDA graphs, overlap, fused kernels, an attention kernel")
 
 
-def _held(one):
-    return Outcome(one.runner.num_blocks > 0, one.runner.choices["attention"])
+def _held(system):
+    return Outcome(system.runner.num_blocks > 0, system.runner.choices["attention"])

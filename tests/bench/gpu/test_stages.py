@@ -111,8 +111,8 @@ def test_no_engine_is_held_while_the_large_one_loads(session, monkeypatch):
 
 @pytest.mark.parametrize(("gibibytes", "fits"), [(79, True), (48, False)])
 def test_a_shape_that_exceeds_the_memory_is_skipped(session, findings, monkeypatch, gibibytes, fits):
-    there = SimpleNamespace(total_memory=gibibytes << 30)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: there)
+    properties = SimpleNamespace(total_memory=gibibytes << 30)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
     session.device = torch.device("cuda")
     assert Stages(session, FULL)._fitting(LARGE) == (LARGE if fits else None)
     assert findings.skipped == ({} if fits else {"Qwen3-8B": "needs 54 GiB, and this GPU has 48"})

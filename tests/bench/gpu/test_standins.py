@@ -64,11 +64,11 @@ def test_structs_are_those_of_msgspec(values, changes):
         _, kind = kinds(package)
         made = kind(**values)
         changed = package.structs.replace(made, **changes)
-        both = [package.structs.asdict(one) for one in (made, changed)]
+        both = [package.structs.asdict(struct) for struct in (made, changed)]
         return both, made == changed, made == kind(**values), changed.twice, made != 1
 
-    real, ours = (outcome(lambda package=package: views(package)) for package in PACKAGES)
-    assert ours == real
+    real, stand_ins = (outcome(lambda package=package: views(package)) for package in PACKAGES)
+    assert stand_ins == real
 
 
 @pytest.mark.parametrize(
@@ -87,8 +87,8 @@ def test_structs_are_those_of_msgspec(values, changes):
     ],
 )
 def test_standins_behave_like_msgspec(use):
-    real, ours = (outcome(lambda package=package: use(package, *kinds(package))) for package in PACKAGES)
-    assert ours == real
+    real, stand_ins = (outcome(lambda package=package: use(package, *kinds(package))) for package in PACKAGES)
+    assert stand_ins == real
 
 
 def test_a_struct_does_not_share_a_default():

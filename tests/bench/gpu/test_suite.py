@@ -59,7 +59,7 @@ def test_a_collection_error_is_a_failed_check(tmp_path):
     assert [check.passed for check in checks] == [False]
 
 
-def test_without_pytest_they_are_skipped(tmp_path, monkeypatch):
+def test_without_pytest_tests_are_skipped(tmp_path, monkeypatch):
     monkeypatch.setattr(suite, "find_spec", lambda name: None)
     with pytest.raises(Skip, match="no pytest"):
         run(tmp_path, "pass")

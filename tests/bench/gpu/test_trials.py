@@ -17,8 +17,8 @@ GOOD = {"ended": RUNS, "absent": False, "first": 0.5, "fastest": 0.001}
 
 def reports(*places: str, last: str | None = None, **facts) -> list:
     """Reports of a process that passed these kinds of heads and started the last one."""
-    found = [one for place in places for one in ({"begun": place}, {"place": place, **GOOD, **facts})]
-    return found + ([] if last is None else [{"begun": last}])
+    lines = [report for place in places for report in ({"begun": place}, {"place": place, **GOOD, **facts})]
+    return lines + ([] if last is None else [{"begun": last}])
 
 
 def test_a_kernel_that_runs():
@@ -29,13 +29,13 @@ def test_a_kernel_that_runs():
 
 def test_a_crashed_process_is_reported_with_the_heads_it_crashed_at():
     *before, died = judge("Triton", reports("a", last="b"), "ended with status -11: Segmentation fault")
-    assert [one.ended for one in before] == [RUNS]
+    assert [tried.ended for tried in before] == [RUNS]
     assert died == Tried("Triton", "b", "its process ended with status -11: Segmentation fault", crashed=True)
 
 
 def test_an_absent_kernel_is_one_line():
-    found = reports("a", "b", ended="is not available: it needs a CUDA device", absent=True)
-    assert judge("Triton", found, "") == [
+    lines = reports("a", "b", ended="is not available: it needs a CUDA device", absent=True)
+    assert judge("Triton", lines, "") == [
         Tried("Triton", "all", "is not available: it needs a CUDA device", absent=True)
     ]
 
@@ -53,45 +53,45 @@ def broken(place):
 
 
 @pytest.mark.parametrize(
-    ("one", "ended", "absent"),
+    ("trial", "ended", "absent"),
     [
         (wrong, "is wrong: it is off by 2", False),
         (missing, "is not available: No module named 'flash_attn'", True),
         (broken, "failed: no kernel image", False),
     ],
 )
-def test_how_a_trial_ends(one, ended, absent):
-    assert trials.run(one, PLACE, 20) == {"ended": ended, "absent": absent}
+def test_how_a_trial_ends(trial, ended, absent):
+    assert trials.run(trial, PLACE, 20) == {"ended": ended, "absent": absent}
 
 
 def test_each_place_is_tried_many_times():
     seen = []
-    found = trials.run(lambda place: seen.append(place), PLACE, 20)
+    report = trials.run(lambda place: seen.append(place), PLACE, 20)
     assert seen == [PLACE] * 20
-    assert (found["ended"], found["absent"]) == (RUNS, False)
+    assert (report["ended"], report["absent"]) == (RUNS, False)
 
 
 @pytest.mark.process
 @pytest.mark.timeout(240)
 def test_in_a_real_process(tmp_path, monkeypatch):
     monkeypatch.setattr(trials, "ROUNDS", 2)
-    found = try_in_child("cpu", places(tiny_scale(), torch.float32, CPU), Children(tmp_path), 200)
-    assert {one.ended for one in found} == {RUNS}
+    results = try_in_child("cpu", places(tiny_scale(), torch.float32, CPU), Children(tmp_path), 200)
+    assert {result.ended for result in results} == {RUNS}
 
 
 def test_kernels_of_other_devices_are_not_tried(tmp_path):
-    (found,) = try_in_child("Triton", [PLACE], Children(tmp_path), 200)
-    assert (found.ended, found.absent) == ("is not available: it needs a CUDA device", True)
-    (found,) = try_in_child("cpu", [PLACE._replace(device=torch.device("cuda"))], Children(tmp_path), 200)
-    assert (found.ended, found.absent) == ("is not available: it needs a CPU device", True)
+    (result,) = try_in_child("Triton", [PLACE], Children(tmp_path), 200)
+    assert (result.ended, result.absent) == ("is not available: it needs a CUDA device", True)
+    (result,) = try_in_child("cpu", [PLACE._replace(device=torch.device("cuda"))], Children(tmp_path), 200)
+    assert (result.ended, result.absent) == ("is not available: it needs a CPU device", True)
 
 
 @pytest.mark.process
 def test_a_process_that_cannot_start_is_a_crash(tmp_path):
     place = PLACE._replace(device=torch.device("cuda"))
-    (found,) = try_in_child("no such kernel", [place], Children(tmp_path), 100)
-    assert found.crashed
-    assert "KeyError" in found.ended
+    (result,) = try_in_child("no such kernel", [place], Children(tmp_path), 100)
+    assert result.crashed
+    assert "KeyError" in result.ended
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_a_process_that_cannot_start_is_a_crash(tmp_path):
     ],
 )
 def test_crashed_kernels_are_disabled(crashed, options):
-    """Neither is another kernel of the same setting, because the setting might select the wrong kernel."""
+    """So are the other kernels of the same setting, because the setting might select the crashed one."""
     tried = [Tried(title, "a", RUNS) for title in subjects()]
     tried += [Tried(title, "b", "its process ended with status -6", crashed=True) for title in crashed]
     assert avoiding(tried) == options

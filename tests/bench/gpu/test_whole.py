@@ -38,67 +38,67 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Findings, str, Path]:
 
 @pytest.mark.timeout(500)
 def test_everything_is_checked_and_measured(run):
-    found, said, _ = run
-    assert found.failed == {}
-    assert {check.name.partition(",")[0] for check in found.checks} == {
+    findings, output, _ = run
+    assert findings.failed == {}
+    assert {check.name.partition(",")[0] for check in findings.checks} == {
         "kernel agrees with the reference[cpu]",
         "greedy = transformers",
         "overlap = none",
         "graphs = eager",
         "no fallback",
     }
-    assert all(check.passed for check in found.checks)
+    assert all(check.passed for check in findings.checks)
     both = ("as served", "temperature 1", "top-p 0.9, peaked", "top-p 0.9, flat")
-    assert {(one.mode, one.batch) for one in found.decode} == {("eager", 1), *product(both, (1, 4))}
-    assert len(found.decode) == 9
-    assert all(one.tokens_per_second > 0 and one.bytes_per_second > 0 for one in found.decode)
-    assert [one.prompts for one in found.context] == [2]
+    assert {(each.mode, each.batch) for each in findings.decode} == {("eager", 1), *product(both, (1, 4))}
+    assert len(findings.decode) == 9
+    assert all(each.tokens_per_second > 0 and each.bytes_per_second > 0 for each in findings.decode)
+    assert [each.prompts for each in findings.context] == [2]
     joins = {("as served", 1, 5), ("as served", 4, 5), ("eager", 1, 5)}
-    assert {(one.mode, one.batch, one.prompt_tokens) for one in found.joins} == joins
+    assert {(each.mode, each.batch, each.prompt_tokens) for each in findings.joins} == joins
     runners = (("as served", True), ("as served", False), ("top-p 0.9, peaked", True))
-    assert {(one.batch, (one.mode, one.overlap)) for one in found.gaps} == set(product((1, 4), runners))
-    assert all(0 < one.idle_seconds < 1 for one in found.gaps)
+    assert {(each.batch, (each.mode, each.overlap)) for each in findings.gaps} == set(product((1, 4), runners))
+    assert all(0 < each.idle_seconds < 1 for each in findings.gaps)
     systems = {"Sluice", "transformers, continuous batching"}
-    assert {(one.system, one.batch) for one in found.throughput} == {
+    assert {(each.system, each.batch) for each in findings.throughput} == {
         (name, size) for name in systems for size in (1, 4)
     }
-    assert found.rates is not None
-    assert found.facts["compiler"]
-    assert {one.kernel: (one.place, one.absent) for one in found.tried if one.ended != "runs"} == {
+    assert findings.rates is not None
+    assert findings.facts["compiler"]
+    assert {each.kernel: (each.place, each.absent) for each in findings.tried if each.ended != "runs"} == {
         title: ("all", True) for title in subjects() if title != "cpu"
     }
-    assert len([one for one in found.tried if one.ended == "runs"]) == 4
-    assert [one.phase for one in found.memory] == ["weights", "ready", "64 greedy", "64 top-p"]
-    assert found.choices.keys() == {"default path", "tiny"}
-    assert (found.blamed, found.doing) == ({}, "")
-    assert "generation, tiny, as served, batch 4" in said
+    assert len([each for each in findings.tried if each.ended == "runs"]) == 4
+    assert [each.phase for each in findings.memory] == ["weights", "ready", "64 greedy", "64 top-p"]
+    assert findings.choices.keys() == {"default path", "tiny"}
+    assert (findings.blamed, findings.doing) == ({}, "")
+    assert "generation, tiny, as served, batch 4" in output
 
 
 @pytest.mark.timeout(500)
 def test_missing_packages_are_replaced_or_reported(run):
-    found, said, _ = run
-    assert found.origin["stood in for"] == "msgspec, structlog"
-    assert found.skipped["plot"] == "no matplotlib"
-    assert "no msgspec, structlog" in found.skipped[RANKS]
-    assert "a CUDA device" in found.skipped["kernel agrees with the reference[FlashAttention-2]"]
-    assert {name for name, why in found.skipped.items() if why == "not installed"} == {
+    findings, output, _ = run
+    assert findings.origin["stood in for"] == "msgspec, structlog"
+    assert findings.skipped["plot"] == "no matplotlib"
+    assert "no msgspec, structlog" in findings.skipped[RANKS]
+    assert "a CUDA device" in findings.skipped["kernel agrees with the reference[FlashAttention-2]"]
+    assert {name for name, why in findings.skipped.items() if why == "not installed"} == {
         f"side by side, tiny: {name}" for name in ("vLLM", "SGLang", "nano-vllm")
     }
-    assert "not installed" in said
+    assert "not installed" in output
 
 
 @pytest.mark.timeout(500)
 def test_the_page_matches_the_findings(run):
-    found, _, folder = run
-    assert (folder / "gpu.md").read_text(encoding="utf-8") == markdown(found)
+    findings, _, folder = run
+    assert (folder / "gpu.md").read_text(encoding="utf-8") == markdown(findings)
 
 
 @pytest.mark.timeout(500)
 def test_the_picture_can_be_drawn_elsewhere(run):
-    found, _, folder = run
+    findings, _, folder = run
     main(["--draw", "--out", str(folder)])
     assert (folder / "gpu.png").stat().st_size > 10_000
-    assert Findings.load(folder / "gpu.json") == found
+    assert Findings.load(folder / "gpu.json") == findings
 
 
 def test_a_missing_gpu_is_reported(tmp_path, monkeypatch):

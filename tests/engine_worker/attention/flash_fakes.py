@@ -145,8 +145,8 @@ def flash4() -> ModuleType:
         _is_int32(seqused_k)
         starts = _starts(cu_seqlens_q, max_seqlen_q)
         assert max_seqlen_k is None or max_seqlen_k >= seqused_k.max()
-        left = -1 if window_size[0] is None else window_size[0]
-        window = left, 0 if causal else -1
+        window_left = -1 if window_size[0] is None else window_size[0]
+        window = window_left, 0 if causal else -1
         return paged(q, k, v, page_table, starts, seqused_k.tolist(), softmax_scale, window), None
 
     module = ModuleType("flash_attn.cute")

@@ -67,7 +67,7 @@ def test_half_precision(sequences, head_dim):
     ("cores", "long", "window"), [(1, 4096, None), (1, 64, None), (4, 64, None), (1, 64, 200), (32, 64, 200)]
 )
 def test_results_do_not_depend_on_how_keys_are_split(monkeypatch, cores, long, window):
-    """One share per sequence; more for the long sequence; several for each and more for the long one; many for each."""
+    """Shares per sequence: one; several for the long sequence only; several, and more for the long sequence; many."""
     monkeypatch.setattr(kernels, "_cores", lambda device: cores)
     for module in (kernels, split):
         monkeypatch.setattr(module, "LONG", long)

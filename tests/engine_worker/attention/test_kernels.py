@@ -113,7 +113,7 @@ def test_preparing_a_generation_step_creates_no_tensor(kernel):
 
 
 def test_key_start_is_computed_only_for_kernels_that_need_it(kernel):
-    """It costs two launches in every step with context."""
+    """Computing it takes two launches in every step with context."""
     step = paged_step(SHARED, [(30, 2)], tokens_per_block=256)
     prepared = PagedAttention(kernel, SHARED, store_by_torch).prepare(step.inputs, step.pool)
     assert (prepared.key_start is None) == (kernel.title in ("FlashAttention-3", "FlashAttention-4"))

@@ -64,25 +64,25 @@ def counting(count: Count) -> type[EngineMachine]:
 def run(steps: int, start: int, console: Console) -> bool:
     """Whether all invariants held. Rounds have the seeds `start`, `start` + 1, …; the first failure ends the run."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    began, number, held = time.monotonic(), start, True
+    began, number, passed = time.monotonic(), start, True
     with Progress(*columns, console=console) as progress:
         count = Count(progress, steps)
         machine = counting(count)
-        while held and count.least < steps:
+        while passed and count.least < steps:
             try:
                 run_state_machine_as_test(seed(number)(machine), settings=ROUND)
             except Exception:  # noqa: BLE001 - any exception is a violation
-                held = False
+                passed = False
                 console.print(traceback.format_exc(), markup=False, highlight=False)
             number += 1
     console.print(
-        f"{'everything held' if held else 'VIOLATION in the last round'}: {count.rules:,} rules and "
+        f"{'everything held' if passed else 'VIOLATION in the last round'}: {count.rules:,} rules and "
         f"{count.engine_steps:,} engine steps of {count.machines:,} machines, seeds {start} to {number - 1}, "
         f"{time.monotonic() - began:.0f} s",
         highlight=False,
         soft_wrap=True,
     )
-    return held
+    return passed
 
 
 def main() -> None:

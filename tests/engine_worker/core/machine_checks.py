@@ -1,4 +1,4 @@
-"""What must hold after any rule of the engine's state machine: outputs, ends, and what others know of the cache."""
+"""Invariants of the engine's state machine after every rule: outputs, ends, and what routers know about the cache."""
 
 from typing import Any, NoReturn
 
@@ -52,7 +52,7 @@ def require_growth(cache: KvCacheManager) -> None:
 
 
 class OutcomeChecks:
-    """Compares what receivers have got with the oracle, given what has happened to the requests."""
+    """Compares what receivers were sent with the oracle, considering cancels, time limits and failures."""
 
     def __init__(self, bench: EngineBench, oracle: Oracle, *, may_preempt: bool) -> None:
         self._bench = bench

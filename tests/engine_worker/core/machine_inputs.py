@@ -1,4 +1,4 @@
-"""What the rules of the engine's state machine draw from: engines and requests."""
+"""Strategies for the rules of the engine's state machine: engines and requests."""
 
 from hypothesis import strategies as st
 

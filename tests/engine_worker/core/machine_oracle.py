@@ -1,4 +1,4 @@
-"""What each request of the engine's state machine must return, computed without an engine."""
+"""The expected results of each request of the engine's state machine, computed without an engine."""
 
 from sluice.ring.prompt_logprobs import Row
 from sluice.ring.tables import VirtualTokens

@@ -1,4 +1,4 @@
-"""How the engine's state machine builds requests: virtual tokens, draft tokens, a state to resume from."""
+"""Parts of the requests of the engine's state machine: virtual tokens, draft tokens, a state to resume from."""
 
 from random import Random
 

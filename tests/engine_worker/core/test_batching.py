@@ -87,7 +87,7 @@ def test_statistics_of_a_step():
     )
 
 
-def test_without_chunking_a_context_waits_until_it_fits_whole():
+def test_without_chunking_a_context_waits_until_all_of_it_fits():
     bench = EngineBench(max_batch_size=4, max_tokens_per_step=8, chunked_context=False)
     requests = [bench.submit(range(at, at + size), max_tokens=3) for at, size in [(0, 5), (20, 5), (40, 3), (60, 2)]]
     bench.run()

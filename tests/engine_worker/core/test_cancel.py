@@ -21,7 +21,7 @@ def finish(bench: EngineBench, request: int, neighbour: int) -> None:
 @pytest.mark.parametrize("n", [1, 3])
 @pytest.mark.parametrize("steps", range(12))
 def test_at_any_step(steps, n):
-    """While it waits for the neighbour, computes its context, and generates."""
+    """The cancel arrives while the request waits for its neighbour, computes its context, or generates."""
     bench = EngineBench(max_batch_size=4, max_tokens_per_step=5)
     neighbour = bench.submit(range(30, 43), max_tokens=12)
     request = bench.submit(range(13), max_tokens=20, n=n)
@@ -68,7 +68,7 @@ def test_cancels_of_ended_and_unknown_requests_are_counted():
 @pytest.mark.parametrize("sequence", range(3))
 @pytest.mark.parametrize("steps", range(8))
 def test_one_sequence_of_several(steps, sequence):
-    """Also of sequence 0 while it computes the prompt for the others."""
+    """Sequence 0 may be cancelled while it computes the prompt for the others."""
     bench = EngineBench(max_tokens_per_step=8)
     request = bench.submit(range(22), max_tokens=9, n=3)
     for _ in range(steps):

@@ -16,26 +16,26 @@ def request(number: int, limit: float | None, now: float = 0.0) -> Request:
 def test_each_request_expires_once_at_its_deadline(limits, ended):
     deadlines = Deadlines()
     requests = [request(number, limit) for number, limit in enumerate(limits)]
-    for one in requests:
-        deadlines.add(one)
+    for each in requests:
+        deadlines.add(each)
     for number in ended:
         if number < len(requests):
             requests[number].num_live = 0
     expired = []
     for now in range(22):
         reached = deadlines.pop_expired(now)
-        assert all(one.deadline == now for one in reached)
+        assert all(each.deadline == now for each in reached)
         expired += reached
-    assert set(expired) == {one for one in requests if one.num_live and one.spec.time_limit is not None}
+    assert set(expired) == {each for each in requests if each.num_live and each.spec.time_limit is not None}
     assert len(expired) == len(set(expired))
 
 
 def test_ended_requests_with_distant_deadlines_are_pruned():
     deadlines = Deadlines()
     for number in range(10_000):
-        one = request(number, 1e6)
-        deadlines.add(one)
+        ended = request(number, 1e6)
+        deadlines.add(ended)
         if number % 100:
-            one.num_live = 0
+            ended.num_live = 0
         assert len(deadlines) <= PRUNE_MIN_ENTRIES + 2 * (number // 100 + 1) + 1
     assert len(deadlines.pop_expired(2e6)) == 100

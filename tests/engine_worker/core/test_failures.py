@@ -83,9 +83,9 @@ def test_a_lost_device_ends_the_loop_and_no_request(when):
         bench.run()
     bench.outbox.flush()
     bench.receiver.read()
-    streams = [found for number, found in bench.receiver.streams.items() if number[0] in requests]
+    streams = [stream for number, stream in bench.receiver.streams.items() if number[0] in requests]
     assert streams
-    assert all(found.end is None for found in streams)
+    assert all(stream.end is None for stream in streams)
 
 
 @pytest.mark.parametrize("together", [True, False])
@@ -154,15 +154,15 @@ def test_a_sequence_that_restarts_after_a_failed_step_is_not_preempted():
     assert bench.fault(failing) == "STEP_FAILED"
     assert bench.output(starting_again) == bench.expected(starting_again)
     assert bench.cache.preemptions == before == 0
-    reported = [found for report in bench.reports for found in report.requests if found.request == starting_again]
-    assert {found.pauses for found in reported} == {0}
-    assert Stage.PAUSED not in {found.stage for found in reported}
+    reported = [stats for report in bench.reports for stats in report.requests if stats.request == starting_again]
+    assert {stats.pauses for stats in reported} == {0}
+    assert Stage.PAUSED not in {stats.stage for stats in reported}
     assert all(report.step.paused_requests == 0 for report in bench.reports if report.step)
 
 
 @pytest.mark.parametrize("steps", [(1, 3), (2, 4), (3, 5), (4, 6), (8, 10)])
 def test_two_failed_steps_with_copies(steps):
-    """No sequence copies from one that ended because its own copy was not made."""
+    """A sequence whose copy was not made ends, and no other sequence copies from it."""
     bench = EngineBench(num_blocks=9, max_batch_size=2)
     request = bench.submit(range(6), max_tokens=6, n=9)
     for step in range(max(steps) + 1):

@@ -15,35 +15,35 @@ PROMPT = 10
 
 
 def reported(bench: EngineBench, request: int) -> list[RequestStats]:
-    return [found for report in bench.reports for found in report.requests if found.request == request]
+    return [stats for report in bench.reports for stats in report.requests if stats.request == request]
 
 
-class Begins:
-    """Records each time that a sequence without blocks is allocated some: (request, blocks found in the cache)."""
+class FirstAllocations:
+    """Records the allocations for sequences without blocks: (request, number of blocks found in the cache)."""
 
     def __init__(self, bench: EngineBench) -> None:
-        self.found: list[tuple[int, int]] = []
+        self.cached_blocks: list[tuple[int, int]] = []
         allocate = bench.cache.allocate
 
         def watched(sequences):
             new = [sequence for sequence in sequences if not sequence.blocks]
-            held = allocate(sequences)
-            self.found += [(s.request.spec.request, s.num_computed // BLOCK) for s in new if s.blocks]
-            return held
+            allocated = allocate(sequences)
+            self.cached_blocks += [(s.request.spec.request, s.num_computed // BLOCK) for s in new if s.blocks]
+            return allocated
 
         bench.cache.allocate = watched
 
     def of(self, request: int) -> list[int]:
-        return [found for number, found in self.found if number == request]
+        return [blocks for number, blocks in self.cached_blocks if number == request]
 
 
 @pytest.fixture
 def pressed():
     """Four running requests with memory for two, and three more in the queue."""
     bench = EngineBench(num_blocks=12, tokens_per_block=BLOCK, max_batch_size=4)
-    begins = Begins(bench)
+    allocations = FirstAllocations(bench)
     requests = [bench.submit(range(12 * i, 12 * i + PROMPT), max_tokens=24) for i in range(7)]
-    return bench, begins, requests
+    return bench, allocations, requests
 
 
 def test_queued_and_paused_sequences_are_reported_separately(pressed):
@@ -58,23 +58,23 @@ def test_queued_and_paused_sequences_are_reported_separately(pressed):
 
 
 def test_reused_and_missed_blocks_are_counted_again_after_preemption(pressed):
-    bench, begins, requests = pressed
+    bench, allocations, requests = pressed
     bench.run()
     for request in requests:
-        ended, found = reported(bench, request)[-1], begins.of(request)
+        ended, found = reported(bench, request)[-1], allocations.of(request)
         assert ended.pauses == len(found) - 1
         assert ended.blocks_reused == sum(found)
         assert ended.blocks_missed == sum(max(0, PROMPT // BLOCK - blocks) for blocks in found)
-    paused = [found for found in map(begins.of, requests) if len(found) > 1]
+    paused = [found for found in map(allocations.of, requests) if len(found) > 1]
     assert any(0 in found[1:] for found in paused)
     assert any(max(found[1:]) > 0 for found in paused)
 
 
 def test_blocks_reused_after_preemption_are_no_cached_prompt_tokens(pressed):
-    bench, begins, requests = pressed
+    bench, allocations, requests = pressed
     bench.run()
-    assert any(max(begins.of(request)[1:], default=0) for request in requests)
-    assert {found.cached_tokens for request in requests for found in reported(bench, request)} == {0}
+    assert any(max(allocations.of(request)[1:], default=0) for request in requests)
+    assert {stats.cached_tokens for request in requests for stats in reported(bench, request)} == {0}
     assert bench.cache.cached_tokens == 0
 
 
@@ -84,11 +84,11 @@ def test_a_preempted_request_is_reported_as_paused(pressed):
     while bench.step() or bench.engine.live.requests:
         bench.clock.now += REFRESH_SECONDS
         sequences = {s.request.spec.request: s for s in bench.engine.live.active}
-        for found in bench.reports[-1].requests:
-            sequence = sequences.get(found.request)
+        for stats in bench.reports[-1].requests:
+            sequence = sequences.get(stats.request)
             if sequence is not None and sequence.state is not State.WAITING:
-                assert (found.stage is Stage.PAUSED) == (sequence.state is State.PREEMPTED)
-                seen.add((found.request, found.stage))
+                assert (stats.stage is Stage.PAUSED) == (sequence.state is State.PREEMPTED)
+                seen.add((stats.request, stats.stage))
     paused = {request for request, stage in seen if stage is Stage.PAUSED}
     assert paused
     assert paused == {request for request in requests if reported(bench, request)[-1].pauses}

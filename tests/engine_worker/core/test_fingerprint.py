@@ -17,7 +17,7 @@ def checkpoint():
 
 
 def test_model_weights_dtype_and_window_change_the_fingerprint(checkpoint):
-    found = {
+    fingerprints = {
         fingerprint(checkpoint, "checkpoint", "float32", ()),
         fingerprint(replace(checkpoint, fingerprint="other"), "checkpoint", "float32", ()),
         fingerprint(checkpoint, "random", "float32", ()),
@@ -25,8 +25,8 @@ def test_model_weights_dtype_and_window_change_the_fingerprint(checkpoint):
         fingerprint(checkpoint, "checkpoint", "float32", (64,)),
         fingerprint(checkpoint, "checkpoint", "float32", (6, 4)),
     }
-    assert len(found) == 6
-    assert all(len(each) == 16 for each in found)
+    assert len(fingerprints) == 6
+    assert all(len(each) == 16 for each in fingerprints)
 
 
 def test_name_and_path_do_not_change_the_fingerprint(checkpoint, tmp_path):

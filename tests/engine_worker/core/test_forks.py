@@ -12,7 +12,7 @@ step_by_step = pytest.mark.parametrize("both_overlaps", [False], ids=[""], indir
 """For tests of single steps: without overlap only."""
 
 
-def good(bench: EngineBench, request: int) -> bool:
+def outputs_are_right(bench: EngineBench, request: int) -> bool:
     n = bench.specs[request, 0].n
     return [bench.output(request, i) for i in range(n)] == [bench.expected(request, i) for i in range(n)]
 
@@ -23,7 +23,7 @@ def test_the_prompt_is_computed_once(size, reuse):
     bench = EngineBench(max_tokens_per_step=8, block_reuse=reuse)
     request = bench.submit(range(size), max_tokens=6, n=4, seed=3)
     bench.run()
-    assert good(bench, request)
+    assert outputs_are_right(bench, request)
     assert bench.runner.computed == size + 4 * 5
     copies = [move for step in bench.runner.steps for move in step.moves]
     assert len(copies) == (3 if size % 4 else 0)
@@ -54,21 +54,21 @@ def test_more_sequences_than_fit(num_blocks, reuse):
     bench = EngineBench(num_blocks=num_blocks, max_batch_size=4, block_reuse=reuse)
     request = bench.submit(range(19), max_tokens=13, n=10)
     bench.run()
-    assert good(bench, request)
+    assert outputs_are_right(bench, request)
 
 
 def test_128_sequences_in_a_small_pool():
     bench = EngineBench(num_blocks=12, max_batch_size=8)
     request = bench.submit(range(10), max_tokens=9, n=128)
     bench.run()
-    assert good(bench, request)
+    assert outputs_are_right(bench, request)
 
 
 def test_sequences_without_a_batch_slot_fork_later():
     bench = EngineBench(max_batch_size=2, block_reuse=False)
     request = bench.submit(range(10), max_tokens=6, n=6)
     bench.run()
-    assert good(bench, request)
+    assert outputs_are_right(bench, request)
     # The last ones may find no sequence to fork from; without forks each of the five would compute the prompt.
     assert bench.runner.computed < 10 + 6 * 5 + 10 * 5
 
@@ -81,7 +81,7 @@ def test_the_first_sequence_may_end_with_its_first_token():
         bench.run()
         request = bench.submit(range(10), max_tokens=5, n=3, eos_token_ids=(bench.output(first)[0],))
         bench.run()
-        assert good(bench, request)
+        assert outputs_are_right(bench, request)
         assert bench.ended(request, 0) is FinishReason.EOS
 
 
@@ -89,7 +89,7 @@ def test_one_token_each():
     bench = EngineBench()
     request = bench.submit(range(10), max_tokens=1, n=5)
     bench.run()
-    assert good(bench, request)
+    assert outputs_are_right(bench, request)
 
 
 @step_by_step

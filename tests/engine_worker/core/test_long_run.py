@@ -18,7 +18,7 @@ def console(monkeypatch):
     return Console(file=io.StringIO(), width=300)
 
 
-def test_it_runs_as_many_rules_as_requested_and_reports_them(console):
+def test_a_long_run_executes_the_requested_number_of_rules_and_reports_it(console):
     assert long_run.run(60, 5, console)
     last = console.file.getvalue().splitlines()[-1]
     assert last.startswith("everything held: ")

@@ -77,9 +77,9 @@ def test_blocks_of_a_cancelled_request_are_released_after_its_step():
 
     bench.runner.launch = watching
     bench.run()
-    state, held, (table,) = seen[0]
-    assert (state, held) == (State.ENDED, blocks)
-    assert not set(held) & set(table)
+    state, old_blocks, (table,) = seen[0]
+    assert (state, old_blocks) == (State.ENDED, blocks)
+    assert not set(old_blocks) & set(table)
     assert bench.output(request) == []
     assert bench.ended(request) is FinishReason.ABORTED
     assert bench.output(other) == bench.expected(other)

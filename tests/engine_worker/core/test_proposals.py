@@ -21,9 +21,9 @@ def following(seeds) -> int:
     return max(seeds, key=lambda seed: followed(seed, speculation(0)))
 
 
-def followed(seed: int, its: Speculation) -> int:
-    found = continuation(PROMPT, spec_stopping(), seed, 0, its)
-    return next((i for i, (a, b) in enumerate(zip(found, DRAFT, strict=False)) if a != b), len(DRAFT))
+def followed(seed: int, speculation: Speculation) -> int:
+    sampled = continuation(PROMPT, spec_stopping(), seed, 0, speculation)
+    return next((i for i, (a, b) in enumerate(zip(sampled, DRAFT, strict=False)) if a != b), len(DRAFT))
 
 
 def spec_stopping():

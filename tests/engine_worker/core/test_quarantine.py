@@ -16,7 +16,7 @@ def submit_alone(bench, prompt, max_tokens=20, **fields):
     return request
 
 
-def holder(bench):
+def quarantined(bench):
     return bench.engine.intake.quarantine.refresh()
 
 
@@ -28,15 +28,15 @@ def test_other_requests_are_refused_until_its_first_tokens():
     alone = submit_alone(bench, [3])
     assert bench.fault(before) == "QUARANTINE"
     assert bench.output(before) == bench.expected(before)[: len(bench.output(before))]
-    assert holder(bench) == alone
+    assert quarantined(bench) == alone
     bench.clock.now += HOLD_SECONDS
     refused = bench.submit([4])
     bench.step()
     assert bench.fault(refused) == "QUARANTINE"
     while len(bench.output(alone)) <= PROBATION_TOKENS:
-        assert holder(bench) == alone
+        assert quarantined(bench) == alone
         bench.step()
-    assert holder(bench) is None
+    assert quarantined(bench) is None
     after = bench.submit([5])
     bench.run()
     for request in (alone, after):
@@ -63,9 +63,9 @@ def test_quarantine_ends_with_its_request(end):
     bench.clock.now += HOLD_SECONDS
     while bench.engine.live.requests:
         bench.step()
-    assert holder(bench) is None
+    assert quarantined(bench) is None
     next_one = submit_alone(bench, [4])
-    assert holder(bench) == next_one
+    assert quarantined(bench) == next_one
 
 
 def test_a_second_suspect_request_is_refused_meanwhile():
@@ -73,7 +73,7 @@ def test_a_second_suspect_request_is_refused_meanwhile():
     first = submit_alone(bench, [3])
     second = submit_alone(bench, [4])
     assert bench.fault(second) == "QUARANTINE"
-    assert holder(bench) == first
+    assert quarantined(bench) == first
 
 
 def test_resumed_tokens_do_not_count_for_probation():
@@ -83,8 +83,8 @@ def test_resumed_tokens_do_not_count_for_probation():
     expected.run()
     resume = {0: expected.output(whole)[:10]}
     alone = submit_alone(bench, [3], resume=resume)
-    assert holder(bench) == alone
+    assert quarantined(bench) == alone
     bench.clock.now += HOLD_SECONDS
     bench.run()
     assert bench.ended(alone) is FinishReason.LENGTH
-    assert holder(bench) is None
+    assert quarantined(bench) is None

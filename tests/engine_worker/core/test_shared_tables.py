@@ -28,7 +28,7 @@ def send(bench, *seeds: int) -> int:
     return number
 
 
-def held(bench) -> list:
+def live_tables(bench) -> list:
     return [table for request in bench.engine.live.requests.values() for table in request.spec.tables.tables]
 
 
@@ -36,14 +36,14 @@ def test_equal_tables_share_memory(bench):
     for seeds in ((1,), (1, 2), (1, 1)):
         send(bench, *seeds)
     bench.step()
-    assert len(held(bench)) == 5
-    assert len(set(map(id, held(bench)))) == 2
+    assert len(live_tables(bench)) == 5
+    assert len(set(map(id, live_tables(bench)))) == 2
     assert bench.engine.live.tables.num_bytes == 2 * ROWS * bench.runner.hidden_size * 4
     bench.run()
     assert bench.engine.live.tables.num_bytes == 0
 
 
-def test_they_are_bounded(bench, monkeypatch):
+def test_tables_of_live_requests_are_bounded(bench, monkeypatch):
     size = len(random_table(ROWS, bench.runner.hidden_size, 1).data)
     monkeypatch.setattr(intake, "MAX_LIVE_TABLE_BYTES", 2 * size)
     numbers = [send(bench, *seeds) for seeds in ((1,), (2,), (1, 2), (3,))]
@@ -52,9 +52,9 @@ def test_they_are_bounded(bench, monkeypatch):
     assert fault.code == "OVERLOADED"
     assert f"would have {3 * size} bytes, the limit is {2 * size}" in fault.message
     bench.run()
-    again = send(bench, 3)
+    last = send(bench, 3)
     bench.run()
-    for number in (*numbers[:3], again):
+    for number in (*numbers[:3], last):
         assert bench.stream(number).end.fault is None
 
 

@@ -19,7 +19,7 @@ def steps(bench) -> list[StepStats]:
 
 
 def reported(bench, request: int) -> list[RequestStats]:
-    return [found for report in bench.reports for found in report.requests if found.request == request]
+    return [stats for report in bench.reports for stats in report.requests if stats.request == request]
 
 
 def last(bench, request: int) -> RequestStats:
@@ -97,20 +97,20 @@ def test_every_step_is_reported_once_and_an_idle_engine_is_silent():
     bench = EngineBench(max_batch_size=4, max_tokens_per_step=16)
     requests = [bench.submit(range(i, i + 9 + i), max_tokens=5 + i) for i in range(1, 4)]
     bench.run()
-    found = steps(bench)
-    assert [step.iteration for step in found] == list(range(1, len(found) + 1))
+    reported_steps = steps(bench)
+    assert [step.iteration for step in reported_steps] == list(range(1, len(reported_steps) + 1))
     prompts = [len(bench.specs[request, 0].prompt) for request in requests]
     cached = sum(last(bench, request).cached_tokens for request in requests)
-    assert sum(step.total_context_tokens for step in found) == sum(prompts) - cached
+    assert sum(step.total_context_tokens for step in reported_steps) == sum(prompts) - cached
     tokens = [len(bench.output(request)) for request in requests]
     # The first token of each request is sampled in a context step.
-    assert sum(step.generation_requests for step in found) == sum(tokens) - len(requests)
-    for step in found:
+    assert sum(step.generation_requests for step in reported_steps) == sum(tokens) - len(requests)
+    for step in reported_steps:
         assert step.scheduled_requests == step.context_requests + step.generation_requests > 0
         assert step.max_kv_blocks == step.free_kv_blocks + step.used_kv_blocks == 64
         assert (step.max_requests, step.tokens_per_kv_block, step.micro_batch_id) == (64, 4, 0)
-    assert found[0].active_requests == 3
-    assert found[-1].active_requests == found[-1].used_kv_blocks == 0
+    assert reported_steps[0].active_requests == 3
+    assert reported_steps[-1].active_requests == reported_steps[-1].used_kv_blocks == 0
     reports = len(bench.reports)
     for _ in range(5):
         bench.step()
@@ -131,7 +131,7 @@ def test_times_are_unix_times_by_the_engines_clock(monkeypatch):
     first, second, third = steps(bench)
     assert first.step_seconds == second.step_seconds == pytest.approx(0.25)
     assert second.time - first.time == pytest.approx(0.26)
-    (request,) = {found.request for found in bench.reports[-1].requests}
+    (request,) = {stats.request for stats in bench.reports[-1].requests}
     ended = last(bench, request)
     assert ended.first_scheduled == ended.arrival == pytest.approx(first.time - 0.25)
     assert ended.first_token == pytest.approx(first.time)
@@ -147,7 +147,7 @@ def test_a_request_is_reported_from_its_arrival_to_its_end():
     assert last(bench, second).first_scheduled is None
     bench.run()
     for request in (first, second):
-        stages = [found.stage for found in reported(bench, request)]
+        stages = [stats.stage for stats in reported(bench, request)]
         assert stages == sorted(stages)
         assert stages.count(Stage.ENDED) == 1
         ended = last(bench, request)
@@ -196,12 +196,12 @@ def test_running_requests_are_refreshed_a_few_per_step():
 def test_preemptions_are_counted_per_request_and_per_engine():
     bench = EngineBench(num_blocks=8, max_batch_size=4)
     requests = [bench.submit(range(10 * i, 10 * i + 6), max_tokens=20) for i in range(3)]
-    most = 0
+    most_paused = 0
     while bench.step() or bench.engine.live.requests:
         paused = sum(sequence.state.value == "preempted" for sequence in bench.engine.live.active)
         assert bench.engine.stats.latest.paused_requests == paused
-        most = max(most, paused)
-    assert most > 0
+        most_paused = max(most_paused, paused)
+    assert most_paused > 0
     pauses = [last(bench, request).pauses for request in requests]
     assert sum(pauses) == bench.cache.preemptions > 0
     assert pauses[0] == 0
@@ -214,9 +214,9 @@ def test_a_static_batch_reports_its_tokens_and_its_empty_slots():
     for i, length in enumerate(lengths):
         bench.submit([i], max_tokens=length)
     bench.run()
-    found = [(step.total_generation_tokens, step.empty_generation_slots) for step in steps(bench)]
+    slots = [(step.total_generation_tokens, step.empty_generation_slots) for step in steps(bench)]
     # Two requests together until the longer one has ended, then the third alone.
-    assert found == [(2, 0), (4, 1), (5, 1), (6, 1), (7, 2), (1, 0), (2, 0), (3, 1)]
+    assert slots == [(2, 0), (4, 1), (5, 1), (6, 1), (7, 2), (1, 0), (2, 0), (3, 1)]
 
 
 def test_totals_add_up():
@@ -242,9 +242,9 @@ def test_json_has_every_field_of_the_public_messages():
     assert (step["model_fingerprint"], step["model_version"]) == ("m", "v1")
     values = {field.name: 1 for field in msgspec.structs.fields(RequestStats)}
     stats = RequestStats(**values | {"name": "r", "stage": Stage.PAUSED, "arrival": 2.0, "first_scheduled": None})
-    found = json.loads(request_json(stats, "e", now=5.0))
-    assert found.keys() == {"type", *(field.name for field in pb.RequestStats.DESCRIPTOR.fields)}
-    assert (found["type"], found["stage"], found["first_scheduled"]) == ("request", "paused", None)
-    assert (found["engine_id"], found["request_id"], found["queued"]) == ("e", "r", 3.0)
+    message = json.loads(request_json(stats, "e", now=5.0))
+    assert message.keys() == {"type", *(field.name for field in pb.RequestStats.DESCRIPTOR.fields)}
+    assert (message["type"], message["stage"], message["first_scheduled"]) == ("request", "paused", None)
+    assert (message["engine_id"], message["request_id"], message["queued"]) == ("e", "r", 3.0)
     scheduled = msgspec.structs.replace(stats, first_scheduled=2.5)
     assert json.loads(request_json(scheduled, "e", now=5.0))["queued"] == 0.5

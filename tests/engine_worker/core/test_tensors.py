@@ -12,7 +12,7 @@ BOTH = TensorParams((CONTEXT_LOGITS,), (GENERATION_LOGITS,))
 ROUTER = "mem://router"
 PROMPT = list(range(1, 11))
 ROW = 8
-"""Bytes of the scripted runner's tensors."""
+"""Bytes of a row of the scripted runner's tensors."""
 
 pytestmark = pytest.mark.parametrize("overlap", [False, True])
 
@@ -77,15 +77,15 @@ def test_cached_blocks_are_reused_up_to_the_first_requested_row(overlap):
 
 
 def test_a_complete_output_without_its_last_rows(overlap):
-    """All of its tokens were sent, but not all rows: no token is sent twice."""
+    """All tokens were sent, but not all rows. The resumed request sends the missing rows and no token twice."""
     bench = EngineBench(overlap=overlap)
     plain = bench.submit(PROMPT, 6)
     bench.run()
     tokens = bench.output(plain)
-    again = bench.submit(PROMPT, 6, resume={0: tokens}, tensors=TensorParams((), (GENERATION_LOGITS,), 0, {0: 4}))
+    resumed = bench.submit(PROMPT, 6, resume={0: tokens}, tensors=TensorParams((), (GENERATION_LOGITS,), 0, {0: 4}))
     bench.run()
-    assert (bench.output(again), bench.ended(again)) == (tokens, FinishReason.LENGTH)
-    assert rows(bench, again) == range(4, 6)
+    assert (bench.output(resumed), bench.ended(resumed)) == (tokens, FinishReason.LENGTH)
+    assert rows(bench, resumed) == range(4, 6)
 
 
 @pytest.mark.parametrize("num_tokens", [1, 6])
@@ -94,21 +94,21 @@ def test_a_cancelled_resume_without_its_last_rows_keeps_its_tokens(overlap, num_
     plain = bench.submit(PROMPT, num_tokens)
     bench.run()
     tokens = bench.output(plain)
-    again = bench.submit(PROMPT, num_tokens, resume={0: tokens}, tensors=BOTH)
+    resumed = bench.submit(PROMPT, num_tokens, resume={0: tokens}, tensors=BOTH)
     for _ in range(4):
         bench.step()
-    bench.cancel(again)
+    bench.cancel(resumed)
     bench.run()
-    assert (bench.output(again), bench.ended(again)) == (tokens, FinishReason.ABORTED)
+    assert (bench.output(resumed), bench.ended(resumed)) == (tokens, FinishReason.ABORTED)
 
 
 def test_outputs_of_one_prompt_with_different_rows(overlap):
-    """The first token of one sequence was sent with its row, that of another without, that of the third not at all."""
+    """Of the three first tokens, one was sent with its row, one without, and one was not sent."""
     bench = EngineBench(overlap=overlap)
     plain = bench.submit(PROMPT, 1, n=3)
     bench.run()
     tokens = {i: bench.output(plain, i) for i in range(3)}
-    again = bench.submit(
+    resumed = bench.submit(
         PROMPT,
         1,
         n=3,
@@ -116,9 +116,9 @@ def test_outputs_of_one_prompt_with_different_rows(overlap):
         tensors=TensorParams((CONTEXT_LOGITS,), (GENERATION_LOGITS,), 0, {0: 1}),
     )
     bench.run()
-    assert {i: bench.output(again, i) for i in range(3)} == tokens
-    assert [rows(bench, again, i) for i in range(3)] == [range(0), range(1), range(1)]
-    assert rows(bench, again, context=True) == range(10)
+    assert {i: bench.output(resumed, i) for i in range(3)} == tokens
+    assert [rows(bench, resumed, i) for i in range(3)] == [range(0), range(1), range(1)]
+    assert rows(bench, resumed, context=True) == range(10)
 
 
 @pytest.mark.parametrize("steps", [1, 2, 3])

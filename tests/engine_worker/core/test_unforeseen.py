@@ -25,9 +25,9 @@ def test_a_promise_of_a_failed_step_is_dropped(overlap, n):
     bench.run()
     for index in range(1, n):
         assert bench.output(request, index) == bench.expected(request, index)
-    again = bench.submit([1, 2, 3], max_tokens=4)
+    next_request = bench.submit([1, 2, 3], max_tokens=4)
     bench.run()
-    assert bench.output(again) == bench.expected(again)
+    assert bench.output(next_request) == bench.expected(next_request)
 
 
 def test_steps_are_reported_in_order_with_their_durations():
@@ -109,9 +109,9 @@ class Scripted(RequestScheduler):
         named = {sequence.request.spec.request: sequence for sequence in active}
         if self.plans:
             return self.plans.pop(0)(self, named)
-        held = self.hold(active)
-        chunks = [Chunk(sequence, sequence.num_ready) for sequence in held if not sequence.generating]
-        return Schedule(chunks[:4], [sequence for sequence in held if sequence.generating])
+        holders = self.hold(active)
+        chunks = [Chunk(sequence, sequence.num_ready) for sequence in holders if not sequence.generating]
+        return Schedule(chunks[:4], [sequence for sequence in holders if sequence.generating])
 
 
 def test_pending_moves_are_undone_with_a_failed_step(monkeypatch):

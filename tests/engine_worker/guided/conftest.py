@@ -6,14 +6,14 @@ from tests.engine_worker.guided.tools import make
 
 @pytest.fixture(scope="module")
 def guides():
-    found = make()
-    yield found
-    found.close()
+    shared_guides = make()
+    yield shared_guides
+    shared_guides.close()
 
 
 @pytest.fixture
 def fresh_guides() -> Guides:
     """Guides with separate processes, which the test may kill."""
-    found = make()
-    yield found
-    found.close()
+    new_guides = make()
+    yield new_guides
+    new_guides.close()

@@ -17,7 +17,7 @@ class Item(NamedTuple):
     read: int
     """Number of symbols read."""
     origin: int
-    """Index of the byte at which it began."""
+    """Index of the byte at which the item began."""
 
 
 class Items(NamedTuple):
@@ -93,11 +93,11 @@ def _advanced(item: Item) -> Item:
 
 def _empty_rules(rules: Rules) -> set[str]:
     """Names of the rules that match the empty text."""
-    found: set[str] = set()
+    empty: set[str] = set()
     while new := {
         name
         for name, alternatives in rules.items()
-        if name not in found and any(all(symbol in found for symbol in each) for each in alternatives)
+        if name not in empty and any(all(symbol in empty for symbol in each) for each in alternatives)
     }:
-        found |= new
-    return found
+        empty |= new
+    return empty

@@ -56,8 +56,8 @@ def test_outputs_that_match(guides, kind, text, right, wrong):
         assert END in allowed(mask(guides, sequence, ids(output))), output
     for output in wrong:
         (sequence,) = followed(guides, guide)
-        found = mask(guides, sequence, ids(output))
-        assert found.fault is not None or END not in allowed(found), output
+        masked = mask(guides, sequence, ids(output))
+        assert masked.fault is not None or END not in allowed(masked), output
 
 
 @pytest.mark.parametrize(
@@ -102,6 +102,6 @@ def test_invalid_guides_are_refused(guides, kind, text, message):
 
 
 def test_the_longer_of_two_literals_has_precedence(guides):
-    """As docs/guided.md says."""
+    """docs/guided.md documents this."""
     (sequence,) = followed(guides, Guide(GuideKind.EBNF, 'root ::= [a-z] root | "self"'))
     assert texts(mask(guides, sequence, ids("se"))) == {"l"}

@@ -74,8 +74,8 @@ def test_a_stop_id_with_text_that_a_grammar_names_by_number(guides, numbers):
     assert allowed(mask(guides, sequence, [])) == {a}
     assert b in allowed(mask(guides, sequence, [a]))
     # min_tokens forbids the stop id, and the grammar wins where it allows nothing else.
-    only = numbers == "{b}"
-    assert mask(guides, sequence, [a], may_end=False).complete is only
+    nothing_else = numbers == "{b}"
+    assert mask(guides, sequence, [a], may_end=False).complete is nothing_else
 
 
 @pytest.mark.parametrize(
@@ -87,8 +87,8 @@ def test_a_stop_id_with_text_that_a_grammar_names_by_number(guides, numbers):
     ],
 )
 def test_ids_that_a_grammar_names_by_number(text, numbered):
-    found = numbered_tokens(Guide(GuideKind.EBNF, text))
-    assert [token for ids in found for token in ids] == numbered
+    numbered_ids = numbered_tokens(Guide(GuideKind.EBNF, text))
+    assert [token for ids in numbered_ids for token in ids] == numbered
 
 
 def test_only_grammars_name_ids_by_number():

@@ -122,11 +122,11 @@ def texts() -> list[bytes]:
 
 @pytest.fixture(scope="module")
 def trie(texts) -> Trie:
-    found = Trie()
+    vocabulary = Trie()
     for token, text in enumerate(texts):
         if text:
-            found.add(text, token)
-    return found
+            vocabulary.add(text, token)
+    return vocabulary
 
 
 def check_masks(tokens, texts: list[bytes], trie: Trie, grammar: Grammar, rng: random.Random, *, exact: bool) -> bool:
@@ -134,17 +134,17 @@ def check_masks(tokens, texts: list[bytes], trie: Trie, grammar: Grammar, rng: r
     matcher, parser = compile_guide(tokens.tokenizer, Guide(GuideKind.EBNF, grammar.text)), Parser(grammar.rules)
     output = b""
     for _ in range(8):
-        found = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), np.uint8), bitorder="little")
+        bits = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), np.uint8), bitorder="little")
         if matcher.is_error():
             assert "Too many items" in matcher.get_error()
             return False
-        allowed, right = np.flatnonzero(found[:VOCAB]).tolist(), sorted(trie.matching(parser))
+        allowed, right = np.flatnonzero(bits[:VOCAB]).tolist(), sorted(trie.matching(parser))
         if exact:
             assert allowed == right, (grammar.text, output)
-            assert bool(found[tokens.end]) == parser.complete, (grammar.text, output)
+            assert bool(bits[tokens.end]) == parser.complete, (grammar.text, output)
         else:
             assert set(allowed) <= set(right), (grammar.text, output)
-            assert bool(found[tokens.end]) <= parser.complete, (grammar.text, output)
+            assert bool(bits[tokens.end]) <= parser.complete, (grammar.text, output)
         if not allowed:
             break
         token = rng.choice(allowed)
@@ -154,11 +154,11 @@ def check_masks(tokens, texts: list[bytes], trie: Trie, grammar: Grammar, rng: r
     return True
 
 
-def check_grammars(seeds: range, *its, given: list[str], lark: bool, exact: bool) -> None:
+def check_grammars(seeds: range, *oracles, given: list[str], lark: bool, exact: bool) -> None:
     ended = 0
     for seed in seeds:
         rng = random.Random(seed)
-        ended += check_masks(*its, Grammar(rng, given, lark=lark), rng, exact=exact)
+        ended += check_masks(*oracles, Grammar(rng, given, lark=lark), rng, exact=exact)
     assert ended > 0.9 * len(seeds)
 
 

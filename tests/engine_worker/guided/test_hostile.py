@@ -1,4 +1,4 @@
-"""Guides that need too much time or memory: each ends within its budget, with an error, and affects no other."""
+"""Guides that need too much time or memory: each ends within its budget, with an error, and affects no other guide."""
 
 import json
 from pathlib import Path
@@ -111,8 +111,8 @@ def test_a_hostile_guide_ends_within_its_budget(strict, name):
     if work is COMPILING:
         assert work in fault.message
         # Remembered, and not tried again.
-        again = strict.prepare(guide)
-        assert (again.done, again.fault) == (True, fault)
+        second = strict.prepare(guide)
+        assert (second.done, second.fault) == (True, fault)
 
 
 def test_memory_is_bounded_and_released():

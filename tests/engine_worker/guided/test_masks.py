@@ -42,9 +42,9 @@ SCHEMA = Guide(
 def test_special_tokens_are_never_text(guides):
     (sequence,) = followed(guides, regex(r"(?s)<\|im_start\|>.*"), ends=())
     special = {4093, 4094, 4095}
-    found = allowed(mask(guides, sequence, []))
-    assert found
-    assert not found & special
+    allowed_ids = allowed(mask(guides, sequence, []))
+    assert allowed_ids
+    assert not allowed_ids & special
     (anything,) = followed(guides, regex("(?s).*"))
     assert allowed(mask(guides, anything, [])) & special == {END}
 
@@ -58,9 +58,9 @@ def test_a_token_that_ends_inside_a_character(guides):
     assert mask(guides, sequence, tokens).complete
 
 
-def walk(guides, sequence, seed: int, most: int = 30) -> tuple[list[int], list[set[int]]]:
+def walk(guides, sequence, seed: int, max_steps: int = 30) -> tuple[list[int], list[set[int]]]:
     rng, output, masks = random.Random(seed), [], []
-    while len(output) < most:
+    while len(output) < max_steps:
         masks.append(allowed(mask(guides, sequence, output)))
         token = rng.choice(sorted(masks[-1]))
         if token == END:
@@ -83,10 +83,10 @@ def test_masks_are_the_same_step_by_step_together_and_with_drafts(guides, guide)
             wrong = [rng.randrange(4096) for _ in range(rng.randrange(3))]
             drafts = [*right, *wrong]
             rows = [MaskRequest(drafting, output, known, drafts[:i], True) for i in range(len(drafts) + 1)]
-            found = masked(guides, *rows)
+            masks = masked(guides, *rows)
             for i in range(len(right) + 1):
                 if known + i < len(expected):
-                    assert allowed(found[i]) == expected[known + i]
+                    assert allowed(masks[i]) == expected[known + i]
             known += 1 + rng.randrange(len(right) + 1)
 
 
@@ -100,12 +100,12 @@ def test_a_promised_token_that_turns_out_differently(guides):
     assert allowed(mask(guides, sequence, [a, c], [b])) == allowed(mask(guides, sequence, [a, b, c]))
 
 
-def test_tokens_that_do_not_match_it(guides):
+def test_tokens_that_do_not_match_the_guide(guides):
     (sequence,) = followed(guides, regex("[0-9]+"))
-    found = mask(guides, sequence, [*ids("1"), *ids("x")])
-    assert found.fault.error_code is ErrorCode.INVALID_ARGUMENT
-    assert found.fault.field == "spec.guided.regex"
-    assert found.fault.message == "the tokens so far do not match it, from token 1 on"
+    mismatch = mask(guides, sequence, [*ids("1"), *ids("x")])
+    assert mismatch.fault.error_code is ErrorCode.INVALID_ARGUMENT
+    assert mismatch.fault.field == "spec.guided.regex"
+    assert mismatch.fault.message == "the tokens so far do not match it, from token 1 on"
 
 
 def test_a_killed_worker_is_replaced(fresh_guides):
@@ -117,8 +117,8 @@ def test_a_killed_worker_is_replaced(fresh_guides):
             MaskRequest(sequence, output, min(count, len(output)), (), True)
             for sequence, (output, _) in zip(sequences, walks, strict=True)
         ]
-        for row, found, (_, masks) in zip(rows, masked(fresh_guides, *rows), walks, strict=True):
-            assert allowed(found) == masks[row.known]
+        for row, row_mask, (_, masks) in zip(rows, masked(fresh_guides, *rows), walks, strict=True):
+            assert allowed(row_mask) == masks[row.known]
     assert fresh_guides._processes.forks == 4
 
 
@@ -127,10 +127,10 @@ def test_a_new_worker_compiles_one_guide_per_step_and_the_others_in_the_backgrou
     rows = [MaskRequest(each, [], 0, (), True) for pair in zip(*sequences, strict=True) for each in pair]
     expected = list(map(allowed, masked(fresh_guides, *rows)))
     os.kill(fresh_guides._processes.current().pid, signal.SIGKILL)
-    found = masked_so_far(fresh_guides, *rows)
-    assert [each.later for each in found] == [False, True, True] * 2
-    assert [allowed(found[i]) for i in (0, 3)] == [expected[i] for i in (0, 3)]
-    assert all(each.fault is None and not each.complete for each in found)
+    masks = masked_so_far(fresh_guides, *rows)
+    assert [each.later for each in masks] == [False, True, True] * 2
+    assert [allowed(masks[i]) for i in (0, 3)] == [expected[i] for i in (0, 3)]
+    assert all(each.fault is None and not each.complete for each in masks)
     assert fresh_guides.prepare(sequences[1][0].guide) is not None
     assert list(map(allowed, masked(fresh_guides, *rows))) == expected
     assert fresh_guides._processes.forks == 2
@@ -153,7 +153,7 @@ def test_a_hanging_worker_is_replaced(fresh_guides):
 
 
 def test_masks_that_were_not_collected(fresh_guides):
-    """A step failed after it had requested masks."""
+    """The step that requested the masks has failed."""
     (sequence,) = followed(fresh_guides, regex("a[bc]d"), ends=())
     expected = allowed(mask(fresh_guides, sequence, [], ids("a")))
     fresh_guides.masks.request([MaskRequest(sequence, ids("a"), 1, ids("b"), True)])
@@ -199,8 +199,8 @@ def test_a_guide_that_grows_without_bound_ends_alone_and_is_remembered():
         guides.close()
 
 
-def test_a_worker_that_dies_before_it_has_answered_all(fresh_guides, monkeypatch):
-    """A new worker has the tokens of one sequence and requests those of the other; then it dies, too."""
+def test_a_worker_that_dies_before_it_has_answered_every_request(fresh_guides, monkeypatch):
+    """The new worker receives the tokens of one sequence, requests those of the other, and then dies too."""
     first, second = followed(fresh_guides, regex("[a-z]+"))[0], followed(fresh_guides, regex("[0-9]+"))[0]
     letters, digits = ids("abc"), ids("123")
     rows = [MaskRequest(first, letters, len(letters), (), True), MaskRequest(second, digits, len(digits), (), True)]
@@ -232,15 +232,15 @@ def test_a_worker_that_does_not_read_is_replaced(fresh_guides):
 
 def test_two_threads_take_each_number_once():
     numbers = deque(range(20_000))
-    found = [[], []]
+    taken = [[], []]
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
-        threads = [Thread(target=lambda into=into: into.extend(take_all(numbers))) for into in found]
+        threads = [Thread(target=lambda into=into: into.extend(take_all(numbers))) for into in taken]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
     finally:
         sys.setswitchinterval(interval)
-    assert sorted(found[0] + found[1]) == list(range(20_000))
+    assert sorted(taken[0] + taken[1]) == list(range(20_000))

@@ -44,16 +44,16 @@ def texts() -> list[bytes]:
     return [b"" if i in special else vocabulary.bytes_of(i) for i in range(VOCAB)]
 
 
-def check_masks(tokens, texts: list[bytes], pattern: str, rng: random.Random, most: int = 8) -> None:
+def check_masks(tokens, texts: list[bytes], pattern: str, rng: random.Random, max_steps: int = 8) -> None:
     """Compare masks of the whole vocabulary on a random walk."""
     expected = regex.compile(pattern.encode())
     matcher = compile_guide(tokens.tokenizer, Guide(GuideKind.REGEX, pattern))
     output = b""
-    for _ in range(most):
-        found = allowed(matcher)
+    for _ in range(max_steps):
+        mask = allowed(matcher)
         right = [bool(t) and expected.fullmatch(output + t, partial=True) is not None for t in texts]
-        assert found[:VOCAB].tolist() == right, output
-        assert bool(found[tokens.end]) == (expected.fullmatch(output) is not None), output
+        assert mask[:VOCAB].tolist() == right, output
+        assert bool(mask[tokens.end]) == (expected.fullmatch(output) is not None), output
         if not any(right):
             break
         token = rng.choice([i for i in range(VOCAB) if right[i]])
@@ -92,7 +92,7 @@ def check_expressions(tokens, seeds: range) -> None:
     for seed in seeds:
         rng = random.Random(seed)
         pattern = expression(rng)
-        text = output(tokens, Guide(GuideKind.REGEX, pattern), rng, most=100)
+        text = output(tokens, Guide(GuideKind.REGEX, pattern), rng, max_steps=100)
         assert text is None or regex.fullmatch(pattern.encode(), text) is not None, pattern
 
 
@@ -110,7 +110,7 @@ def test_outputs_of_many_expressions(tokens):
 def test_masks_of_many_expressions(tokens, texts):
     for seed in range(200):
         rng = random.Random(seed)
-        check_masks(tokens, texts, expression(rng), rng, most=4)
+        check_masks(tokens, texts, expression(rng), rng, max_steps=4)
 
 
 def schema(rng: random.Random, depth: int = 3) -> dict:
@@ -145,32 +145,34 @@ def schema(rng: random.Random, depth: int = 3) -> dict:
 
 def properties(rng: random.Random, depth: int) -> dict:
     names = rng.sample(["a", "b c", "é", "long_name", '"', "d"], rng.randrange(1, 4))
-    found = {
+    object_schema = {
         "type": "object",
         "properties": {name: schema(rng, depth - 1) for name in names},
         "required": rng.sample(names, rng.randrange(len(names) + 1)),
         "additionalProperties": False,
     }
     if rng.random() < 0.3:
-        one = rng.choice(["anyOf", "allOf"])
-        return {one: [found]} if one == "allOf" else {one: [found, schema(rng, 1)]}
-    return found
+        combination = rng.choice(["anyOf", "allOf"])
+        return (
+            {combination: [object_schema]} if combination == "allOf" else {combination: [object_schema, schema(rng, 1)]}
+        )
+    return object_schema
 
 
-def output(tokens, guide: Guide, rng: random.Random, most: int = 400) -> bytes | None:
+def output(tokens, guide: Guide, rng: random.Random, max_steps: int = 400) -> bytes | None:
     """The output of a random walk that ends as soon as it may; None if it does not end."""
     matcher = compile_guide(tokens.tokenizer, guide)
-    found = []
-    for _ in range(most):
+    output_ids = []
+    for _ in range(max_steps):
         mask = allowed(matcher)
         if mask[tokens.end]:
-            return tokens.tokenizer.decode_bytes(found)
+            return tokens.tokenizer.decode_bytes(output_ids)
         ids = np.flatnonzero(mask)
-        assert len(ids), tokens.tokenizer.decode_bytes(found)
+        assert len(ids), tokens.tokenizer.decode_bytes(output_ids)
         # Prefer other tokens to white space, which may be repeated.
         ids = [i for i in ids.tolist() if not tokens.tokenizer.decode_bytes([i]).isspace()] or ids.tolist()
-        found.append(rng.choice(ids))
-        assert matcher.consume_token(found[-1])
+        output_ids.append(rng.choice(ids))
+        assert matcher.consume_token(output_ids[-1])
     return None
 
 

@@ -64,7 +64,7 @@ def test_processes_end_with_a_killed_engine():
 def test_all_requests_with_a_guide_share_its_compilation(fresh_guides):
     tried = fresh_guides._on_tried
     count = []
-    fresh_guides._on_tried = lambda *its: (count.append(1), tried(*its))
+    fresh_guides._on_tried = lambda *arguments: (count.append(1), tried(*arguments))
     first, second = fresh_guides.prepare(regex("ab")), fresh_guides.prepare(regex("ab"))
     assert first is second
     assert wait_until(first.poll)
@@ -82,7 +82,7 @@ def test_more_than_the_worker_keeps_are_compiled_again(fresh_guides):
 def test_a_valid_guide_has_one_trial(fresh_guides):
     count = []
     tried = fresh_guides._on_tried
-    fresh_guides._on_tried = lambda *its: (count.append(1), tried(*its))
+    fresh_guides._on_tried = lambda *arguments: (count.append(1), tried(*arguments))
     (sequence,) = followed(fresh_guides, regex("ab"))
     os.kill(fresh_guides._processes.current().pid, signal.SIGKILL)
     assert not mask(fresh_guides, sequence, []).fault
@@ -145,9 +145,9 @@ def test_without_the_package(monkeypatch):
 def test_ids_beyond_the_tokenizer_are_never_allowed():
     guides = make(Model(TOKENIZER_FILE, 4200, (END,)))
     (sequence,) = followed(guides, regex("(?s).*"))
-    found = allowed(mask(guides, sequence, []))
-    assert END in found
-    assert max(found) <= 4096 - 1
+    allowed_ids = allowed(mask(guides, sequence, []))
+    assert END in allowed_ids
+    assert max(allowed_ids) <= 4096 - 1
     guides.close()
 
 
@@ -179,7 +179,7 @@ def test_recovered_streams_are_not_refused_as_too_complex(fresh_guides):
 
 
 def test_preparing_never_waits(fresh_guides, monkeypatch):
-    """Neither for a process that is starting, here a stopped one, nor for a thread that holds the lock."""
+    """It waits neither for a process that is starting, here a stopped one, nor for a thread that holds the lock."""
     start = fresh_guides._processes._start
 
     def start_stopped() -> TemplateLink:

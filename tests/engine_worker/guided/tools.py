@@ -52,7 +52,7 @@ def followed(guides: Guides, guide: Guide, ends: Sequence[int] = (END,), size: i
 
 
 class Masked(NamedTuple):
-    """The mask, or what came instead, for one request."""
+    """The result of one request: a mask, or the reason for which there is none."""
 
     allowed: NDArray[np.uint32] | None
     complete: bool
@@ -60,36 +60,38 @@ class Masked(NamedTuple):
     later: bool = False
 
 
-def masked(guides: Guides, *asked: MaskRequest) -> list[Masked]:
-    found = masked_so_far(guides, *asked)
-    while late := {each.sequence.guide for each, its in zip(asked, found, strict=True) if its.later}:
-        for guide in late:
+def masked(guides: Guides, *requests: MaskRequest) -> list[Masked]:
+    masks = masked_so_far(guides, *requests)
+    while postponed := {
+        request.sequence.guide for request, result in zip(requests, masks, strict=True) if result.later
+    }:
+        for guide in postponed:
             assert prepared(guides, guide) is None
-        found = masked_so_far(guides, *asked)
-    return found
+        masks = masked_so_far(guides, *requests)
+    return masks
 
 
-def masked_so_far(guides: Guides, *asked: MaskRequest) -> list[Masked]:
-    guides.masks.request(asked)
+def masked_so_far(guides: Guides, *requests: MaskRequest) -> list[Masked]:
+    guides.masks.request(requests)
     allowed, faults, complete, unread, later = guides.masks.collect()
     without = {*faults, *complete, *unread, *later}
     return [
         Masked(None if i in without else allowed[i], i in complete, faults.get(i), i in later)
-        for i in range(len(asked))
+        for i in range(len(requests))
     ]
 
 
 def mask(
-    guides: Guides, sequence: GuidedSequence, output: Sequence[int], more: Sequence[int] = (), *, may_end: bool = True
+    guides: Guides, sequence: GuidedSequence, output: Sequence[int], drafts: Sequence[int] = (), *, may_end: bool = True
 ) -> Masked:
-    return masked(guides, MaskRequest(sequence, output, len(output), more, may_end))[0]
+    return masked(guides, MaskRequest(sequence, output, len(output), drafts, may_end))[0]
 
 
-def allowed(found: Masked) -> set[int]:
-    assert found.fault is None
-    assert found.allowed is not None
-    return set(np.flatnonzero(np.unpackbits(found.allowed.view(np.uint8), bitorder="little")).tolist())
+def allowed(result: Masked) -> set[int]:
+    assert result.fault is None
+    assert result.allowed is not None
+    return set(np.flatnonzero(np.unpackbits(result.allowed.view(np.uint8), bitorder="little")).tolist())
 
 
-def texts(found: Masked) -> set[str]:
-    return {tokenizer().id_to_token(each) for each in allowed(found)}
+def texts(result: Masked) -> set[str]:
+    return {tokenizer().id_to_token(each) for each in allowed(result)}

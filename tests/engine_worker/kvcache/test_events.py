@@ -129,14 +129,14 @@ def test_slices_fit_in_a_message_and_skip_no_event():
     for number in range(3):
         store(log, number, MAX_ITEMS - 10)
     slices, start = [], 0
-    while (found := log.since(start)).events:
-        assert found.first == start
-        slices.append(found)
-        start += len(found.events)
+    while (part := log.since(start)).events:
+        assert part.first == start
+        slices.append(part)
+        start += len(part.events)
     assert start == 1 + 2 * MAX_EVENTS + 3
     assert [len(each.events) for each in slices][-2:] == [1, 1]
     assert all(len(each.events) <= MAX_EVENTS for each in slices)
-    assert all(one.first + len(one.events) == two.first for one, two in pairwise(slices))
+    assert all(first.first + len(first.events) == second.first for first, second in pairwise(slices))
 
 
 def test_blocks_that_a_failed_step_should_have_moved_are_removed():
@@ -156,7 +156,7 @@ retentions = st.builds(
     st.sampled_from([35, 0, 90]),
     st.sampled_from([None, 1.0]),
 )
-happenings = st.lists(
+action_lists = st.lists(
     st.one_of(
         st.tuples(st.just("submit"), st.integers(0, 3), retentions),
         st.tuples(st.sampled_from(["flush", "wait", "fail"])),
@@ -166,12 +166,12 @@ happenings = st.lists(
 )
 
 
-@given(happenings, st.sampled_from([0, 1, 2, 4]), st.sampled_from([None, 3]))
+@given(action_lists, st.sampled_from([0, 1, 2, 4]), st.sampled_from([None, 3]))
 @examples(100)
-def test_replayed_events_give_the_contents_of_a_small_cache(happened, num_host_blocks, window):
+def test_replayed_events_give_the_contents_of_a_small_cache(actions, num_host_blocks, window):
     bench = bench_with(num_blocks=3, num_host_blocks=num_host_blocks, window=window)
     follower = CacheFollower()
-    for what, *details in happened:
+    for what, *details in actions:
         if what == "submit":
             base, retention = details
             bench.submit([20 * base + token for token in PROMPT], max_tokens=1, retention=retention)

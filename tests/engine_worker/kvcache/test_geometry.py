@@ -24,12 +24,12 @@ def test_a_sequence_never_holds_more_than_max_blocks(num_blocks, size, window, c
     geometry = Geometry.fit(num_blocks, size, window, chunk)
     longest = geometry.longest(num_blocks)
     length = length if longest is None else min(length, longest)
-    computed = most = 0
+    computed = most_held = 0
     while computed < length:
         held = geometry.table_length(computed, length) - geometry.first_needed(computed)
-        most = max(most, held)
+        most_held = max(most_held, held)
         computed = min(length, computed + (geometry.chunk or length))
-    assert most <= geometry.max_blocks(length) <= num_blocks
+    assert most_held <= geometry.max_blocks(length) <= num_blocks
 
 
 @given(sizes, st.integers(1, 60), st.integers(0, 200))

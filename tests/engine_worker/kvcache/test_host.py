@@ -45,13 +45,13 @@ def test_an_evicted_block_is_offloaded_and_loaded_again():
     evicted = {(move.kind, move.source) for move in cache.tiers.take_moves()}
     assert evicted == {(MoveKind.OFFLOAD, block) for block in other.blocks[-2:]}
     cache.release(other)
-    again = one(range(9))
-    assert cache.allocate([again]) == [again]
-    assert again.num_computed == 8
+    repeated = one(range(9))
+    assert cache.allocate([repeated]) == [repeated]
+    assert repeated.num_computed == 8
     assert [(move.kind, move.target) for move in cache.tiers.take_moves()] == [
-        (MoveKind.ONLOAD, block) for block in again.blocks[:2]
+        (MoveKind.ONLOAD, block) for block in repeated.blocks[:2]
     ]
-    assert again.request.blocks_reused == 2
+    assert repeated.request.blocks_reused == 2
     cache.check()
 
 
@@ -88,9 +88,9 @@ def test_a_full_host_evicts_the_lowest_priority_first():
     for prompt, retention in [(range(8), EAGERLY), (range(20, 36), RetentionParams()), (range(40, 56), EAGERLY)]:
         cache.release(computed(cache, prompt, retention))
         cache.check()
-    again = one(range(9))
-    assert cache.allocate([again]) == [again]
-    assert again.num_computed == 8
+    repeated = one(range(9))
+    assert cache.allocate([repeated]) == [repeated]
+    assert repeated.num_computed == 8
 
 
 def test_recomputed_content_is_removed_from_the_host():
@@ -143,10 +143,10 @@ def test_undone_moves_are_reported_to_the_journal():
     assert cache.undo(cache.tiers.take_moves()) == []
     cache.check()
     assert len(cache.tiers.journal.since(version).removed) == 2
-    again = one(range(9))
+    repeated = one(range(9))
     cache.release(evicting)
-    cache.allocate([again])
-    assert again.num_computed == 0
+    cache.allocate([repeated])
+    assert repeated.num_computed == 0
 
 
 def test_undo_returns_the_holders_that_rely_on_a_move():

@@ -76,4 +76,4 @@ def test_a_reader_of_changes_knows_the_findable_blocks(actions, capacity):
                 if news is not None:
                     known = (set() if news.whole else known) - set(news.removed) | set(news.stored)
                     version = news.last
-            assert known == {block(found) for found in findable}
+            assert known == {block(block_hash) for block_hash in findable}

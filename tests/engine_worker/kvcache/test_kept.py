@@ -28,13 +28,13 @@ def cached(bench: EngineBench, prompt) -> int:
     return bench.receiver.opens[request, 0].cached_tokens
 
 
-def found(cache: KvCacheManager, prompt) -> int:
+def cached_at_allocation(cache: KvCacheManager, prompt) -> int:
     """Number of cached tokens of a prompt."""
     sequence = one([*prompt, 1])
     assert cache.allocate([sequence]) == [sequence]
-    found = sequence.num_computed
+    num_cached = sequence.num_computed
     cache.release(sequence)
-    return found
+    return num_cached
 
 
 @pytest.mark.parametrize("num_host_blocks", [0, 4])
@@ -58,7 +58,7 @@ def test_the_lowest_priority_is_evicted_first():
     for prompt, priority in [(SYSTEM, 80), (range(20, 36), 10), (range(40, 56), 50)]:
         cache.release(computed(cache, prompt, keep(priority)))
     cache.release(computed(cache, range(60, 84)))
-    assert [found(cache, prompt) for prompt in (SYSTEM, range(20, 36), range(40, 56))] == [16, 0, 8]
+    assert [cached_at_allocation(cache, prompt) for prompt in (SYSTEM, range(20, 36), range(40, 56))] == [16, 0, 8]
 
 
 def test_blocks_before_a_retained_block_have_its_priority():
@@ -67,7 +67,7 @@ def test_blocks_before_a_retained_block_have_its_priority():
     cache.release(computed(cache, SYSTEM, keep(100, start=12)))
     cache.release(computed(cache, range(20, 36), keep(60)))
     cache.release(computed(cache, range(60, 76)))
-    assert found(cache, SYSTEM) == 16
+    assert cached_at_allocation(cache, SYSTEM) == 16
 
 
 def test_a_request_without_retention_does_not_change_priorities():
@@ -76,11 +76,11 @@ def test_a_request_without_retention_does_not_change_priorities():
         cache.release(computed(cache, SYSTEM, retention))
     cache.release(computed(cache, range(20, 36)))
     cache.release(computed(cache, range(60, 76)))
-    assert found(cache, SYSTEM) == 16
+    assert cached_at_allocation(cache, SYSTEM) == 16
 
 
 def test_generated_blocks_have_the_decode_priority():
-    kept = {}
+    cached_tokens = {}
     for priority in (0, 100):
         bench = EngineBench(num_blocks=12)
         request = bench.submit(range(8), max_tokens=13, retention=RetentionParams(decode_priority=priority))
@@ -89,9 +89,9 @@ def test_generated_blocks_have_the_decode_priority():
         bench.run()
         bench.submit(range(60, 80), max_tokens=1)
         bench.run()
-        kept[priority] = cached(bench, [*range(8), *bench.output(request)])
-    assert kept[100] == 20
-    assert kept[0] == 8
+        cached_tokens[priority] = cached(bench, [*range(8), *bench.output(request)])
+    assert cached_tokens[100] == 20
+    assert cached_tokens[0] == 8
 
 
 @pytest.mark.parametrize("num_host_blocks", [0, 6])

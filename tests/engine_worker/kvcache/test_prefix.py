@@ -99,9 +99,9 @@ def test_flush_empties_the_cache_and_live_requests_continue():
     bench.step()
     assert bench.engine.cache.tiers.flush() == 2
     bench.run()
-    again = bench.submit(range(9), max_tokens=1)
+    repeated = bench.submit(range(9), max_tokens=1)
     bench.run()
-    assert cached_tokens(bench, again) == 0
+    assert cached_tokens(bench, repeated) == 0
     assert bench.output(live) == bench.expected(live)
 
 

@@ -30,9 +30,9 @@ def priority(retention, now: float) -> int:
 
 
 def test_the_range_of_a_blocks_first_token_applies():
-    found = [requested(PARAMS, position, 24, 1.0) for position in range(0, 32, 4)]
+    retentions = [requested(PARAMS, position, 24, 1.0) for position in range(0, 32, 4)]
     system, low, decode = for_seconds(100, 6.0), (Phase(inf, 0),), for_seconds(50, 3.0)
-    assert found == [system, system, system, None, low, None, decode, decode]
+    assert retentions == [system, system, system, None, low, None, decode, decode]
 
 
 def test_a_request_without_retention_requests_none():
@@ -57,8 +57,8 @@ def test_the_higher_priority_holds_at_every_time(a, b, now):
 
 @given(schedules(), schedules())
 def test_consecutive_phases_have_different_priorities(a, b):
-    found = [phase.priority for phase in higher(a, b)] if a != b else [1]
-    assert all(before != after for before, after in pairwise(found))
+    priorities = [phase.priority for phase in higher(a, b)] if a != b else [1]
+    assert all(before != after for before, after in pairwise(priorities))
 
 
 @given(st.lists(st.tuples(st.sampled_from(["add", "remove", "pop", "wait"]), st.integers(0, 9), schedules())))

@@ -118,7 +118,7 @@ def test_the_statistics_of_a_request_count_its_blocks():
     bench.run()
     second = bench.submit(range(26), max_tokens=8)
     bench.step()
-    again = bench.engine.live.requests[second]
+    request = bench.engine.live.requests[second]
     bench.run()
     assert (first.blocks_allocated, first.blocks_reused, first.blocks_missed) == (9, 0, 6)
-    assert (again.blocks_allocated, again.blocks_reused, again.blocks_missed) == (3, 6, 0)
+    assert (request.blocks_allocated, request.blocks_reused, request.blocks_missed) == (3, 6, 0)

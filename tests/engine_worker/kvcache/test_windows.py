@@ -57,9 +57,9 @@ def test_blocks_before_the_window_are_released_and_cached():
     assert sequence.first_block == (24 - 5) // 4
     assert cache.pool.available == 8 - (len(sequence.blocks) - sequence.first_block)
     cache.check()
-    again = one(range(9))
-    assert cache.allocate([again]) == [again]
-    assert again.num_computed == 8
+    repeated = one(range(9))
+    assert cache.allocate([repeated]) == [repeated]
+    assert repeated.num_computed == 8
     cache.check()
 
 
@@ -71,12 +71,12 @@ def test_the_cached_blocks_of_the_last_window_suffice():
     assert cache.allocate(others) == others
     for other in others:
         cache.release(other)
-    again = one(range(33))
-    assert cache.pool.find(again.chain[0]) is None if again.chain else True
-    assert cache.allocate([again]) == [again]
-    assert again.num_computed == 32
-    assert again.first_block == (32 - 5) // 4
-    assert cache.pool.find(again.chain[0]) is None
+    repeated = one(range(33))
+    assert cache.pool.find(repeated.chain[0]) is None if repeated.chain else True
+    assert cache.allocate([repeated]) == [repeated]
+    assert repeated.num_computed == 32
+    assert repeated.first_block == (32 - 5) // 4
+    assert cache.pool.find(repeated.chain[0]) is None
     cache.check()
 
 
@@ -85,10 +85,10 @@ def test_with_a_gap_in_the_last_window_an_earlier_one_is_used():
     first = computed(cache, range(32))
     cache.release(first)
     cache.tiers.device.forget(cache.pool.find(first.chain[6]))
-    again = one(range(33))
-    assert cache.allocate([again]) == [again]
-    assert again.num_computed == 24
-    assert again.first_block == 4
+    repeated = one(range(33))
+    assert cache.allocate([repeated]) == [repeated]
+    assert repeated.num_computed == 24
+    assert repeated.first_block == 4
 
 
 def test_a_fork_holds_only_the_blocks_in_its_window():
@@ -122,9 +122,9 @@ def test_blocks_before_the_window_have_the_requested_retention():
     assert cache.allocate(others) == others
     for other in others:
         cache.release(other)
-    again = one(range(9))
-    cache.allocate([again])
-    assert again.num_computed == 8
+    repeated = one(range(9))
+    cache.allocate([repeated])
+    assert repeated.num_computed == 8
 
 
 def test_what_a_forecast_admits_can_be_allocated():
@@ -149,9 +149,9 @@ def test_growth_to_the_end_excludes_shared_blocks():
     second = one(range(25))
     cache.allocate([second])
     forecast = cache.forecast()
-    most = cache.geometry.max_blocks(45)
-    assert forecast.growth_to_end(first) == most - (len(first.blocks) - first.first_block)
-    assert forecast.growth_to_end(second) == most - (len(second.blocks) - second.num_found)
+    max_blocks = cache.geometry.max_blocks(45)
+    assert forecast.growth_to_end(first) == max_blocks - (len(first.blocks) - first.first_block)
+    assert forecast.growth_to_end(second) == max_blocks - (len(second.blocks) - second.num_found)
 
 
 def test_a_shared_window_saves_no_blocks():

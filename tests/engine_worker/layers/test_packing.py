@@ -91,7 +91,7 @@ def test_the_trial_detects_differences(where):
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("libraries", [LIBRARIES, (MKL,), (ONEDNN,), LIBRARIES[::-1]])
 def test_claims_on_this_cpu_are_true(libraries, threads):
-    """In more batches than the packer tests."""
+    """Tests more batches than the packer does when it decides."""
     num_threads = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:

@@ -1,6 +1,7 @@
 import pytest
 
-from tests.engine_worker.lora.oracle import Oracle
+from tests.engine_worker.lora.engines import lora_runner
+from tests.engine_worker.lora.oracle import Oracle, write_adapter
 from tests.engine_worker.models.checkpoints import CONFIGS, write_checkpoint
 
 
@@ -14,3 +15,14 @@ def model(tmp_path_factory):
 @pytest.fixture(scope="session")
 def oracle(model):
     return Oracle(model)
+
+
+@pytest.fixture(scope="session")
+def tuned(model):
+    """Folders of three adapters of the model, of different ranks."""
+    return [write_adapter(model.parent / f"tuned{i}", model, i, rank=4 + 8 * i) for i in range(3)]
+
+
+@pytest.fixture
+def library(model):
+    return lora_runner(model).adapters

@@ -12,6 +12,7 @@ from engine_worker.runner.runner import ModelRunner
 from sluice.ring.adapters import Adapter, AdapterFiles, parts_of
 from tests.engine_worker.models.checkpoints import open_written
 from tests.fakes.engine import EngineBench, spec_of
+from tests.fakes.lanes import until
 from tests.fakes.processes import LIMIT
 
 PAGES = 14 * 16
@@ -66,3 +67,9 @@ def submit(
 def offer(library, files: AdapterFiles):
     """Upload files in parts."""
     return library.offer(files.version, [part.data for part in parts_of(files, 1)])
+
+
+def ended(loading):
+    """Poll a preparation until it ends, then return it."""
+    until(loading.poll)
+    return loading

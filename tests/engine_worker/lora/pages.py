@@ -20,11 +20,11 @@ LINEARS = (("fused", 40, 91), ("plain", 33, 40))
 
 def targets() -> list[Target]:
     """The targets of a fused linear layer, and of a plain one."""
-    found, first = [], 0
+    fused, first = [], 0
     for i, size in enumerate((70, 16, 5)):
-        found.append(Target(0, "a", f"part{i}", "fused", Span(0, 40, 40), Span(0, size, size), first, i))
+        fused.append(Target(0, "a", f"part{i}", "fused", Span(0, 40, 40), Span(0, size, size), first, i))
         first += size
-    return [*found, Target(0, "a", "plain", "plain", Span(0, 33, 33), Span(0, 40, 40), 0, len(found))]
+    return [*fused, Target(0, "a", "plain", "plain", Span(0, 33, 33), Span(0, 40, 40), 0, len(fused))]
 
 
 class Placed:
@@ -54,20 +54,20 @@ class Placed:
         step = self.paged.step(numbers, starts)
         for linear, inputs, outputs in LINEARS:
             x, out = some(starts[-1], inputs), some(starts[-1], outputs)
-            found = out.clone()
-            step.add(0, linear, x, found)
+            actual = out.clone()
+            step.add(0, linear, x, actual)
             of_rows = np.repeat(numbers, counts).tolist()
             expected = torch.stack([self._expected(*each, linear) for each in zip(of_rows, x, out, strict=True)])
-            torch.testing.assert_close(found, expected, **CLOSE[self.dtype])
+            torch.testing.assert_close(actual, expected, **CLOSE[self.dtype])
             without = np.repeat(numbers == 0, counts)
-            assert torch.equal(found[without], out[without])
+            assert torch.equal(actual[without], out[without])
 
     def _expected(self, number: int, x: Tensor, out: Tensor, linear: str) -> Tensor:
-        found = out.double()
+        total = out.double()
         for target, a, b in self.modules.get(number, ()):
             if target.linear == linear:
-                found[target.first : target.first + b.shape[1]] += x.double() @ a.double().t() @ b.double()
-        return found.to(self.dtype)
+                total[target.first : target.first + b.shape[1]] += x.double() @ a.double().t() @ b.double()
+        return total.to(self.dtype)
 
 
 def numbers(seed: int, dtype: torch.dtype):

@@ -21,7 +21,7 @@ def folders(model):
     return [write_adapter(model.parent / f"beside{seed}", model, seed, rank=6) for seed in range(2)]
 
 
-def right(oracle, folder, tokens, rows) -> tuple[list[int], torch.Tensor]:
+def expected(oracle, folder, tokens, rows) -> tuple[list[int], torch.Tensor]:
     """The output, and the output of layer 0 for each position but the last."""
     with oracle.using(folder) as model, torch.inference_mode():
         embeddings = model.get_input_embeddings()
@@ -49,12 +49,12 @@ def test_all_features_in_one_step(model, oracle, folders, overlap):
     load_first(bench, folders)
     launched, launch = [], runner.launch
     runner.launch = lambda step: launched.append(step) or launch(step)
-    none = torch.zeros(0, runner.hidden_size)
+    no_rows = torch.zeros(0, runner.hidden_size)
     submitted = {}
     for i in range(12):
         folder = [folders[0], None, folders[1]][i % 3]
-        rows = floats(ROWS, runner.hidden_size, i, 0.5) if i % 2 else none
-        tokens, wants = prompt(i, 6 + i), i % 4 < 2
+        rows = floats(ROWS, runner.hidden_size, i, 0.5) if i % 2 else no_rows
+        tokens, with_tensors = prompt(i, 6 + i), i % 4 < 2
         ids = [*range(VOCAB, VOCAB + len(rows)), *tokens]
         number = submit(
             bench,
@@ -62,14 +62,14 @@ def test_all_features_in_one_step(model, oracle, folders, overlap):
             folder and adapter_of(folder),
             TOKENS,
             tables=PromptTables((table_of(rows),) if len(rows) else ()),
-            tensors=TensorParams((LAYER,), (LAYER,)) if wants else TensorParams(),
+            tensors=TensorParams((LAYER,), (LAYER,)) if with_tensors else TensorParams(),
         )
-        submitted[number] = folder, tokens, rows, wants
+        submitted[number] = folder, tokens, rows, with_tensors
     finish(bench)
-    for number, (folder, tokens, rows, wants) in submitted.items():
-        output, states = right(oracle, folder, tokens, rows)
+    for number, (folder, tokens, rows, with_tensors) in submitted.items():
+        output, states = expected(oracle, folder, tokens, rows)
         assert bench.output(number) == output
-        if wants:
+        if with_tensors:
             size = len(rows) + len(tokens)
             torch.testing.assert_close(rows_of(bench, number, context=True), states[:size], atol=1e-4, rtol=1e-4)
             torch.testing.assert_close(rows_of(bench, number, context=False), states[size - 1 :], atol=1e-4, rtol=1e-4)
@@ -91,4 +91,4 @@ def virtual(part) -> bool:
 
 
 def keeping(part) -> bool:
-    return any(LAYER in kept.names for kept in part.kept)
+    return any(LAYER in rows.names for rows in part.kept)

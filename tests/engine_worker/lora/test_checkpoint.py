@@ -54,7 +54,7 @@ def test_scaling():
 
 @pytest.mark.parametrize("decoder", ["model.language_model.", "language_model.model."])
 def test_the_decoder_of_a_vision_language_model(decoder):
-    """Its modules have longer names, also in patterns."""
+    """Modules of the decoder have a prefix in their names, also in patterns."""
     named = {side: Q.format(side).replace("model.layers", f"{decoder}layers") for side in "AB"}
     tensors = {named["A"]: torch.ones(4, 6), named["B"]: torch.ones(10, 4)}
     (module,) = read(files(tensors)).modules
@@ -110,8 +110,8 @@ def test_options_that_change_the_meaning_are_rejected_by_name(config, named):
 
 
 def with_tensors(**changes):
-    found = load(files().weights) | changes
-    return files({name: tensor for name, tensor in found.items() if tensor is not None})
+    tensors = load(files().weights) | changes
+    return files({name: tensor for name, tensor in tensors.items() if tensor is not None})
 
 
 @pytest.mark.parametrize(
@@ -156,8 +156,8 @@ def zip_of_zeros() -> bytes:
     return data.getvalue()
 
 
-def header(found: object) -> bytes:
-    text = found if isinstance(found, bytes) else json.dumps(found).encode()
+def header(entries: object) -> bytes:
+    text = entries if isinstance(entries, bytes) else json.dumps(entries).encode()
     return struct.pack("<Q", len(text)) + text
 
 
@@ -166,9 +166,9 @@ def entry(first: int) -> dict:
 
 
 def test_tensors_that_share_bytes_are_rejected():
-    """Otherwise a file of 400 KB would take half a gigabyte of memory, and a larger one even more."""
-    found = {"dtype": "F32", "shape": [1, 1 << 16], "data_offsets": [0, 1 << 18]}
-    weights = header({f"{Q.format('A')}{i}": found for i in range(2000)}) + bytes(1 << 18)
+    """If they were accepted, a file of 400 KB would take half a gigabyte of memory, and a larger one even more."""
+    entry = {"dtype": "F32", "shape": [1, 1 << 16], "data_offsets": [0, 1 << 18]}
+    weights = header({f"{Q.format('A')}{i}": entry for i in range(2000)}) + bytes(1 << 18)
     tracemalloc.start()
     try:
         with pytest.raises(TensorFileError, match="not a safetensors file"):

@@ -37,22 +37,22 @@ def test_unknown_adapters():
 
 @pytest.fixture(params=[1, 3])
 def adapters(request, monkeypatch):
-    """Computed by one thread, and by several."""
+    """Adapters whose products are computed by one thread, and by several."""
     monkeypatch.setattr(cpu, "ONE_THREAD", 0)
     torch.manual_seed(0)
-    found = PagedAdapters([TARGET], torch.zeros(16, 8 * 896), 8, CpuKernel(request.param))
+    paged = PagedAdapters([TARGET], torch.zeros(16, 8 * 896), 8, CpuKernel(request.param))
     first = 0
     for number, rank in RANKS.items():
         pages = range(first, first := first - (-rank // 8))
-        found.place(number, [PlacedModule(TARGET, torch.randn(rank, 384), torch.randn(rank, 512))], pages)
-    return found
+        paged.place(number, [PlacedModule(TARGET, torch.randn(rank, 384), torch.randn(rank, 512))], pages)
+    return paged
 
 
 def add(adapters, numbers, counts, x, out):
-    found = out.clone()
+    added = out.clone()
     starts = np.concatenate(([0], np.cumsum(counts))).astype(np.int32)
-    adapters.step(np.array(numbers, np.int64), starts).add(0, "down_proj", x, found)
-    return found
+    adapters.step(np.array(numbers, np.int64), starts).add(0, "down_proj", x, added)
+    return added
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def add(adapters, numbers, counts, x, out):
     ],
 )
 def test_a_row_does_not_depend_on_its_batch(adapters, numbers, counts):
-    """Bit for bit."""
+    """The result of a row has the same bits alone and in any batch."""
     x, out = torch.randn(sum(counts), 384), torch.randn(sum(counts), 512)
     together = add(adapters, numbers, counts, x, out)
     first = 0

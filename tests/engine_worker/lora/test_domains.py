@@ -159,7 +159,7 @@ def check(bench, number: int, index: int, expected: list[int], cancelled: bool) 
 
 
 def check_refused(bench, number: int, index: int) -> None:
-    """Its files were replaced before a thread had read them, or while it read them."""
+    """Check a stream whose adapter's files were replaced before or while a thread read them."""
     stream = bench.stream(number, index)
     assert not stream.tokens
     if stream.end.fault.code == "ADAPTER_MISSING":

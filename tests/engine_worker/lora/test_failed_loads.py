@@ -33,7 +33,7 @@ def failing(monkeypatch):
 def test_other_requests_get_their_tokens(model, oracle, folders, failing, overlap):
     bench = lora_engine(model, overlap=overlap)
     lost = submit(bench, prompt(1, 40), adapter_of(folders[0]), n=2, logprobs=0)
-    beside = {
+    neighbours = {
         submit(bench, prompt(seed), adapter and adapter_of(adapter)): (prompt(seed), adapter)
         for seed, adapter in ((2, None), (3, folders[1]))
     }
@@ -41,11 +41,11 @@ def test_other_requests_get_their_tokens(model, oracle, folders, failing, overla
         bench.step()
         if not failing:
             break
-    beside[submit(bench, prompt(4), None)] = prompt(4), None
+    neighbours[submit(bench, prompt(4), None)] = prompt(4), None
     finish(bench)
     assert [bench.fault(lost), bench.fault(lost, 1)] == ["STEP_FAILED"] * 2
-    again = submit(bench, prompt(1, 70), adapter_of(folders[0]))
-    beside[again] = prompt(1, 70), folders[0]
+    repeated = submit(bench, prompt(1, 70), adapter_of(folders[0]))
+    neighbours[repeated] = prompt(1, 70), folders[0]
     finish(bench)
-    for number, (tokens, folder) in beside.items():
+    for number, (tokens, folder) in neighbours.items():
         assert bench.output(number) == oracle.greedy(folder, tokens, 8)[0]

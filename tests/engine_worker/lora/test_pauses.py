@@ -26,14 +26,14 @@ def prompts(model) -> list[tuple[list[int], object]]:
 
 @pytest.fixture(scope="module")
 def undisturbed(model, prompts) -> list[list[int]]:
-    bench, found = lora_engine(model), []
+    bench, outputs = lora_engine(model), []
     for index in range(len(prompts)):
         number = send(bench, prompts, index)
         finish(bench)
-        found.append(bench.output(number))
+        outputs.append(bench.output(number))
     assert bench.cache.preemptions == 0
-    assert len({tuple(tokens) for tokens in found}) == len(found)
-    return found
+    assert len({tuple(tokens) for tokens in outputs}) == len(outputs)
+    return outputs
 
 
 def crowded(model, prompts, tokens: int, pages: int, overlap: bool) -> EngineBench:

@@ -23,19 +23,19 @@ def clock():
 
 @pytest.fixture
 def host():
-    """Host memory that is full of an adapter in use."""
-    found = HostAdapters(10)
-    found.add("used", Weights(10))
-    found.acquire("used")
-    return found
+    """Host memory that is filled by an adapter in use."""
+    adapters = HostAdapters(10)
+    adapters.add("used", Weights(10))
+    adapters.acquire("used")
+    return adapters
 
 
 @pytest.fixture
 def uploads(host, clock):
-    found = WaitingUploads(host, 1, clock)
+    waiting_uploads = WaitingUploads(host, 1, clock)
     for version, size in SIZES.items():
-        found.add(version, Weights(size))
-    return found
+        waiting_uploads.add(version, Weights(size))
+    return waiting_uploads
 
 
 def waiting(uploads):
@@ -77,13 +77,13 @@ def test_dropped_uploads_are_requested_one_at_a_time_in_the_order_of_requests(up
     assert waiting(uploads) == []
 
 
-@pytest.mark.parametrize(("in_use", "found"), [(1, ["c", "d"]), (5, ["b", "c", "d"])])
-def test_a_small_upload_does_not_overtake_a_larger_one(uploads, host, in_use, found):
+@pytest.mark.parametrize(("in_use", "still_waiting"), [(1, ["c", "d"]), (5, ["b", "c", "d"])])
+def test_a_small_upload_does_not_overtake_a_larger_one(uploads, host, in_use, still_waiting):
     host.release("used")
     host.add("other", Weights(in_use))
     host.acquire("other")
     uploads.advance(["b", "c"])
-    assert waiting(uploads) == found
+    assert waiting(uploads) == still_waiting
 
 
 def test_kept_uploads_come_first(uploads, host):

@@ -45,14 +45,16 @@ def main() -> None:
         adapter = None if folder is None else adapter_of(folder)
         submitted[submit(bench, prompt, adapter, logprobs=0)] = oracle.greedy(folder, prompt, 8)
     finish(bench)
-    most = 0.0
+    largest = 0.0
     for number, (tokens, scores) in submitted.items():
         stream = bench.stream(number)
         assert stream.tokens == tokens, (number, stream.tokens, tokens)
-        most = max(most, *(abs(found.logprob - score) for found, score in zip(stream.logprobs, scores, strict=True)))
-    print(f"difference {most:.1e}", flush=True)
+        largest = max(
+            largest, *(abs(logprob.logprob - score) for logprob, score in zip(stream.logprobs, scores, strict=True))
+        )
+    print(f"difference {largest:.1e}", flush=True)
     leader.close()
-    if most > 1e-3:
+    if largest > 1e-3:
         os._exit(1)
 
 

@@ -19,7 +19,7 @@ NO_ROWS = np.zeros((0, HIDDEN_SIZE), np.float32)
 def test_inputs_equal_the_arrays_for_torch(step, smallest):
     slices, size, window = step
     prepared, arrays = prepared_step(slices, size, window, smallest, SPARE, NO_ROWS), build_arrays(slices, size, window)
-    token_ids, positions, past, starts, blocks, blocks_start, longest, rows, kept, virtual_tokens, _ = (
+    token_ids, positions, past, starts, blocks, blocks_start, longest, rows, kept_tokens, virtual_tokens, _ = (
         array.tolist() for array in prepared.inputs
     )
     virtual = ([], NO_ROWS) if arrays.virtual_tokens is None else (arrays.virtual_tokens, arrays.virtual_rows)
@@ -49,8 +49,8 @@ def test_inputs_equal_the_arrays_for_torch(step, smallest):
     last = range(len(token_ids)) if arrays.last_tokens is None else arrays.last_tokens.tolist()
     assert rows == [*last, *[0] * (MIN_ROWS - len(last))]
     assert prepared.num_rows == len(last)
-    assert kept == ([] if arrays.kept_tokens is None else arrays.kept_tokens.tolist())
-    assert prepared.num_kept == len(kept)
+    assert kept_tokens == ([] if arrays.kept_tokens is None else arrays.kept_tokens.tolist())
+    assert prepared.num_kept == len(kept_tokens)
 
 
 @examples(50)

@@ -10,6 +10,6 @@ print(type(tools.telemetry).__module__)
 """
 
 
-def test_none_are_sent() -> None:
+def test_no_usage_events_are_sent() -> None:
     process = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=True)
     assert process.stdout == "openvino.tools.ovc.telemetry_stub\n"

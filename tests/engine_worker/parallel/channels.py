@@ -13,19 +13,19 @@ def ring(readers: int = 1, capacity: int = 1 << 16, seconds: float = SECONDS) ->
     descriptor = SharedMemory.create(readers, capacity)
     pairs = [socket.socketpair() for _ in range(readers)]
     # Two mappings of the same memory, as in two processes.
-    writer = ShmSender(SharedMemory(descriptor, readers), [Wakeup(ours) for ours, _ in pairs], seconds)
-    found = [
-        ShmReceiver(SharedMemory(descriptor, readers), rank, Wakeup(theirs))
-        for rank, (_, theirs) in enumerate(pairs, 1)
+    writer = ShmSender(SharedMemory(descriptor, readers), [Wakeup(writer_end) for writer_end, _ in pairs], seconds)
+    receivers = [
+        ShmReceiver(SharedMemory(descriptor, readers), rank, Wakeup(reader_end))
+        for rank, (_, reader_end) in enumerate(pairs, 1)
     ]
     os.close(descriptor)
-    return writer, found
+    return writer, receivers
 
 
 def tcp(readers: int = 1, capacity: int = 0, seconds: float = SECONDS) -> tuple[TcpSender, list]:
     listener = RankListener("127.0.0.1")
-    found = [connect(listener.endpoint, rank, SECONDS) for rank in range(1, readers + 1)]
-    return TcpSender(listener.accept(readers + 1, SECONDS), seconds), found
+    receivers = [connect(listener.endpoint, rank, SECONDS) for rank in range(1, readers + 1)]
+    return TcpSender(listener.accept(readers + 1, SECONDS), seconds), receivers
 
 
 CHANNELS = {"ring": ring, "tcp": tcp}

@@ -72,11 +72,11 @@ def main() -> None:
     checkpoint = open_checkpoint(folder)
     leader = Leader(place, SECONDS, SECONDS, log)
     runner = leader.load(folder, checkpoint, CONFIG, ignore, ignore)
-    found = {"graphs": runner.choices["cuda_graphs"], "tokens": generate(runner)}
-    found["replays"] = sum(graph.replays for graph in capture.alive)
+    report = {"graphs": runner.choices["cuda_graphs"], "tokens": generate(runner)}
+    report["replays"] = sum(graph.replays for graph in capture.alive)
     leader.close()
     alone = load.load_runner(checkpoint, replace(CONFIG, cuda_graphs=False), ignore)
-    print(json.dumps({**found, "left": graphs_left, "expected": generate(alone)}))
+    print(json.dumps({**report, "left": graphs_left, "expected": generate(alone)}))
     alone.close()
 
 

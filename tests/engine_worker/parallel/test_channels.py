@@ -1,4 +1,4 @@
-"""Commands arrive in order, whatever their sizes and whichever side is slow."""
+"""Channels deliver commands of any size in order, whether the sender or a receiver is slow."""
 
 import os
 import random
@@ -42,13 +42,13 @@ def write(writer, sent: list[bytes]) -> None:
 
 
 def read(reader, count: int, naps: random.Random | None = None) -> list[bytes]:
-    found = []
+    messages = []
     for _ in range(count):
         if naps is not None and naps.random() < 0.2:
             time.sleep(naps.random() * 2e-3)
-        found.append(bytes(reader.receive(SECONDS)))
+        messages.append(bytes(reader.receive(SECONDS)))
         reader.complete()
-    return found
+    return messages
 
 
 @examples(40)
@@ -57,21 +57,21 @@ def read(reader, count: int, naps: random.Random | None = None) -> list[bytes]:
 def test_order_wrap_around_and_splitting(sizes, capacity, readers, seed):
     """Every reader gets every command unchanged, through a ring that is smaller than most commands."""
     sent = messages(seed, sizes)
-    writer, found = ring(readers, capacity)
+    writer, receivers = ring(readers, capacity)
     with ThreadPoolExecutor(readers + 1) as pool:
         writing = pool.submit(write, writer, sent)
-        reading = [pool.submit(read, each, len(sent), random.Random(seed + i)) for i, each in enumerate(found)]
+        reading = [pool.submit(read, each, len(sent), random.Random(seed + i)) for i, each in enumerate(receivers)]
         writing.result(60)
         assert [each.result(60) for each in reading] == [sent] * readers
     assert writer.sent == len(sent)
     assert [writer.completed(rank + 1) for rank in range(readers)] == [len(sent)] * readers
-    close(writer, found)
+    close(writer, receivers)
 
 
 @examples(20)
 @given(sizes=st.lists(SIZES, min_size=2, max_size=2), seed=st.integers(0, 99))
 def test_two_rings_at_the_same_time(sizes, seed):
-    """They do not affect each other."""
+    """Commands in one ring do not affect those in the other."""
     sent = [messages(seed + i, each) for i, each in enumerate(sizes)]
     pairs = [ring(1, 50), ring(1, 50)]
     with ThreadPoolExecutor(4) as pool:
@@ -87,7 +87,7 @@ def test_two_rings_at_the_same_time(sizes, seed):
 @examples(20)
 @given(sizes=st.lists(st.integers(0, 5000), min_size=1, max_size=20), data=st.data())
 def test_commands_wait_in_the_ring(sizes, data):
-    """In one thread: commands that are read late and together are not lost, and none completes early."""
+    """Commands that are read late and together are not lost, and none completes early. All in one thread."""
     sent = messages(0, sizes)
     writer, (reader,) = ring(1, 1 << 17)
     due = 0
@@ -118,12 +118,12 @@ def test_threads_that_send_concurrently_do_not_interleave(channel):
             pool.submit(lambda name=name: [writer.send(bytes([name]) * 3000 + bytes([i])) for i in range(20)])
             for name in range(4)
         ]
-        found = pool.submit(read, reader, 80).result(60)
+        messages = pool.submit(read, reader, 80).result(60)
         for each in sending:
             each.result(60)
-    assert all(message[:3000] == message[:1] * 3000 for message in found)
+    assert all(message[:3000] == message[:1] * 3000 for message in messages)
     for name in range(4):
-        assert [message[-1] for message in found if message[0] == name] == list(range(20))
+        assert [message[-1] for message in messages if message[0] == name] == list(range(20))
     close(writer, [reader])
 
 
@@ -169,9 +169,9 @@ def test_the_other_end_has_disconnected(channel):
     while not writer.disconnected(2) and time.monotonic() < end:
         time.sleep(0.01)
     assert (writer.disconnected(1), writer.disconnected(2)) == (False, True)
-    with pytest.raises(ChannelError, match="rank 2"):  # noqa: PT012 - TCP may take one before it hears
+    with pytest.raises(ChannelError, match="rank 2"):  # noqa: PT012 - TCP may accept commands before it notices
         for _ in range(100):
-            writer.send(b"anybody?")
+            writer.send(b"x")
             time.sleep(0.01)
     writer.close()
     assert readers[0].receive(SECONDS) == b"last words"
@@ -191,7 +191,7 @@ def test_a_command_with_an_unexpected_number_is_an_error():
 
 
 def test_a_waiting_reader_is_woken_immediately():
-    """Not only at the end of a slice of its wait."""
+    """A reader waits in slices, but a command wakes it before the end of a slice."""
     writer, (reader,) = ring(1)
     with ThreadPoolExecutor(1) as pool:
         for _ in range(20):
@@ -222,7 +222,7 @@ def test_unauthorized_peers_are_disconnected():
 
 
 def test_silent_peers_do_not_delay_ranks():
-    """Nor does a rank whose handshake arrives in two parts."""
+    """A rank whose handshake arrives in two parts does not delay other ranks either."""
     listener = RankListener("127.0.0.1")
     token, port, host = listener.endpoint.split(" ")
     slow = socket.create_connection((host, int(port)))
@@ -290,11 +290,11 @@ sys.exit(len(message) % 100)
 
 def test_from_process_to_process():
     descriptor = SharedMemory.create(1, 3001)
-    ours, theirs = socket.socketpair()
-    command = [sys.executable, "-c", READER, str(descriptor), str(theirs.fileno())]
-    process = subprocess.Popen(command, pass_fds=(descriptor, theirs.fileno()), cwd=Path(__file__).parents[3])
-    theirs.close()
-    writer = ShmSender(SharedMemory(descriptor, 1), [Wakeup(ours)], SECONDS)
+    writer_end, reader_end = socket.socketpair()
+    command = [sys.executable, "-c", READER, str(descriptor), str(reader_end.fileno())]
+    process = subprocess.Popen(command, pass_fds=(descriptor, reader_end.fileno()), cwd=Path(__file__).parents[3])
+    reader_end.close()
+    writer = ShmSender(SharedMemory(descriptor, 1), [Wakeup(writer_end)], SECONDS)
     for i in range(500):
         writer.send(bytes([i % 251]) * (i * 37 % 9000))
     assert process.wait(60) == 499 * 37 % 9000 % 100

@@ -40,16 +40,16 @@ SLICES = st.lists(
 MOVES = st.lists(st.builds(Move, st.sampled_from(MoveKind), st.integers(0, 99), st.integers(0, 99)))
 
 
-def same(found: StepArrays, expected: StepArrays) -> bool:
+def same(decoded: StepArrays, expected: StepArrays) -> bool:
     for name in StepArrays.__slots__:
-        one, other = getattr(found, name), getattr(expected, name)
-        if isinstance(other, np.ndarray):
-            assert one.dtype == other.dtype
-            assert one.shape == other.shape
-            assert one.flags.writeable
-            assert (one == other).all()
+        value, expected_value = getattr(decoded, name), getattr(expected, name)
+        if isinstance(expected_value, np.ndarray):
+            assert value.dtype == expected_value.dtype
+            assert value.shape == expected_value.shape
+            assert value.flags.writeable
+            assert (value == expected_value).all()
         else:
-            assert one == other
+            assert value == expected_value
     return True
 
 
@@ -57,20 +57,20 @@ def same(found: StepArrays, expected: StepArrays) -> bool:
 @given(slices=SLICES, moves=MOVES)
 def test_a_step(slices, moves):
     arrays = build_arrays(slices, 4, None)
-    found = decode(bytearray(encode(ComputeStep(tuple(moves), arrays))))
-    assert isinstance(found, ComputeStep)
-    assert found.moves == tuple(moves)
-    assert same(found.arrays, arrays)
+    decoded = decode(bytearray(encode(ComputeStep(tuple(moves), arrays))))
+    assert isinstance(decoded, ComputeStep)
+    assert decoded.moves == tuple(moves)
+    assert same(decoded.arrays, arrays)
 
 
 def test_rows_of_tables_are_not_sent_with_the_step():
-    """They may be too large for the channel; rank 0 broadcasts them."""
+    """Rows may be too large for the channel, so rank 0 broadcasts them."""
     virtual = VirtualTokens.of(9, PromptTables((random_table(3, 4, seed=1),)))
     arrays = build_arrays([Slice([9, 1, 11], 0, [0], virtual=virtual)], 4, None)
     assert arrays.virtual_rows.shape == (2, 4)
-    found = decode(bytearray(encode(ComputeStep((), without_rows(arrays))))).arrays
-    assert found.virtual_tokens.tolist() == [0, 2]
-    assert found.virtual_rows is None
+    decoded = decode(bytearray(encode(ComputeStep((), without_rows(arrays))))).arrays
+    assert decoded.virtual_tokens.tolist() == [0, 2]
+    assert decoded.virtual_rows is None
 
 
 def test_all_other_commands():

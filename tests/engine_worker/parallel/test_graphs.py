@@ -22,14 +22,14 @@ def test_two_ranks_replay_the_steps_of_one(tmp_path):
     """Padded steps, with tokens that only rank 0 has sampled; both ranks drop their graphs before the group ends."""
     write_checkpoint(tmp_path, CONFIGS["qwen3, tied"])
     port = str(free_ports(1))
-    given = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    variables = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     ranks = [
         subprocess.Popen(
             [sys.executable, "-m", RANK, str(tmp_path)],
             stdout=subprocess.PIPE,
             text=True,
             cwd=ROOT,
-            env={**os.environ, **given, "GLOO_SOCKET_IFNAME": "lo", "RANK": str(i), "LOCAL_RANK": str(i)},
+            env={**os.environ, **variables, "GLOO_SOCKET_IFNAME": "lo", "RANK": str(i), "LOCAL_RANK": str(i)},
         )
         for i in range(2)
     ]
@@ -40,8 +40,8 @@ def test_two_ranks_replay_the_steps_of_one(tmp_path):
         for rank in ranks:
             rank.kill()
             rank.wait()
-    found = json.loads(printed[0])
-    assert found["tokens"] == found["expected"]
-    assert found["graphs"].startswith("4 up to 5 and ")
-    assert found["replays"] == 12
-    assert found["left"] == [0]
+    report = json.loads(printed[0])
+    assert report["tokens"] == report["expected"]
+    assert report["graphs"].startswith("4 up to 5 and ")
+    assert report["replays"] == 12
+    assert report["left"] == [0]

@@ -44,13 +44,13 @@ def until(process: subprocess.Popen[str], event: str) -> dict:
 
 def children(pid: int) -> list[int]:
     """Process ids of the followers."""
-    found = []
+    pids = []
     for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
         # A child of another kind may end meanwhile.
         with suppress(FileNotFoundError, ProcessLookupError):
             if b"follower" in Path(f"/proc/{child}/cmdline").read_bytes():
-                found.append(int(child))
-    return found
+                pids.append(int(child))
+    return pids
 
 
 def shared_files(pid: int) -> set[str]:
@@ -77,7 +77,7 @@ def engine(tmp_path):
     ended(process)
 
 
-def test_it_starts_and_drains(engine):
+def test_an_engine_with_two_ranks_starts_and_drains(engine):
     ready = until(engine, "ready")
     assert ready["tensor_parallel"] == "2"
     assert ready["kv_tokens"] == 4096
@@ -106,7 +106,7 @@ def test_both_ranks_import_the_processors(tmp_path):
     [(signal.SIGKILL, "rank 1 was killed by SIGKILL"), (signal.SIGSTOP, "rank 1 has made no progress for 10 s")],
 )
 def test_a_rank_is_lost_and_the_engine_ends(engine, death, why):
-    """Even while the engine is idle."""
+    """A lost rank is also detected while the engine is idle."""
     until(engine, "ready")
     (follower,) = children(engine.pid)
     os.kill(follower, death)
@@ -152,8 +152,8 @@ def refused(process) -> str:
 def environments() -> list[dict[str, str]]:
     """The environments of two ranks, as torchrun sets them."""
     port = str(free_ports(1))
-    given = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    return [{**given, "GLOO_SOCKET_IFNAME": "lo", "RANK": str(i), "LOCAL_RANK": str(i)} for i in range(2)]
+    variables = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    return [{**variables, "GLOO_SOCKET_IFNAME": "lo", "RANK": str(i), "LOCAL_RANK": str(i)} for i in range(2)]
 
 
 @pytest.fixture

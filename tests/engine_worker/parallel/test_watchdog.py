@@ -29,20 +29,20 @@ def lost():
 
 
 @pytest.fixture
-def since():
+def waiting_since():
     """Start of the wait in progress: the last element."""
     return [None]
 
 
 @pytest.fixture
-def watch(sender, lost, since):
+def watch(sender, lost, waiting_since):
     """A watchdog that is not started: most tests call `tick`, so that they do not depend on the speed of a thread."""
     watch = Watchdog(
         sender,
         3,
         lambda rank: {2: "was killed by SIGKILL"}.get(rank),
         lost.append,
-        lambda: since[-1],
+        lambda: waiting_since[-1],
         load_seconds=3600.0,
         step_seconds=STEP_SECONDS,
     )
@@ -50,7 +50,7 @@ def watch(sender, lost, since):
     watch.stop()
 
 
-def look(watch: Watchdog, seconds: float, meanwhile: Callable[[], None] = lambda: None) -> str | None:
+def tick_for(watch: Watchdog, seconds: float, meanwhile: Callable[[], None] = lambda: None) -> str | None:
     """Tick for `seconds`, or until the group is lost, and return why. `meanwhile` is called before each tick."""
     for _ in range(round(seconds / TICK)):
         meanwhile()
@@ -69,7 +69,7 @@ def keeping_up(sender: CommandSender, *ranks: int) -> Callable[[], None]:
 
 
 def test_an_idle_rank_is_not_lost(sender, watch):
-    assert look(watch, 1.5, keeping_up(sender, 1, 2)) is None
+    assert tick_for(watch, 1.5, keeping_up(sender, 1, 2)) is None
     assert sender.commands[1:] == [Heartbeat()]
 
 
@@ -82,11 +82,11 @@ def test_a_slow_rank_is_not_lost(sender, watch):
 
     for _ in range(10):
         make_progress()
-        assert look(watch, 0.4) is None
+        assert tick_for(watch, 0.4) is None
 
 
 def test_a_rank_without_progress_is_lost(sender, watch):
-    assert look(watch, 2.0, keeping_up(sender, 2)) == "rank 1 has made no progress for 0.5 s"
+    assert tick_for(watch, 2.0, keeping_up(sender, 2)) == "rank 1 has made no progress for 0.5 s"
 
 
 @pytest.mark.parametrize(("rank", "why"), [(1, "rank 1 has disconnected"), (2, "rank 2 was killed by SIGKILL")])
@@ -100,19 +100,19 @@ def test_a_disconnected_rank_is_lost_immediately(sender, watch, lost, rank, why)
 
 def test_a_heartbeat_that_cannot_be_sent(sender, watch):
     sender.broken = True
-    assert look(watch, 2.0) == "rank 2 has read nothing"
+    assert tick_for(watch, 2.0) == "rank 2 has read nothing"
 
 
 def test_no_heartbeat_while_a_command_is_sent(sender, watch):
     """While a command is being sent, no heartbeat is needed."""
     sender.busy = True
-    assert look(watch, 1.5) is None
+    assert tick_for(watch, 1.5) is None
     assert sender.sent == 1
 
 
 def test_the_first_command_is_not_a_heartbeat(sender, watch):
     sender.commands.clear()
-    look(watch, 1.5)
+    tick_for(watch, 1.5)
     assert sender.sent == 0
 
 
@@ -120,28 +120,28 @@ def test_loading_may_take_longer(sender, watch):
     """After that, the usual time limit applies, however long loading took."""
     sender.through = {1: 0, 2: 1}
     keep_up = keeping_up(sender, 2)
-    assert look(watch, 1.0, keep_up) is None
+    assert tick_for(watch, 1.0, keep_up) is None
     sender.through[1] = 1
-    assert look(watch, 0.3, keep_up) is None
-    assert look(watch, 2.0, keep_up) == "rank 1 has made no progress for 0.5 s"
+    assert tick_for(watch, 0.3, keep_up) is None
+    assert tick_for(watch, 2.0, keep_up) == "rank 1 has made no progress for 0.5 s"
 
 
-def test_a_step_that_does_not_come_back(sender, watch, lost, since):
-    """As if the device hangs: all ranks have completed the step, since it is queued. In the watchdog's thread."""
+def test_a_step_that_does_not_return(sender, watch, lost, waiting_since):
+    """The device hangs: all ranks report the step as completed, since it is queued. Runs the watchdog's thread."""
     sender.keeps_up = True
-    since.append(1.0)
+    waiting_since.append(1.0)
     watch.start()
     assert wait_until(lambda: bool(lost))
     assert lost == ["a step has not come back from the device for 0.5 s"]
 
 
-def test_steps_that_return_one_after_the_other(sender, watch, since):
+def test_steps_that_return_one_after_the_other(sender, watch, waiting_since):
     sender.keeps_up = True
     for i in range(4):
-        since.append(float(i))
-        assert look(watch, 0.4) is None
-    since.append(None)
-    assert look(watch, 1.0) is None
+        waiting_since.append(float(i))
+        assert tick_for(watch, 0.4) is None
+    waiting_since.append(None)
+    assert tick_for(watch, 1.0) is None
 
 
 def test_after_stop_no_rank_is_lost(sender, watch, lost):

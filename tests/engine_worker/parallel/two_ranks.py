@@ -43,22 +43,22 @@ def main() -> None:
 
     with ExitStack() as stack:
         ranks = stack.enter_context(served(scale.small, folder, load, **options))
-        one = stack.enter_context(served(scale.small, folder, **options))
-        found = compare(ranks, one, leader.close, sizes, scale.requests)
-        print(found.detail, flush=True)
-        if not found.passed:
+        single = stack.enter_context(served(scale.small, folder, **options))
+        verdict = compare(ranks, single, leader.close, sizes, scale.requests)
+        print(verdict.detail, flush=True)
+        if not verdict.passed:
             # Ranks that do not end would block a normal exit.
             os._exit(1)
 
 
 def compare(
-    ranks: Served, one: Served, close: Callable[[], None], sizes: tuple[int, ...], requests: tuple[int, int]
+    ranks: Served, single: Served, close: Callable[[], None], sizes: tuple[int, ...], requests: tuple[int, int]
 ) -> Outcome:
     if missing := fallbacks(ranks.runner.choices):
         return Outcome(False, "; ".join(missing.values()))
     count, longest = requests
-    steps = same_steps(ranks, one, sizes, longest, SLACK)
-    loops, parted = same_loops(ranks, one, count, longest, SLACK)
+    steps = same_steps(ranks, single, sizes, longest, SLACK)
+    loops, parted = same_loops(ranks, single, count, longest, SLACK)
     ended = _ends(close, CLOSE_SECONDS)
     detail = (
         f"graphs: {ranks.runner.choices['cuda_graphs']}; step by step {steps.detail}; "

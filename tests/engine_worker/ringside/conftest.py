@@ -1,9 +1,21 @@
-"""A fixture that starts workers, and closes them when the test ends."""
+"""Fixtures: workers, which are closed when the test ends; a clock, and a receiver of lanes in memory."""
 
 import pytest
 
 from tests.engine_worker.ringside.world import World
+from tests.fakes.clock import Clock
+from tests.fakes.lane import Receiver
 from tests.fakes.runner import ScriptedRunner
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def receiver() -> Receiver:
+    return Receiver()
 
 
 @pytest.fixture

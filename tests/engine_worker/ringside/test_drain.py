@@ -19,12 +19,12 @@ pytestmark = pytest.mark.slow
 def test_a_stopped_worker_finishes_its_requests_and_refuses_new_ones(start, runner):
     world = start()
     world.hello()
-    entered, go_on = stall(runner)
+    entered, may_continue = stall(runner)
     world.submit(1, [1])
     assert entered.wait(LIMIT)
     world.worker.stop()
     world.submit(2, [2])
-    go_on.set()
+    may_continue.set()
     world.read(lambda: len(world.ends()) == 2)
     ends = {row.request: row.end for row in world.rows if row.end}
     assert ends[1].reason is FinishReason.LENGTH
@@ -38,14 +38,14 @@ def test_a_drain_is_announced_immediately(start, runner, monkeypatch):
     """During a long step, and long before the next regular heartbeat."""
     monkeypatch.setattr("engine_worker.ringside.heartbeats.HEARTBEAT_SECONDS", 3600.0)
     world = start()
-    entered, go_on = stall(runner)
+    entered, may_continue = stall(runner)
     world.hello()
     world.submit(1, [1])
     assert entered.wait(LIMIT)
     world.worker.stop()
     # Two heartbeats may arrive, because one more follows after a lane was opened.
     assert {heartbeat.draining for heartbeat in world.heartbeats(bool)} == {True}
-    go_on.set()
+    may_continue.set()
 
 
 def test_if_all_routers_have_ended_a_drained_engine_exits_immediately(start, monkeypatch):
@@ -63,13 +63,13 @@ def test_a_draining_engine_exits_when_its_requests_were_cancelled(start, runner)
     world = start(drain_timeout=3600)
     world.hello()
     # Wait for the cancel at the end of the step: it may not have arrived when the step continues.
-    entered, go_on = stall(runner, lambda: world.worker._inbox.wait(LIMIT))
+    entered, may_continue = stall(runner, lambda: world.worker._inbox.wait(LIMIT))
     world.submit(1, [1], max_tokens=60)
     assert entered.wait(LIMIT)
     world.worker.stop()
     world.heartbeats(lambda heartbeat: heartbeat.draining)
     assert world.lane.send(Cancel(1, 0, world.worker.epoch))
-    go_on.set()
+    may_continue.set()
     world.read(world.ends)
     assert [end.reason for end in world.ends()] == [FinishReason.ABORTED]
     world.thread.join(LIMIT)

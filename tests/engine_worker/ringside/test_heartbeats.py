@@ -206,7 +206,7 @@ def test_answers_to_calls_wait_for_a_full_lane_and_are_sent_only_to_known_router
     ]
 
 
-def test_cache_events_are_sent_after_a_heartbeat_to_the_routers_that_asked(monkeypatch):
+def test_cache_events_are_sent_after_a_heartbeat_to_the_routers_that_requested_them(monkeypatch):
     lane = MemoryLane("mem://r0")
     monkeypatch.setattr("engine_worker.ringside.heartbeats.Lane", lambda *_, **__: lane)
     routers = RouterTable(Clock())

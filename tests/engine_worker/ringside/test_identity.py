@@ -11,7 +11,7 @@ from tests.engine_worker.ringside.world import FINGERPRINT, LIMIT, stall
 pytestmark = pytest.mark.slow
 
 
-def test_heartbeats_go_to_routers_that_said_hello(start):
+def test_heartbeats_are_sent_to_routers_after_their_hello(start):
     world = start(max_requests=9)
     world.router.wait(2 * HEARTBEAT_SECONDS)
     assert world.router.receive() == []
@@ -39,7 +39,7 @@ def test_engines_that_compute_differently_have_different_fingerprints(start, run
     assert start(**settings).worker._heartbeat().fingerprint != FINGERPRINT
 
 
-def test_each_router_gets_the_cache_changes_that_it_does_not_know(start):
+def test_heartbeats_contain_the_cache_changes_after_the_last_one_that_the_router_knows(start):
     world = start()
     prompt = list(range(1, 10))
     blocks = [short_hash(block) for block in block_chain(root_hash(FINGERPRINT), prompt, 4)]
@@ -63,12 +63,12 @@ def test_each_router_gets_the_cache_changes_that_it_does_not_know(start):
 def test_heartbeats_are_sent_during_a_long_step(start, runner):
     world = start()
     world.hello()
-    entered, go_on = stall(runner)
+    entered, may_continue = stall(runner)
     world.submit(1, [1])
     assert entered.wait(LIMIT)
     for _ in range(2):
         world.heartbeats(bool)
-    go_on.set()
+    may_continue.set()
     world.read(world.ends)
 
 
@@ -77,7 +77,7 @@ def test_progress_counts_turns_of_the_loop_and_does_not_change_during_a_step(sta
     world.hello()
     first = world.heartbeats(bool)[0].progress
     world.heartbeats(lambda heartbeat: heartbeat.progress > first)
-    entered, go_on = stall(runner)
+    entered, may_continue = stall(runner)
     world.submit(1, [1])
     assert entered.wait(LIMIT)
     for _ in range(2):
@@ -85,7 +85,7 @@ def test_progress_counts_turns_of_the_loop_and_does_not_change_during_a_step(sta
         world.heartbeats(bool)
     stuck = [world.heartbeats(bool)[-1].progress for _ in range(2)]
     assert stuck[0] == stuck[1]
-    go_on.set()
+    may_continue.set()
     world.heartbeats(lambda heartbeat: heartbeat.progress > stuck[1])
 
 

@@ -17,7 +17,7 @@ def test_requests_of_a_replaced_router_end(start, runner):
         if 1 in world.worker._engine.live.requests:
             world.worker._inbox.wait(0.5)
 
-    entered, go_on = stall(runner, wait_for_messages)
+    entered, may_continue = stall(runner, wait_for_messages)
     world = start()
     world.hello(epoch=1)
     world.submit(1, [1, 2, 3], max_tokens=50)
@@ -27,7 +27,7 @@ def test_requests_of_a_replaced_router_end(start, runner):
         # The late hello of the replaced router must have no effect.
         world.hello(epoch=epoch)
     world.submit(3, [5, 6])
-    go_on.set()
+    may_continue.set()
     world.read(lambda: len(world.ends()) == 3)
     ends = {row.request: row.end.fault.code if row.end.fault else row.end.reason for row in world.rows if row.end}
     assert ends == {1: "ROWS_LOST", 2: "ROWS_LOST", 3: FinishReason.LENGTH}
@@ -36,12 +36,12 @@ def test_requests_of_a_replaced_router_end(start, runner):
 def test_requests_of_a_silent_router_end_with_an_error(start, runner, monkeypatch):
     monkeypatch.setattr("engine_worker.ringside.heartbeats.ROUTER_SILENCE_SECONDS", 0.1)
     monkeypatch.setattr("engine_worker.ringside.orphans.CHECK_SECONDS", 0.2)
-    entered, go_on = stall(runner)
+    entered, may_continue = stall(runner)
     world = start()
     world.hello()
     world.submit(1, [1, 2, 3], max_tokens=50)
     assert entered.wait(LIMIT)
     time.sleep(0.3)
-    go_on.set()
+    may_continue.set()
     world.read(world.ends)
     assert world.ends()[0].fault.code == "ROWS_LOST"

@@ -141,12 +141,12 @@ def test_remaining_reports_are_delivered_at_the_end():
 
 
 def test_reports_lost_by_a_slow_function_are_counted():
-    stats_log, go_on, recorder = StatsLog(capacity=2), threading.Event(), Recorder(5)
+    stats_log, may_continue, recorder = StatsLog(capacity=2), threading.Event(), Recorder(5)
     busy = threading.Event()
 
     def slow(text: str) -> None:
         busy.set()
-        go_on.wait(PATIENCE)
+        may_continue.wait(PATIENCE)
         recorder(text)
 
     callback = StatsCallback(slow, SOURCE, lambda: False, stats_log, structlog.get_logger())
@@ -155,7 +155,7 @@ def test_reports_lost_by_a_slow_function_are_counted():
     assert busy.wait(PATIENCE)
     for iteration in range(2, 7):
         stats_log.append(step_of(iteration, request_of(iteration, 1), request_of(iteration, 2)))
-    go_on.set()
+    may_continue.set()
     assert recorder.complete.wait(PATIENCE)
     callback.stop()
     reports = [json.loads(text) for text in recorder.texts]

@@ -2,30 +2,25 @@
 
 import pytest
 import structlog
+import zmq
 from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from engine_worker.ringside.tensor_outbox import MAX_LANES, TensorOutbox
 from sluice.ring.heartbeats import KeepAlive
+from sluice.ring.inbox import Gap, Inbox
+from sluice.ring.lane import Lane
+from sluice.ring.message import Message
 from sluice.ring.tensors import PART_BYTES, TensorBatch
 from sluice.ring.timing import KEEP_ALIVE_SECONDS, LANE_FORGET_SECONDS
 from tests.fakes.clock import Clock
 from tests.fakes.lane import Receiver
+from tests.fakes.lanes import connected, until
 from tests.fakes.tensors import first_values, tensor_rows
 
 A, B = "mem://a", "mem://b"
 BUFFER = 4 * PART_BYTES
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def receiver() -> Receiver:
-    return Receiver()
 
 
 def make(receiver: Receiver, clock: Clock) -> TensorOutbox:
@@ -123,6 +118,37 @@ def test_keep_alives_are_sent_at_their_interval(outbox, receiver, clock):
         outbox.tick()
         clock.now += KEEP_ALIVE_SECONDS
     assert receiver.lanes[A].messages == [KeepAlive("engine", 7)] * 2
+
+
+class LossyLane(Lane):
+    """Loses rows, like a connection that ends before it has transmitted them."""
+
+    def send(self, message: Message) -> bool:
+        if isinstance(message, TensorBatch):
+            self.sent += 1
+            return True
+        return super().send(message)
+
+
+def test_a_keep_alive_reveals_the_loss_of_the_last_rows(tmp_path, clock):
+    with zmq.Context() as context:
+        inbox = Inbox(context, f"ipc://{tmp_path}/inbox", TensorBatch | KeepAlive)
+        lane = connected(LossyLane(context, inbox.address))
+        outbox = TensorOutbox("engine", 7, lambda _: lane, clock, structlog.get_logger(), BUFFER)
+        outbox.connect(inbox.address)
+        clock.now += KEEP_ALIVE_SECONDS
+        outbox.tick()
+        outbox.put(inbox.address, tensor_rows(0, 2))
+        outbox.flush()
+        assert (outbox.waiting, outbox.lost) == (0, 0)
+        clock.now += KEEP_ALIVE_SECONDS
+        outbox.tick()
+        received: list[object] = []
+        until(lambda: received.extend(inbox.receive()) or len(received) == 3)
+        alive = KeepAlive("engine", 7)
+        assert received == [alive, Gap(lane.epoch, 1), alive]
+        outbox.close()
+        inbox.close()
 
 
 def test_the_number_of_lanes_is_limited(outbox):

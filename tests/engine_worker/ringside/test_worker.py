@@ -57,13 +57,13 @@ def test_a_call_is_answered_while_idle_and_between_two_steps(start, runner):
     for number in (1, 2):
         assert world.lane.send(Call(world.worker.epoch, number, world.router.address, MethodCall("echo", "[5]")))
         world.heartbeats(lambda _, number=number: len(world.answers) == number)
-    entered, go_on = stall(runner)
+    entered, may_continue = stall(runner)
     world.submit(1, [1, 2, 3])
     assert entered.wait(LIMIT)
     assert world.lane.send(Call(world.worker.epoch, 3, world.router.address, MethodCall("nothing")))
     world.heartbeats(bool)
     assert len(world.answers) == 2
-    go_on.set()
+    may_continue.set()
     world.read(world.ends)
     world.heartbeats(lambda _: len(world.answers) == 3)
     assert [answer.number for answer in world.answers] == [1, 2, 3]
@@ -76,7 +76,7 @@ def test_a_blocked_step_loses_readiness_soon_and_liveness_late(start, runner, mo
     monkeypatch.setattr(
         "engine_worker.ringside.worker.ProgressBeacon", lambda _, status_file: ProgressBeacon(clock, status_file)
     )
-    entered, go_on = stall(runner)
+    entered, may_continue = stall(runner)
     port = free_ports(1)
     world = start(metrics_port=port, ready_stall=1.0, live_stall=30.0)
     assert probe(world, "/readyz") == probe(world, "/livez") == (200, "ok\n")
@@ -87,17 +87,17 @@ def test_a_blocked_step_loses_readiness_soon_and_liveness_late(start, runner, mo
     assert probe(world, "/livez") == (200, "ok\n")
     clock.now += 29.0
     assert probe(world, "/livez") == (503, "the loop has not turned for 31.0 s\n")
-    go_on.set()
+    may_continue.set()
     world.read(world.ends)
     assert wait_until(lambda: probe(world, "/readyz")[0] == 200)
     assert probe(world, "/livez") == (200, "ok\n")
-    go_on.clear()
+    may_continue.clear()
     entered.clear()
     world.submit(2, [1, 2, 3])
     assert entered.wait(LIMIT)
     world.worker.stop()
     assert probe(world, "/readyz") == (503, "it is draining\n")
-    go_on.set()
+    may_continue.set()
 
 
 def test_a_lost_device_ends_the_process_without_ending_its_requests(start, runner, monkeypatch):
@@ -105,12 +105,12 @@ def test_a_lost_device_ends_the_process_without_ending_its_requests(start, runne
     exceptions = []
     monkeypatch.setattr(threading, "excepthook", exceptions.append)
     with capture_logs() as logs:
-        entered, go_on = stall(runner)
+        entered, may_continue = stall(runner)
         world = start()
         world.submit(1, [1, 2, 3])
         assert entered.wait(LIMIT)
         runner.fail, runner.lost = "before", True
-        go_on.set()
+        may_continue.set()
         world.thread.join(LIMIT)
     assert not world.thread.is_alive()
     assert [exception.exc_type for exception in exceptions] == [DeviceLostError]
@@ -153,11 +153,11 @@ def test_an_invalid_address_affects_no_other_router(start):
 def test_a_corrupt_cache_is_reported_when_idle(start, runner):
     with structlog.testing.capture_logs() as logs:
         world = start()
-        entered, go_on = stall(runner)
+        entered, may_continue = stall(runner)
         world.submit(1, [1])
         assert entered.wait(LIMIT)
         world.worker._engine.cache.pool._free.pop()
-        go_on.set()
+        may_continue.set()
         world.read(world.ends)
         end = time.monotonic() + LIMIT
         while not any(entry["event"] == "cache_corrupt" for entry in logs):

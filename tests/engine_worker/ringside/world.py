@@ -57,7 +57,7 @@ class World:
         self.thread = threading.Thread(target=self.worker.serve, daemon=True)
         self.thread.start()
 
-    def submit(self, request: int, prompt: list[int], max_tokens: int = 5, **more) -> None:
+    def submit(self, request: int, prompt: list[int], max_tokens: int = 5, **fields) -> None:
         spec = Submit(
             request=request,
             attempt=0,
@@ -73,7 +73,7 @@ class World:
             time_limit=None,
             detokenizer=self.detokenizer.address,
             router=self.router.address,
-            **more,
+            **fields,
         )
         assert self.lane.send(spec)
 
@@ -121,14 +121,14 @@ def stall(
 ) -> tuple[threading.Event, threading.Event]:
     """Block the runner's steps. Returns two events: a step was entered; steps may continue. `before_end` is called at
     the end of each step, in the worker's thread."""
-    entered, go_on = threading.Event(), threading.Event()
+    entered, may_continue = threading.Event(), threading.Event()
     run = runner.run
 
     def slow(step):
         entered.set()
-        go_on.wait(LIMIT)
+        may_continue.wait(LIMIT)
         before_end()
         return run(step)
 
     runner.run = slow
-    return entered, go_on
+    return entered, may_continue

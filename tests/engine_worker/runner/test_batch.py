@@ -36,11 +36,11 @@ def draw(sequence: int) -> Draw:
 
 
 def test_a_mixed_step():
-    one, two, three = draw(0), draw(1), draw(2)
+    first, second, third = draw(0), draw(1), draw(2)
     slices = (
-        Slice([7, 8, 9], 3, [5, 2, 99], (one, two)),
+        Slice([7, 8, 9], 3, [5, 2, 99], (first, second)),
         Slice([4], 0, [1]),
-        Slice([6], 8, [9, 8, 7], (three,)),
+        Slice([6], 8, [9, 8, 7], (third,)),
     )
     arrays, work = build_arrays(slices, 4, None), StepDraws.of(slices)
     assert arrays.token_ids.tolist() == [7, 8, 9, 4, 6]
@@ -52,7 +52,7 @@ def test_a_mixed_step():
     assert (arrays.max_query, arrays.max_context) == (3, 9)
     assert arrays.generation_rows == 0
     assert arrays.last_tokens.tolist() == [2, 4]
-    assert work.draws == [one, two, three]
+    assert work.draws == [first, second, third]
     assert work.rows == [0, 0, 1]
 
 
@@ -126,7 +126,7 @@ def test_a_step_token_by_token(step):
     """Each array agrees with its meaning, computed in plain loops."""
     slices, size, window = step
     arrays, work, token, row, draw = build_arrays(slices, size, window), StepDraws.of(slices), 0, 0, 0
-    rows, followed, draw_follows, kept, virtual_rows = [], [], {}, [], {}
+    rows, followed, draw_follows, kept_tokens, virtual_rows = [], [], {}, [], {}
     for i, part in enumerate(slices):
         first_seen = 0 if window is None else max(0, part.start - window + 1)
         skipped = first_seen // size
@@ -147,7 +147,7 @@ def test_a_step_token_by_token(step):
         # First for the prompt's log-probabilities, then for each range of tensors; a token may be in several ranges.
         scored = [(part.scored.start, len(part.scored.tokens))] if part.scored else []
         for first, count in [*scored, *((each.start, each.count) for each in part.kept)]:
-            kept += [token - len(part.tokens) + at - part.start for at in range(first, first + count)]
+            kept_tokens += [token - len(part.tokens) + at - part.start for at in range(first, first + count)]
         if part.follows is not None:
             followed.append((token - 1, part.follows))
         if part.draws:
@@ -161,7 +161,7 @@ def test_a_step_token_by_token(step):
     assert arrays.query_start[-1] == token == len(arrays.token_ids)
     assert rows == (list(range(token)) if arrays.last_tokens is None else arrays.last_tokens.tolist())
     assert list(zip(arrays.follow_tokens.tolist(), arrays.follow_draws.tolist(), strict=True)) == followed
-    assert kept == ([] if arrays.kept_tokens is None else arrays.kept_tokens.tolist())
+    assert kept_tokens == ([] if arrays.kept_tokens is None else arrays.kept_tokens.tolist())
     check_rows(arrays, virtual_rows)
     assert work.draws == [each for part in slices for each in part.draws]
     assert (work.num_rows, work.follows) == (row, draw_follows)
@@ -174,18 +174,18 @@ def test_a_step_token_by_token(step):
     assert types == {np.dtype(np.int64)}
 
 
-@given(count=st.integers(1, 9), more=st.integers(0, 5))
-def test_padding(count, more):
+@given(count=st.integers(1, 9), num_padding=st.integers(0, 5))
+def test_padding(count, num_padding):
     """Rows without context that are stored nowhere follow the real rows, which are unchanged."""
     arrays = build_arrays([Slice([7], 5 + i, [9, 8, 3 + i, 2], (draw(0),)) for i in range(count)], 4, None)
-    padded = GenerationBuffers(20, 4, 4, torch.device("cpu")).pad(arrays, count + more)
+    padded = GenerationBuffers(20, 4, 4, torch.device("cpu")).pad(arrays, count + num_padding)
     for name in ("token_ids", "positions", "slots", "block_tables", "context_lengths"):
         array, original = getattr(padded, name), getattr(arrays, name)
         assert array.dtype == original.dtype
         np.testing.assert_array_equal(array[:count], original)
         np.testing.assert_array_equal(array[count:], -1 if name == "slots" else 0)
-        assert len(array) == count + more
-    assert padded.query_start.tolist() == list(range(count + more + 1))
+        assert len(array) == count + num_padding
+    assert padded.query_start.tolist() == list(range(count + num_padding + 1))
     assert (padded.max_query, padded.last_tokens) == (1, None)
 
 

@@ -50,22 +50,22 @@ def test_ranks_that_do_not_exist(alone):
 
 
 def test_waits_for_the_other_ranks(alone):
-    others = FakeFollowers()
-    runner = ModelRunner(alone._forward, followers=others)
+    followers = FakeFollowers()
+    runner = ModelRunner(alone._forward, followers=followers)
     pending = runner.call(MethodCall("ping"))
     assert pending.poll() is None
-    others.answers = [RankAnswer(1, "7")]
+    followers.answers = [RankAnswer(1, "7")]
     assert [answer.rank for answer in pending.poll()] == [0, 1]
-    assert others.calls == [MethodCall("ping")]
+    assert followers.calls == [MethodCall("ping")]
 
 
 def test_with_overlap_a_method_runs_after_earlier_steps(alone, monkeypatch):
-    forward, entered, go_on = alone._forward, threading.Event(), threading.Event()
+    forward, entered, may_continue = alone._forward, threading.Event(), threading.Event()
     runner, logits = ModelRunner(forward, overlap=True), forward.logits
 
     def slow(*arguments):
         entered.set()
-        go_on.wait(60)
+        may_continue.wait(60)
         return logits(*arguments)
 
     monkeypatch.setattr(forward, "logits", slow)
@@ -73,7 +73,7 @@ def test_with_overlap_a_method_runs_after_earlier_steps(alone, monkeypatch):
     pending = runner.call(MethodCall("ping"))
     assert entered.wait(60)
     assert pending.poll() is None
-    go_on.set()
+    may_continue.set()
     step.collect()
     runner._thread.shutdown()
     (answer,) = pending.poll()

@@ -125,8 +125,8 @@ def test_a_capture_that_succeeds(monkeypatch):
 class Copying(PagedTorch):
     """Copies a number to the device in each step, as modules that were not written for graphs do."""
 
-    def attend(self, query, *more):
-        return super().attend(query * torch.tensor(1.0), *more)
+    def attend(self, query, *arguments):
+        return super().attend(query * torch.tensor(1.0), *arguments)
 
 
 @pytest.fixture
@@ -134,10 +134,10 @@ def loaded(tmp_path, monkeypatch):
     """Loads as on a GPU, with a fake capture."""
     write_checkpoint(tmp_path, CONFIGS["qwen3, tied"])
     config = RunnerConfig("cpu", tokens_per_block=4, kv_cache_tokens=256, max_batch_size=5, max_tokens_per_step=64)
-    warm_up, again = load.warm_up, []
+    warm_up, warm_ups = load.warm_up, []
 
     def noted(*given, where, **options):
-        again.append(where)
+        warm_ups.append(where)
         warm_up(*given, where=where, **options)
 
     monkeypatch.setattr(load, "graphs_refused", lambda *_: None)
@@ -150,26 +150,26 @@ def loaded(tmp_path, monkeypatch):
         )
         warnings = []
         runner = load_runner(open_written(tmp_path), config, lambda *_: None, warn=lambda *news: warnings.append(news))
-        return runner, warnings, again
+        return runner, warnings, warm_ups
 
     return loaded
 
 
 def test_a_model_that_cannot_be_captured_is_served_without_graphs(loaded):
     expected = generate(loaded(PagedTorch)[0], PROMPTS, 8, temperature=0.0)
-    runner, warnings, again = loaded(Copying)
+    runner, warnings, warm_ups = loaded(Copying)
     why = "none: the capture failed: operation not permitted when stream is capturing: aten::lift_fresh"
     assert runner.choices["cuda_graphs"] == why
     assert warnings == [("cuda_graphs_failed", why)]
     assert generate(runner, PROMPTS, 8, temperature=0.0) == expected
-    assert len(again) == 2
+    assert len(warm_ups) == 2
 
 
 def test_warms_up_again_after_the_captures(loaded):
-    runner, warnings, again = loaded(PagedTorch)
+    runner, warnings, warm_ups = loaded(PagedTorch)
     assert runner.choices["cuda_graphs"] == "4 up to 5 and 4 up to 64 with context"
     assert warnings == []
-    assert again == ["beside the KV cache (see kv_memory_fraction) and CUDA graphs"]
+    assert warm_ups == ["beside the KV cache (see kv_memory_fraction) and CUDA graphs"]
 
 
 class Pair(Shard):

@@ -23,19 +23,19 @@ def test_nothing_is_missing(equipped):
 
 def test_without_a_compiler(equipped):
     equipped.setattr(fusing.shutil, "which", lambda name: None)
-    found = fusing.missing_compiler()
-    assert found is not None
-    assert found.startswith("Triton needs a C compiler (gcc, clang or the variable CC): install gcc and python3-dev")
+    problem = fusing.missing_compiler()
+    assert problem is not None
+    assert problem.startswith("Triton needs a C compiler (gcc, clang or the variable CC): install gcc and python3-dev")
     equipped.setenv("CC", "/opt/cc")
     assert fusing.missing_compiler() is None
 
 
 def test_without_headers(equipped, tmp_path):
     (tmp_path / "Python.h").unlink()
-    found = fusing.missing_compiler()
-    assert found is not None
-    assert f"Python's headers ({tmp_path}/Python.h)" in found
-    assert "\n" not in found
+    problem = fusing.missing_compiler()
+    assert problem is not None
+    assert f"Python's headers ({tmp_path}/Python.h)" in problem
+    assert "\n" not in problem
 
 
 def test_an_engine_on_a_gpu_warns_once_before_the_kernel_tests(monkeypatch):

@@ -29,9 +29,9 @@ def read(folder: Path) -> list[dict[str, np.ndarray]]:
     return [{path.stem: np.load(path, allow_pickle=False) for path in step.iterdir()} for step in steps]
 
 
-def generate(settings: DebugOptions, prompts: list[list[int]], max_tokens: int, **more) -> list[list[int]]:
+def generate(settings: DebugOptions, prompts: list[list[int]], max_tokens: int, **options) -> list[list[int]]:
     debug = DebugTensors(settings, "e", lambda *_: None)
-    with closing(EngineHarness(tiny_model.path(), kv_cache_tokens=2048, debug=debug, **more)) as engine:
+    with closing(EngineHarness(tiny_model.path(), kv_cache_tokens=2048, debug=debug, **options)) as engine:
         return engine.generate(prompts, GREEDY, max_tokens)
 
 
@@ -55,24 +55,26 @@ def test_each_step_has_its_own_arrays(tmp_path, backend, overlap):
 
 def test_with_two_ranks_rank_0_writes(tmp_path):
     (output,) = generate(options(tmp_path), [PROMPT], 3, tensor_parallel=2)
-    found = read(tmp_path)
-    assert [each["input_ids"].tolist() for each in found] == [PROMPT, [output[0]], [output[1]]]
-    assert [each["logits"].argmax(-1).tolist() for each in found] == [[token] for token in output]
+    steps = read(tmp_path)
+    assert [each["input_ids"].tolist() for each in steps] == [PROMPT, [output[0]], [output[1]]]
+    assert [each["logits"].argmax(-1).tolist() for each in steps] == [[token] for token in output]
 
 
 def test_several_sequences_and_chunks(tmp_path):
     prompts = [PROMPT, PROMPT[:3]]
-    one, other = generate(options(tmp_path), prompts, 3, max_tokens_per_step=16, max_batch_size=2)
-    fed = {len(PROMPT): [*PROMPT, *one[:2]], 3: [*PROMPT[:3], *other[:2]]}
-    found: dict[int, dict[int, int]] = {20: {}, 3: {}}
+    long_output, short_output = generate(options(tmp_path), prompts, 3, max_tokens_per_step=16, max_batch_size=2)
+    fed = {len(PROMPT): [*PROMPT, *long_output[:2]], 3: [*PROMPT[:3], *short_output[:2]]}
+    written: dict[int, dict[int, int]] = {20: {}, 3: {}}
     for step in read(tmp_path):
         starts = [0, *step["last_token_ids"].tolist()]
         parts = [step["input_ids"][i:j].tolist() for i, j in itertools.pairwise(starts)]
         for ids, past, length in zip(parts, step["host_past_key_value_lengths"], step["sequence_length"], strict=True):
             assert past + len(ids) == length
-            its = next(size for size, tokens in fed.items() if tokens[past:length] == ids and past == len(found[size]))
-            found[its].update(enumerate(ids, int(past)))
-    assert {size: list(tokens.values()) for size, tokens in found.items()} == fed
+            prompt_length = next(
+                size for size, tokens in fed.items() if tokens[past:length] == ids and past == len(written[size])
+            )
+            written[prompt_length].update(enumerate(ids, int(past)))
+    assert {size: list(tokens.values()) for size, tokens in written.items()} == fed
 
 
 def test_the_newest_steps_are_kept(tmp_path):

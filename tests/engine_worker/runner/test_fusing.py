@@ -32,13 +32,13 @@ def thresholds(*arguments):
 
 
 def lower_thresholds(*arguments):
-    found, valid = torch_thresholds(*arguments)
-    return found - 0.01, valid
+    thresholds, valid = torch_thresholds(*arguments)
+    return thresholds - 0.01, valid
 
 
 def thresholds_for_nothing(*arguments):
-    found, valid = torch_thresholds(*arguments)
-    return found, torch.ones_like(valid)
+    thresholds, valid = torch_thresholds(*arguments)
+    return thresholds, torch.ones_like(valid)
 
 
 SAMPLING = SamplingKernels(gumbel_max, thresholds)
@@ -47,8 +47,8 @@ SAMPLING = SamplingKernels(gumbel_max, thresholds)
 def fused(kernels, sampling=SAMPLING, shard=UNSHARDED, dtype=torch.float32):
     """(summary, whether the model uses the kernels, sampling kernels)."""
     made = RandomModel("qwen3, tied")
-    found = fuse(made.model, made.model.config.heads, dtype, CPU, shard, lambda _: (kernels, sampling))
-    return found.summary, made.model._kernels is kernels, found.sampling
+    result = fuse(made.model, made.model.config.heads, dtype, CPU, shard, lambda _: (kernels, sampling))
+    return result.summary, made.model._kernels is kernels, result.sampling
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -95,8 +95,8 @@ def test_a_norm_that_does_not_update_its_input_is_rejected():
 )
 @torch.inference_mode()
 def test_a_wrong_sampling_kernel_is_rejected(wrong, what):
-    found = fused(CountedKernels().kernels, SAMPLING._replace(**wrong))
-    assert found == (f"no: in a test, {what}", False, TORCH)
+    result = fused(CountedKernels().kernels, SAMPLING._replace(**wrong))
+    assert result == (f"no: in a test, {what}", False, TORCH)
 
 
 @torch.inference_mode()
@@ -127,10 +127,10 @@ def test_all_ranks_or_none():
 @torch.inference_mode()
 def test_a_model_of_transformers_gets_only_the_sampling_kernels():
     model = type("Adapter", (), {"config": RandomModel("llama").model.config})()
-    found = fuse(
+    result = fuse(
         model, HeadShape(4, 2, 16), torch.float32, CPU, UNSHARDED, lambda _: (CountedKernels().kernels, SAMPLING)
     )
-    assert found == (SAMPLING, "sampling; the layers are transformers'")
+    assert result == (SAMPLING, "sampling; the layers are transformers'")
 
 
 def test_a_cpu_has_no_kernels():
@@ -151,6 +151,6 @@ def test_a_kernel_that_breaks_the_context_is_named_with_the_setting_to_disable_i
 @torch.inference_mode()
 def test_kernels_can_be_disabled():
     made = RandomModel("qwen3, tied")
-    found = fuse(made.model, made.model.config.heads, torch.float32, CPU, UNSHARDED, no_kernels)
-    assert found.summary == "no: fused_kernels = false"
-    assert found.sampling is TORCH
+    result = fuse(made.model, made.model.config.heads, torch.float32, CPU, UNSHARDED, no_kernels)
+    assert result.summary == "no: fused_kernels = false"
+    assert result.sampling is TORCH

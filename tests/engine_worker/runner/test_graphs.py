@@ -1,8 +1,4 @@
-"""Replayed steps, with fake graphs."""
-
-import gc
-import weakref
-from dataclasses import replace
+"""Steps that are replayed from CUDA graphs give the results of eager steps. The graphs are fake."""
 
 import numpy as np
 import pytest
@@ -15,11 +11,8 @@ from engine_worker.models.registry import model_class
 from engine_worker.runner import load
 from engine_worker.runner.batch import build_arrays
 from engine_worker.runner.buffers import (
-    LARGEST,
     ContextBuffers,
     GenerationBuffers,
-    context_sizes,
-    generation_sizes,
     table_width,
 )
 from engine_worker.runner.config import RunnerConfig
@@ -143,18 +136,18 @@ def test_all_in_one_step(checkpoint):
         )
         return [first, Step(mixed), Step((Slice([3], 8, range(12), draws), Slice([3], 5, range(12, 24), draws)))]
 
-    capture, found = FakeCapture(), []
+    capture, results = FakeCapture(), []
     for runner in (make(checkpoint, None), make(checkpoint, capture, tokens=40)):
         launched = [runner.launch(step) for step in steps()]
         drawn = [[each.token for each in step.collect()] for step in launched]
-        found.append(
+        results.append(
             (
                 drawn,
                 [np.frombuffer(row.data, np.float32) for step in launched for rows in step.kept_rows() for row in rows],
             )
         )
-    assert found[0][0] == found[1][0]
-    for expected, rows in zip(found[0][1], found[1][1], strict=True):
+    assert results[0][0] == results[1][0]
+    for expected, rows in zip(results[0][1], results[1][1], strict=True):
         np.testing.assert_allclose(rows, expected, atol=1e-4)
     assert sum(graph.replays for graph in capture.graphs) == 3
 
@@ -221,8 +214,8 @@ def test_steps_with_output_layers_are_eager(checkpoint):
         rows.append([part for each in launched for kept in each.kept_rows() for part in kept])
     assert tokens[0] == tokens[1]
     assert [each.name for each in rows[1]] == ["layers.1", "layers.0", "logits", "hidden_states", "layers.0"]
-    for expected, found in zip(*rows, strict=True):
-        np.testing.assert_allclose(*(np.frombuffer(each.data, np.float32) for each in (found, expected)), atol=1e-5)
+    for expected, actual in zip(*rows, strict=True):
+        np.testing.assert_allclose(*(np.frombuffer(each.data, np.float32) for each in (actual, expected)), atol=1e-5)
     assert sum(graph.replays for graph in capture.graphs) == 3
 
 
@@ -241,110 +234,3 @@ def test_padding_changes_no_slots(checkpoint):
     rows = changed.nonzero().tolist()
     assert [graph.replays for graph in capture.graphs] == [1, 1, 0, 0]
     assert {(block, slot) for *_, block, slot in rows} == {(50 + i, 1) for i in range(3)}
-
-
-@pytest.mark.parametrize(
-    ("batch", "sizes"),
-    [
-        (1, [1]),
-        (2, [1, 2]),
-        (5, [1, 2, 4, 5]),
-        (8, [1, 2, 4, 8]),
-        (16, [1, 2, 4, 8, 16]),
-        (20, [1, 2, 4, 8, 16, 20]),
-        (48, [1, 2, 4, 8, 16, 32, 48]),
-    ],
-)
-def test_sizes(batch, sizes):
-    assert generation_sizes(batch) == sizes
-
-
-def test_a_very_large_batch_has_no_graph():
-    assert generation_sizes(4096)[-1] == LARGEST
-    assert generation_sizes(4096) == sorted(set(generation_sizes(4096)))
-
-
-def test_captures_the_largest_first_and_uses_the_smallest_that_fits():
-    sizes = []
-
-    def compute(token_ids, positions, inputs):
-        sizes.append((len(token_ids), len(positions), len(inputs.slots), *inputs.block_tables.shape))
-        assert inputs.max_query == 1
-        assert inputs.query_start.tolist() == list(range(len(token_ids) + 1))
-        assert inputs.max_context == 12
-        return torch.zeros(len(token_ids), 6)
-
-    with torch.inference_mode():
-        graphs = Graphs(compute, lambda inputs: inputs, GenerationBuffers(20, 3, 4, CPU), FakeCapture())
-    assert list(dict.fromkeys(sizes)) == [(n, n, n, n, 3) for n in (20, 16, 8, 4, 2, 1)]
-
-    def arrays(rows: int, blocks: int = 1):
-        return build_arrays([Slice([1], blocks * 4 - 1, range(blocks), ()) for _ in range(rows)], 4, None)
-
-    assert [graphs.fit(arrays(n)) for n in (1, 2, 3, 4, 5, 9, 16, 17, 20)] == [1, 2, 4, 4, 8, 16, 16, 20, 20]
-    assert graphs.fit(arrays(21)) is None
-    assert (graphs.fit(arrays(2, 3)), graphs.fit(arrays(2, 4))) == (2, None)
-    assert graphs.fit(replace(arrays(2), max_query=2)) is None
-    # A prompt's last token, which is a row of a table.
-    assert graphs.fit(replace(arrays(2), virtual_tokens=np.array([1]))) is None
-    assert graphs.fit(replace(arrays(2), positions=np.zeros((3, 2), np.int64))) is None
-
-
-@pytest.mark.parametrize(
-    ("tokens", "sizes"), [(5, [5]), (8, [8]), (40, [8, 16, 32, 40]), (8192, [8, 16, 32, 64, 128, 256, 512])]
-)
-def test_sizes_of_steps_with_context(tokens, sizes):
-    assert context_sizes(tokens) == sizes
-
-
-def test_which_steps_with_context_fit_a_graph():
-    with torch.inference_mode():
-        graphs = Graphs(
-            lambda ids, *_: torch.zeros(len(ids), 2),
-            lambda inputs: inputs,
-            ContextBuffers(40, 3, 5, 4, CPU),
-            FakeCapture(),
-        )
-
-    def arrays(*counts: int, start: int = 0):
-        return build_arrays([Slice([1] * count, start, range(16), ()) for count in counts], 4, None)
-
-    assert [graphs.fit(arrays(*counts)) for counts in ((3,), (8, 1), (20, 5, 7), (13, 20))] == [8, 16, 32, 40]
-    assert graphs.fit(arrays(20, 20, 1)) is None
-    assert graphs.fit(arrays(1, 1, 1, 2)) is None
-    assert (graphs.fit(arrays(2, start=18)), graphs.fit(arrays(2, start=19))) == (8, None)
-    assert graphs.fit(replace(arrays(2), adapters=np.array([1]))) is None
-
-
-def test_prepared_inputs_live_as_long_as_the_graphs():
-    """A graph only refers to their addresses."""
-
-    class Forgetful:
-        def __call__(self, work):
-            work()
-            return self
-
-    made = []
-
-    def prepare(inputs):
-        prepared = replace(inputs, slots=inputs.slots.clone())
-        made.append(weakref.ref(prepared.slots))
-        return prepared
-
-    with torch.inference_mode():
-        graphs = Graphs(lambda ids, *_: torch.zeros(len(ids), 2), prepare, GenerationBuffers(4, 1, 4, CPU), Forgetful())
-    gc.collect()
-    assert len(graphs.sizes) == 3
-    assert sum(ref() is not None for ref in made) == 3
-
-
-@pytest.mark.parametrize("tokens_per_block", [1, 4, 16])
-@pytest.mark.parametrize("window", [None, 1, 3, 4, 5, 17])
-def test_no_generation_step_has_a_longer_table(tokens_per_block, window):
-    widest = table_width(50, window, tokens_per_block)
-    widths = [
-        build_arrays([Slice([1], start, range(60), ())], tokens_per_block, window).block_tables.shape[1]
-        for start in range(50)
-    ]
-    assert max(widths) == widest
-    assert np.all(np.diff(widths[: window or 50]) >= 0)

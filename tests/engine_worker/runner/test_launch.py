@@ -77,8 +77,8 @@ def test_a_slice_that_follows_a_draw_gets_its_token(folder, overlap, behind):
             for i, result in zip(launched[len(results) - 1][0], results[-1], strict=True):
                 outputs[i].append(result.token)
     results += [step.collect() for _, step in launched[len(results) :]]
-    for (order, _), found, right in zip(launched, results, expected, strict=True):
-        assert found == [right[i] for i in order]
+    for (order, _), tokens, right in zip(launched, results, expected, strict=True):
+        assert tokens == [right[i] for i in order]
 
 
 def test_tokens_appended_after_the_launch_have_no_effect(folder):

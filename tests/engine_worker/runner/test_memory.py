@@ -31,7 +31,7 @@ def test_by_memory():
 
 
 def test_engines_that_share_the_memory():
-    """On a GPU they share the GPU's memory, otherwise the machine's."""
+    """Engines on one GPU share its memory; other engines share the machine's."""
     together = {"engines_here": 4, "engines_per_gpu": 2}
     assert count(**together) == int((1 << 30) * 0.5 / 4) >> 16
     assert (
@@ -41,7 +41,7 @@ def test_engines_that_share_the_memory():
 
 
 def test_engines_of_one_gpu_get_equal_parts_in_any_order(monkeypatch):
-    """Each reads the free memory after loading, when the other engine may or may not have loaded or built its cache."""
+    """When an engine reads the free memory, the other one may have loaded its model, built its cache, or neither."""
     total, weights = 80 << 20, 16 << 20
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (0, total))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: weights)

@@ -19,8 +19,8 @@ def echo(rank: Rank, *args, **kwargs):
     return [rank.rank, list(args), kwargs]
 
 
-def add(_: Rank, one: int, other: int = 1):
-    return one + other
+def add(_: Rank, first: int, second: int = 1):
+    return first + second
 
 
 def fail(_: Rank, text: str):
@@ -67,15 +67,15 @@ def call(methods: Methods, method: str, *args, **kwargs):
 def test_arguments_and_values_are_json(methods):
     assert call(methods, "echo", 1, [2.5, None], key={"a": "é"}) == [1, [1, [2.5, None]], {"key": {"a": "é"}}]
     assert call(methods, "add", 2) == 3
-    assert call(methods, "add", 2, other=5) == 7
+    assert call(methods, "add", 2, second=5) == 7
 
 
 def test_memory(methods):
-    found = call(methods, "memory")
-    assert found.pop("used_bytes") > 1 << 20
-    assert found.pop("free_bytes") > 0
+    usage = call(methods, "memory")
+    assert usage.pop("used_bytes") > 1 << 20
+    assert usage.pop("free_bytes") > 0
     slots = 2 * 2 * 10 * 4 * 3 * 8
-    assert found == {
+    assert usage == {
         "device": "cpu",
         "kv_bytes": slots * 4,
         "kv_blocks": 10,
@@ -85,14 +85,14 @@ def test_memory(methods):
 
 
 def test_ping_is_the_built_in_one(methods):
-    found = call(methods, "ping")
-    assert (found["pid"], found["rank"], found["num_ranks"]) == (os.getpid(), 1, 2)
+    answer = call(methods, "ping")
+    assert (answer["pid"], answer["rank"], answer["num_ranks"]) == (os.getpid(), 1, 2)
 
 
 def test_versions(methods):
-    found = call(methods, "versions")
-    assert found["torch"] == torch.__version__
-    assert found["python"] == ".".join(map(str, sys.version_info[:3]))
+    versions = call(methods, "versions")
+    assert versions["torch"] == torch.__version__
+    assert versions["python"] == ".".join(map(str, sys.version_info[:3]))
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_versions(methods):
     [
         ("nothing", [], "LookupError: .*there is no method 'nothing'; there are add, .*memory, ping, .*versions"),
         ("memory", [1], "TypeError: the arguments do not fit the method: too many positional arguments"),
-        ("add", [], "TypeError: the arguments do not fit the method: missing a required argument: 'one'"),
+        ("add", [], "TypeError: the arguments do not fit the method: missing a required argument: 'first'"),
         ("raise_type_error", [], "^TypeError: object of type 'int' has no len"),
         ("fail", ["disk full"], "OSError: disk full"),
         ("leave", [], "SystemExit: 3"),

@@ -37,6 +37,6 @@ def test_blocks_only_if_the_next_step_is_queued_before_the_wait(events, overlap,
 
 
 def test_a_cpu_has_no_events(events):
-    there = torch.zeros(0)
-    StepResults(Sampled(there, there, None, None), [], NO_PROGRAMS, overlapped=True)
+    empty = torch.zeros(0)
+    StepResults(Sampled(empty, empty, None, None), [], NO_PROGRAMS, overlapped=True)
     assert events == []

@@ -1,4 +1,4 @@
-"""Logits of a prompt's positions take the memory of one block of rows, whatever the size of the chunk; so do logits
+"""Logits of a prompt's positions take the memory of one block of rows, for any size of the chunk; so do logits
 that are sent to a client."""
 
 import subprocess
@@ -63,8 +63,8 @@ def test_a_large_vocabulary(tmp_path, backend):
         timeout=300,
         check=True,
     )
-    grown, more = map(int, done.stdout.split()[-2:])
+    grown, grown_for_client = map(int, done.stdout.split()[-2:])
     # A block of logits, what is computed from it, and the head that OpenVINO compiles once more; not 1.2 GB.
     assert grown < 6 * BLOCK < PROMPT * VOCAB * 4 / 5
     # The rows on their way to the client: its lane's buffer and a block.
-    assert more < 3 * BLOCK
+    assert grown_for_client < 3 * BLOCK

@@ -42,12 +42,12 @@ def prompts():
 @pytest.fixture(scope="module")
 def expected(folder_and_model, prompts):
     model = folder_and_model[1]
-    found = []
+    outputs = []
     for prompt in prompts:
         ids = torch.tensor([prompt])
         out = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=NEW, do_sample=False)
-        found.append(out[0, len(prompt) :].tolist())
-    return found
+        outputs.append(out[0, len(prompt) :].tolist())
+    return outputs
 
 
 def test_greedy_alone_equals_transformers(runner, prompts, expected):

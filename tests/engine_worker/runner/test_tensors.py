@@ -57,8 +57,15 @@ def short_later(hidden, logits):
 
 
 def test_sizes_of_rows():
-    found = OutputTensors.of(FORWARD, {"best": f"{HERE}:best_two", "sure": f"{HERE}:sure"})
-    assert found.row_bytes == {"logits": 80, "hidden_states": 16, "layers.3": 16, "layers.1": 16, "best": 8, "sure": 1}
+    tensors = OutputTensors.of(FORWARD, {"best": f"{HERE}:best_two", "sure": f"{HERE}:sure"})
+    assert tensors.row_bytes == {
+        "logits": 80,
+        "hidden_states": 16,
+        "layers.3": 16,
+        "layers.1": 16,
+        "best": 8,
+        "sure": 1,
+    }
 
 
 @pytest.mark.parametrize(
@@ -95,8 +102,8 @@ def test_rows_in_several_calls():
     tensors.add(0, 2, hidden[2:], logits[2:], {1: layer[2:]})
     tensors.finish()
     expected, logits = logits.clone(), logits.zero_()
-    (found,) = tensors.collect()
-    assert [(each.name, each.start, each.shape, each.dtype) for each in found] == [
+    (rows,) = tensors.collect()
+    assert [(each.name, each.start, each.shape, each.dtype) for each in rows] == [
         ("logits", 5, (2, 20), "float32"),
         ("best", 5, (2, 2), "int32"),
         ("hidden_states", 5, (2, 8), "bfloat16"),
@@ -107,8 +114,8 @@ def test_rows_in_several_calls():
         ("layers.1", 7, (1, 8), "bfloat16"),
     ]
     # The rows are copies, since the memory of the step may be overwritten.
-    assert found[0].data.tobytes() + found[4].data.tobytes() == expected.numpy().tobytes()
-    assert found[1].data.tobytes() == expected[:2].topk(2).indices.int().numpy().tobytes()
+    assert rows[0].data.tobytes() + rows[4].data.tobytes() == expected.numpy().tobytes()
+    assert rows[1].data.tobytes() == expected[:2].topk(2).indices.int().numpy().tobytes()
 
 
 def test_a_function_that_returns_too_few_rows_fails_its_step():

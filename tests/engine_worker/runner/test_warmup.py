@@ -129,11 +129,11 @@ def test_short_contexts_have_separate_graphs(monkeypatch):
     """A graph repeats the launches of its longest context."""
     monkeypatch.setattr(warmup, "LONG", 8)
     model, attention, cache = make("llama")
-    found = capture_graphs(model, cache(100), attention, CONFIG, 30, FakeCapture(), lambda *_: None)
+    captured = capture_graphs(model, cache(100), attention, CONFIG, 30, FakeCapture(), lambda *_: None)
 
     def fitting(blocks: int, tokens: int = 1) -> list[int]:
         arrays = build_arrays([Slice([1] * tokens, 4 * blocks - tokens, range(blocks), ())], 4, None)
-        return [i for i, graphs in enumerate(found) if graphs.fit(arrays) is not None]
+        return [i for i, graphs in enumerate(captured) if graphs.fit(arrays) is not None]
 
     assert [fitting(blocks) for blocks in (1, 2, 3, 8, 9)] == [[0, 1, 2], [0, 1, 2], [1, 2], [1, 2], []]
     assert fitting(2, tokens=3) == [2]

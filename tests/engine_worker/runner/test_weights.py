@@ -119,11 +119,11 @@ def test_random_weights_follow_their_seed(tmp_path):
     for name in ("a", "b"):
         write_checkpoint(tmp_path / name, LLAMA)
         (tmp_path / name / "model.safetensors").unlink()
-    one, same, other = (
+    first, same, different = (
         first_token(tmp_path / name, weights="random", weights_seed=seed)
         for name, seed in (("a", 1), ("b", 1), ("a", 2))
     )
-    assert one == same != other
+    assert first == same != different
     filled = targets(w=(200, 50), norm=(9,)) | {"x.bias": torch.full((4,), torch.nan)}
     random_weights(filled, 3, 0.02, lambda *_: None)
     assert filled["w"].std().item() == pytest.approx(0.02, rel=0.1)
@@ -145,7 +145,7 @@ def test_each_rank_loads_its_shard(tmp_path, config, source):
     """Together the ranks have the tensors of a single rank; each reports the whole checkpoint as done."""
     write_checkpoint(tmp_path, CONFIGS[config])
     checkpoint = open_written(tmp_path)
-    found, progress = [], []
+    loaded, progress = [], []
     for shard in (UNSHARDED, Rank(0), Rank(1)):
         model = _model(checkpoint, shard)
         cuts = model.cuts()
@@ -154,8 +154,8 @@ def test_each_rank_loads_its_shard(tmp_path, config, source):
             assert progress[-1][0] == progress[-1][1] == (tmp_path / "model.safetensors").stat().st_size
         else:
             random_weights(model.targets(), 5, 0.02, lambda *_: None, cuts)
-        found.append((model.targets(), cuts))
-    (whole, _), *ranks = found
+        loaded.append((model.targets(), cuts))
+    (whole, _), *ranks = loaded
     for name, tensor in whole.items():
         together = torch.full_like(tensor, torch.nan)
         for targets, cuts in ranks:

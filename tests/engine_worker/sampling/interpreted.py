@@ -26,14 +26,14 @@ def bits_of(key, ids, out, GOLDEN: tl.constexpr, FIRST: tl.constexpr, SECOND: tl
 @examples(100)
 @given(key=INT64, ids=st.lists(st.integers(0, (1 << 31) - 1), min_size=8, max_size=8))
 def test_the_bits_of_a_token_are_the_same(key, ids):
-    keys, tokens, found = torch.tensor([key]), torch.tensor(ids), torch.empty(8, dtype=torch.int64)
-    bits_of[(1,)](keys, tokens.int(), found, **kernels.NOISE)
-    assert torch.equal(found, noise.random_bits(keys, tokens))
+    keys, tokens, bits = torch.tensor([key]), torch.tensor(ids), torch.empty(8, dtype=torch.int64)
+    bits_of[(1,)](keys, tokens.int(), bits, **kernels.NOISE)
+    assert torch.equal(bits, noise.random_bits(keys, tokens))
 
 
-def winners(one, *arguments):
+def winners(kernel, *arguments):
     """[N] sums and [N] tokens of the winners."""
-    sums, tokens = one(*arguments)
+    sums, tokens = kernel(*arguments)
     peak, part = sums.max(dim=1, keepdim=True)
     return peak.squeeze(1), tokens.gather(1, part).squeeze(1)
 
@@ -53,9 +53,9 @@ def test_winners_are_the_same(rows, size, padding, limited, seed):
     keys = torch.randint(-(1 << 63), (1 << 63) - 1, (rows, 1), generator=generator)
     threshold = scores.amax(dim=1, keepdim=True) / temperature - 1.0 if limited else None
     expected = winners(torch_gumbel_max, scores, temperature, keys, threshold)
-    found = winners(kernels.triton_gumbel_max, scores, temperature, keys, threshold)
-    assert torch.equal(found[1], expected[1])
-    torch.testing.assert_close(found[0], expected[0], atol=1e-12, rtol=1e-12)
+    actual = winners(kernels.triton_gumbel_max, scores, temperature, keys, threshold)
+    assert torch.equal(actual[1], expected[1])
+    torch.testing.assert_close(actual[0], expected[0], atol=1e-12, rtol=1e-12)
 
 
 @triton.jit
@@ -68,9 +68,9 @@ def test_noise_in_float32_is_accurate_to_the_margin_at_both_ends():
     top = (1 << noise.BITS) - 1
     ends = [0, 1, 2, 1000, top // 2 - 1, top // 2, top // 2 + 1, top - 1000, top - 2, top - 1, top]
     some = torch.randint(0, top + 1, (1024 - len(ends),), generator=torch.Generator().manual_seed(4))
-    bits, found = torch.cat((torch.tensor(ends), some)), torch.empty(1024)
-    exponential_of[(1,)](bits, found, BITS=noise.BITS, UNIT=kernels.UNIT, WIDTH=1024)
-    torch.testing.assert_close(-found.double().log(), noise.gumbel(bits), atol=kernels.MARGIN / 100, rtol=0)
+    bits, exponentials = torch.cat((torch.tensor(ends), some)), torch.empty(1024)
+    exponential_of[(1,)](bits, exponentials, BITS=noise.BITS, UNIT=kernels.UNIT, WIDTH=1024)
+    torch.testing.assert_close(-exponentials.double().log(), noise.gumbel(bits), atol=kernels.MARGIN / 100, rtol=0)
 
 
 @pytest.mark.parametrize("above", [-3e-7, 3e-7])
@@ -99,18 +99,18 @@ def test_scores_that_are_not_finite_choose_a_token_of_the_vocabulary(bad, places
     assert tokens.min() >= 0
     assert tokens.max() < scores.shape[1]
     draws = [draw(seed=1), draw(seed=2)]
-    found, expected = (
+    actual, expected = (
         tensors(scores, [0, 1], draws, kernels=KERNELS),
         tensors(scores, [0, 1], draws),
     )
-    assert found.valid.tolist() == expected.valid.tolist()
-    assert torch.equal(found.tokens[expected.valid], expected.tokens[expected.valid])
+    assert actual.valid.tolist() == expected.valid.tolist()
+    assert torch.equal(actual.tokens[expected.valid], expected.tokens[expected.valid])
 
 
 def test_unfiltered_draws_of_all_kinds():
     logits = 3 * torch.randn(40, 2000, generator=torch.Generator().manual_seed(3))
     kinds = ({}, {"min_p": 0.05}, {"temperature": 0.0}, {"top_k": 5}, {"repetition_penalty": 1.5, "prompt": [1, 2]})
     draws = [draw(seed=i, **kinds[i % len(kinds)]) for i in range(40)]
-    found = tensors(logits, range(40), draws, kernels=KERNELS)
-    assert found.valid.all()
-    assert torch.equal(found.tokens, tensors(logits, range(40), draws).tokens)
+    actual = tensors(logits, range(40), draws, kernels=KERNELS)
+    assert actual.valid.all()
+    assert torch.equal(actual.tokens, tensors(logits, range(40), draws).tokens)

@@ -61,10 +61,10 @@ def small(monkeypatch):
     monkeypatch.setattr(kernel, "WIDTH", SMALL)
 
 
-def kept(one, scores, temperature, filters):
+def kept(function, scores, temperature, filters):
     """Which tokens pass, [N, vocab] bool, and which rows are valid, [N] bool."""
-    found, valid = one(scores, temperature, filters)
-    return scores / temperature >= found, valid
+    lowest, valid = function(scores, temperature, filters)
+    return scores / temperature >= lowest, valid
 
 
 @examples(60)
@@ -74,10 +74,10 @@ def test_the_same_tokens_pass(rows, size):
     temperature = torch.tensor([[row["temperature"]] for row in rows])
     params = [SamplingParams(top_k=row["top_k"], top_p=row["top_p"], min_p=row["min_p"]) for row in rows]
     filters = Filters.of(params)
-    found, valid = kept(kernel.triton_thresholds, scores, temperature, filters)
+    actual, valid = kept(kernel.triton_thresholds, scores, temperature, filters)
     expected, expected_valid = kept(torch_thresholds, scores, temperature, filters)
     assert torch.equal(valid, expected_valid)
-    if torch.equal(found, expected):
+    if torch.equal(actual, expected):
         return
     # If a sum is equal to top-p's budget but for rounding, the last token that passes may differ.
     assert filters.top_p is not None
@@ -85,8 +85,8 @@ def test_the_same_tokens_pass(rows, size):
         kept(torch_thresholds, scores, temperature, filters._replace(top_p=filters.top_p * (1 + change)))[0]
         for change in (-ROUNDING, ROUNDING)
     )
-    assert torch.equal(fewer | found, found)
-    assert torch.equal(found | more, more)
+    assert torch.equal(fewer | actual, actual)
+    assert torch.equal(actual | more, more)
 
 
 def test_equal_scores_pass_or_fail_together():
@@ -99,8 +99,8 @@ def test_equal_scores_pass_or_fail_together():
         ({"top_p": 0.9}, [0, 1, 2, 3]),
         ({"min_p": 0.5, "top_k": 5}, [1, 2, 3]),
     ):
-        found, _ = kept(kernel.triton_thresholds, scores, torch.ones(1, 1), Filters.of([SamplingParams(**params)]))
-        assert found.nonzero()[:, 1].tolist() == expected
+        passing, _ = kept(kernel.triton_thresholds, scores, torch.ones(1, 1), Filters.of([SamplingParams(**params)]))
+        assert passing.nonzero()[:, 1].tolist() == expected
 
 
 def test_top_p_among_scores_of_top_k_far_below_the_highest():
@@ -111,10 +111,11 @@ def test_top_p_among_scores_of_top_k_far_below_the_highest():
     for top_k in (50, 250):
         for top_p in (0.9999, 0.999, 0.997, 0.99, 0.95):
             filters = Filters.of([SamplingParams(top_k=top_k, top_p=top_p)])
-            found, expected = (
-                kept(one, scores, torch.ones(1, 1), filters)[0] for one in (kernel.triton_thresholds, torch_thresholds)
+            actual, expected = (
+                kept(function, scores, torch.ones(1, 1), filters)[0]
+                for function in (kernel.triton_thresholds, torch_thresholds)
             )
-            assert torch.equal(found, expected)
+            assert torch.equal(actual, expected)
 
 
 def test_scores_with_equal_quotients_pass_or_fail_together():
@@ -125,8 +126,8 @@ def test_scores_with_equal_quotients_pass_or_fail_together():
         scores[0, 0] = torch.nextafter(scores[0, 0], torch.tensor(0.0))
         scores[0, 1] = torch.nextafter(scores[0, 0], torch.tensor(2.0))
     for params in ({"top_k": 1}, {"top_p": 0.1}, {"top_k": 1, "top_p": 0.4}, {"top_k": 1, "top_p": 0.6}):
-        found, _ = kept(kernel.triton_thresholds, scores, temperature, Filters.of([SamplingParams(**params)]))
-        assert found.tolist() == [[True, True, False]]
+        passing, _ = kept(kernel.triton_thresholds, scores, temperature, Filters.of([SamplingParams(**params)]))
+        assert passing.tolist() == [[True, True, False]]
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
@@ -135,9 +136,9 @@ def test_rows_without_a_token_to_choose_are_not_valid(bad, places):
     scores = torch.randn(2, SMALL + 5, generator=torch.Generator().manual_seed(0))
     scores[1, places] = bad
     draws = [draw(seed=1, top_p=0.9), draw(seed=2, top_p=0.9)]
-    found, expected = tensors(scores, [0, 1], draws, kernels=KERNELS), tensors(scores, [0, 1], draws)
-    assert found.valid.tolist() == expected.valid.tolist()
-    assert torch.equal(found.tokens[expected.valid], expected.tokens[expected.valid])
+    actual, expected = tensors(scores, [0, 1], draws, kernels=KERNELS), tensors(scores, [0, 1], draws)
+    assert actual.valid.tolist() == expected.valid.tolist()
+    assert torch.equal(actual.tokens[expected.valid], expected.tokens[expected.valid])
 
 
 @pytest.mark.parametrize("temperature", [0.1, 1.0, 2.0])
@@ -146,10 +147,10 @@ def test_draws_are_the_same_and_none_is_short(temperature):
     logits[::3] *= 0.1
     draws = [draw(seed=i, temperature=temperature, **LIMITS[i % len(LIMITS)]) for i in range(40)]
     draws[7] = draw(seed=7)
-    found = tensors(logits, range(40), draws, widen=False, kernels=KERNELS)
-    assert found.short is None
-    assert found.valid.all()
-    assert torch.equal(found.tokens, tensors(logits, range(40), draws).tokens)
+    actual = tensors(logits, range(40), draws, widen=False, kernels=KERNELS)
+    assert actual.short is None
+    assert actual.valid.all()
+    assert torch.equal(actual.tokens, tensors(logits, range(40), draws).tokens)
 
 
 def test_a_row_does_not_depend_on_other_rows_or_on_memory_after_it():
@@ -158,9 +159,9 @@ def test_a_row_does_not_depend_on_other_rows_or_on_memory_after_it():
     temperature = torch.full((5, 1), 0.7)
     together, _ = kernel.triton_thresholds(scores[:, :200], temperature, filters)
     for i in range(5):
-        own = slice(i, i + 1)
-        alone, _ = kernel.triton_thresholds(scores[own, :200].clone(), temperature[own], filters.rows(own))
-        assert torch.equal(alone, together[own])
+        row = slice(i, i + 1)
+        alone, _ = kernel.triton_thresholds(scores[row, :200].clone(), temperature[row], filters.rows(row))
+        assert torch.equal(alone, together[row])
 
 
 def test_passes_the_test_at_load(monkeypatch):

@@ -1,55 +1,24 @@
-"""Logits processors in a user's program: their arguments, and what happens if one misbehaves."""
+"""Logits processors in a user's program: their arguments, and which functions can be used."""
 
 import gc
-import logging
 import math
 import os
-import socket
 import stat
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
-from engine_worker.sampling.callbacks import Callback, CallbackError
-from engine_worker.sampling.processors import Processors, find_processors
+from engine_worker.sampling.processors import find_processors
 from engine_worker.sampling.program import Processing
-from engine_worker.step import Drawn
 from sluice.executor.callbacks import Callbacks, module_name
 from sluice.ring import callbacks as wire
 from sluice.ring.descriptors import raise_limit
-from sluice.ring.errors import ErrorCode
 from sluice.settings.engine import BATCHED, ProcessorNames
-from tests.engine_worker.sampling.test_processors import VOCAB, greedy, run
+from tests.engine_worker.sampling.processor_tools import VOCAB, faults, greedy, run
 from tests.fakes.callback_processors import steer
-from tests.fakes.processes import LIMIT, wait_until
-
-SHORT = 0.2
-
-
-@pytest.fixture
-def serve() -> Iterator:
-    """An engine's processors that call functions which are served here."""
-    served = Callbacks()
-
-    def make(batched=None, *, seconds=LIMIT, warnings=None, **named) -> Processors:
-        found = served.settings(named, batched)
-        names = ProcessorNames(**found, logits_processor_timeout=seconds)
-        return find_processors(names, lambda event, reason: None if warnings is None else warnings.append(reason))
-
-    yield make
-    served.close()
-
-
-@pytest.fixture
-def logits() -> torch.Tensor:
-    return torch.randn(4, VOCAB, generator=torch.Generator().manual_seed(5)) * 3
-
-
-def faults(found) -> list[str | None]:
-    return [each.fault and each.fault.message for each in found]
+from tests.fakes.processes import wait_until
 
 
 def test_a_callback_gets_the_arguments_of_an_imported_processor(serve, logits) -> None:
@@ -62,13 +31,13 @@ def test_a_callback_gets_the_arguments_of_an_imported_processor(serve, logits) -
         scores[0, 0, torch.arange(VOCAB) != 9] = -math.inf
 
     draws = [*greedy(), *greedy(["nine"], output=[3, 4]), *greedy()]
-    found = run(logits, draws, [0, 1, 2], serve(nine=nine), {1: 2}, before=[5, 6, 8])
-    assert [each.token for each in found] == [logits[0].argmax(), 9, logits[2].argmax()]
+    results = run(logits, draws, [0, 1, 2], serve(nine=nine), {1: 2}, before=[5, 6, 8])
+    assert [each.token for each in results] == [logits[0].argmax(), 9, logits[2].argmax()]
     assert calls[0] == ("job", [[1, 2, 3, 4, 8]], None, 7)
     assert torch.equal(calls[1], logits[1])
 
 
-def test_the_batched_one_is_called_once_for_all(serve, logits) -> None:
+def test_the_batched_callback_is_called_once_for_all_requests(serve, logits) -> None:
     calls = []
 
     def batched(ids, scores, token_ids, stream, client_ids):
@@ -78,8 +47,8 @@ def test_the_batched_one_is_called_once_for_all(serve, logits) -> None:
             each[0, 0, 5 + number] = 0.0
 
     draws = [*greedy([BATCHED]), *greedy(), *greedy([BATCHED], output=[3])]
-    found = run(logits, draws, [0, 1, 2], serve(batched))
-    assert [each.token for each in found] == [5, int(logits[1].argmax()), 6]
+    results = run(logits, draws, [0, 1, 2], serve(batched))
+    assert [each.token for each in results] == [5, int(logits[1].argmax()), 6]
     assert calls == [(["job"] * 2, [[1, 2], [1, 2, 3]], None, [7] * 2)]
 
 
@@ -132,83 +101,6 @@ def test_both_sides_forget_the_same_sequences(serve, monkeypatch) -> None:
             sequences[i].append(len(sequences[i]))
 
 
-def test_a_callback_that_raises_ends_only_its_sequence(serve, logits, caplog) -> None:
-    def broken(*_):
-        raise KeyError("a secret")
-
-    warnings: list[str] = []
-    draws = [*greedy(["broken", "broken"]), *greedy(), *greedy([BATCHED]), *greedy(["works"])]
-    processors = serve(broken, broken=broken, works=lambda *_: None, warnings=warnings)
-    with caplog.at_level(logging.WARNING, "sluice.executor"):
-        found = run(logits, draws, [0, 1, 2, 3], processors)
-    assert faults(found) == [
-        "the logits processor 'broken' raised KeyError",
-        None,
-        "the logits processor 'batched' raised KeyError",
-        None,
-    ]
-    assert found[0].fault.error_code == ErrorCode.PROCESSOR_FAILED
-    assert warnings == [f"{name} raised KeyError: 'a secret'" for name in ("broken", BATCHED)]
-    # The program's log has the traceback, for the author of the function.
-    assert [record.exc_info[0] for record in caplog.records] == [KeyError, KeyError]
-
-
-class MuteError(Exception):
-    def __str__(self) -> str:
-        raise ValueError("no message")
-
-
-@pytest.mark.parametrize("error", [SystemExit(3), MuteError()])
-def test_the_thread_survives_any_exception(serve, logits, error) -> None:
-    def once(*_):
-        if error is not None:
-            raise errors.pop()
-
-    errors = [error]
-    processors = serve(once=once)
-    assert faults(run(logits, greedy(["once"]), [0], processors)) == [
-        f"the logits processor 'once' raised {type(error).__name__}"
-    ]
-    errors = [ValueError("again")]
-    assert faults(run(logits, greedy(["once"]), [0], processors)) == ["the logits processor 'once' raised ValueError"]
-
-
-def test_a_callback_that_hangs_delays_the_engine_once(serve, logits) -> None:
-    release, started, warnings = threading.Event(), [], []
-
-    def hangs(request_id, scores, *_):
-        started.append(request_id)
-        assert release.wait(LIMIT)
-        scores.fill_(-math.inf)
-        scores[0, 0, 4] = 0.0
-
-    processors = serve(hangs=hangs, seconds=SHORT, warnings=warnings)
-    found = run(logits, [*greedy(["hangs"]), *greedy(), *greedy(["hangs"])], [0, 1, 2], processors)
-    assert faults(found) == [
-        "the logits processor 'hangs' did not answer within 0.2 s",
-        None,
-        "the logits processor 'hangs' has not returned from an earlier call",
-    ]
-    assert started == ["job"]
-    # Other functions are not delayed.
-    assert faults(run(logits, greedy(["works"]), [0], serve(works=lambda *_: None))) == [None]
-    release.set()
-    # Its late answer is discarded.
-    assert wait_until(lambda: run(logits, greedy(["hangs"]), [1], processors)[0] == Drawn(4))
-
-
-@pytest.mark.parametrize("data", [torch.zeros(3), torch.zeros(1, 1, VOCAB, dtype=torch.float64)])
-def test_a_callback_that_changes_the_shape_or_type_of_the_logits(serve, logits, data) -> None:
-    def reshapes(_id, scores, *_):
-        scores.data = data
-
-    warnings: list[str] = []
-    found = run(logits, [*greedy(["reshapes"]), *greedy()], [0, 1], serve(reshapes=reshapes, warnings=warnings))
-    assert faults(found) == ["the logits processor 'reshapes' raised ValueError", None]
-    changed, required = f"{list(data.shape)} {data.dtype}", f"[1, 1, {VOCAB}] torch.float32"
-    assert f"it changed the logits to {changed}; they must stay {required}" in warnings[0]
-
-
 def test_a_callback_that_replaces_the_memory_of_the_logits(serve, logits) -> None:
     def other(_id, scores, *_):
         scores.data = torch.arange(VOCAB, dtype=torch.float32).flip(0).view(1, 1, VOCAB)
@@ -223,63 +115,17 @@ def test_a_callback_that_returns_logits_instead_of_changing_them(serve, logits) 
     def all_new(_ids, scores, *_):
         scores[:] = [torch.zeros(1, 1, VOCAB)]
 
-    found = run(logits, [*greedy(["returns"]), *greedy([BATCHED])], [0, 1], serve(all_new, returns=returns))
-    assert [each.token for each in found] == [logits[0].argmax(), logits[1].argmax()]
-
-
-def test_a_callback_that_changes_its_token_ids(serve, logits) -> None:
-    def clears(_id, _scores, token_ids, *_):
-        token_ids[0].clear()
-
-    warnings: list[str] = []
-    processors = serve(clears=clears, warnings=warnings)
-    draws = greedy(["clears"], output=[3])
-    assert faults(run(logits, draws, [0], processors)) == [None]
-    assert faults(run(logits, draws, [0], processors)) == ["the logits processor 'clears' raised ValueError"]
-    assert "it changed the token ids" in warnings[0]
-
-
-def test_a_callback_that_bans_every_token(serve, logits) -> None:
-    found = run(logits, greedy(["nothing"]), [0], serve(nothing=lambda _id, scores, *_: scores.fill_(math.nan)))
-    assert found[0].fault.error_code == ErrorCode.NOTHING_TO_SAMPLE
-
-
-def test_a_program_that_does_not_listen(tmp_path, logits) -> None:
-    processors = find_processors(ProcessorNames({"gone": f"ipc://{tmp_path}/gone"}), lambda *_: None)
-    found = run(logits, [*greedy(["gone"]), *greedy()], [0, 1], processors)
-    assert faults(found) == ["the logits processor 'gone' cannot be reached", None]
-
-
-@pytest.mark.parametrize("answer", [b"", b"\x00" * 5, wire.SIZES.pack(2, 0) + b"\xc1\xc1", wire.SIZES.pack(1 << 31, 0)])
-def test_an_invalid_answer(tmp_path, answer) -> None:
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(str(tmp_path / "socket"))
-        listener.listen()
-
-        def answers() -> None:
-            for _ in range(2):
-                connection, _ = listener.accept()
-                with connection:
-                    connection.recv(1 << 16)
-                    connection.sendall(answer)
-
-        thread = threading.Thread(target=answers, daemon=True)
-        thread.start()
-        callback = Callback.of(f"ipc://{tmp_path}/socket", LIMIT)
-        for _ in range(2):
-            with pytest.raises(CallbackError) as caught:
-                callback.one("job", torch.zeros(1, 1, 4), [[1]], None, None)
-            assert caught.value.outcome == "cannot be reached"
-        thread.join(LIMIT)
+    results = run(logits, [*greedy(["returns"]), *greedy([BATCHED])], [0, 1], serve(all_new, returns=returns))
+    assert [each.token for each in results] == [logits[0].argmax(), logits[1].argmax()]
 
 
 def test_several_engines_call_one_function_in_turn(logits) -> None:
     inside: list[int] = []
-    most: list[int] = []
+    concurrent: list[int] = []
 
     def count(_id, scores, *_):
         inside.append(1)
-        most.append(len(inside))
+        concurrent.append(len(inside))
         scores += 1.0
         inside.pop()
 
@@ -298,7 +144,7 @@ def test_several_engines_call_one_function_in_turn(logits) -> None:
     for thread in threads:
         thread.join()
     assert results == [[None]] * 200
-    assert most == [1] * 200
+    assert concurrent == [1] * 200
     served.close()
 
 
@@ -315,9 +161,9 @@ def test_a_descriptor_above_1024(serve, logits) -> None:
 
 def test_closing_leaves_no_folder_or_thread(logits) -> None:
     served = Callbacks()
-    found = served.settings({"left": lambda *_: None}, None)
-    folder = Path(found["logits_processors"]["left"].removeprefix("ipc://")).parent
-    processors = find_processors(ProcessorNames(**found), lambda *_: None)
+    settings = served.settings({"left": lambda *_: None}, None)
+    folder = Path(settings["logits_processors"]["left"].removeprefix("ipc://")).parent
+    processors = find_processors(ProcessorNames(**settings), lambda *_: None)
     assert faults(run(logits, greedy(["left"]), [0], processors)) == [None]
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     del processors

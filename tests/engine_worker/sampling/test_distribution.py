@@ -28,21 +28,21 @@ def warped(logits: torch.Tensor, *, temperature=1.0, top_k=0, top_p=1.0, min_p=0
 
 
 def counts(logits: torch.Tensor, **sampling) -> torch.Tensor:
-    """How often each token was sampled: one draw per position, all from one row of logits."""
+    """Number of times that each token was sampled: one draw per position, all from one row of logits."""
     draws = [draw(seed=99, position=i, **sampling) for i in range(DRAWS)]
     drawn = sampled(logits[None], [0] * DRAWS, draws)
     return torch.bincount(torch.tensor([d.token for d in drawn]), minlength=len(logits))
 
 
-def assert_follows(found: torch.Tensor, expected: torch.Tensor) -> None:
-    assert (found[expected == 0] == 0).all()
-    size = int(found.sum())
+def assert_follows(counts: torch.Tensor, expected: torch.Tensor) -> None:
+    assert (counts[expected == 0] == 0).all()
+    size = int(counts.sum())
     likely = expected * size >= 5
-    parts = [found[likely].double(), found[~likely].sum()[None].double()]
-    wanted = [expected[likely].double() * size, expected[~likely].sum()[None].double() * size]
-    found_cells, wanted_cells = torch.cat(parts), torch.cat(wanted)
-    used = wanted_cells >= 5
-    statistic = ((found_cells - wanted_cells) ** 2 / wanted_cells.clamp(min=1e-9))[used].sum().item()
+    parts = [counts[likely].double(), counts[~likely].sum()[None].double()]
+    expected_parts = [expected[likely].double() * size, expected[~likely].sum()[None].double() * size]
+    cells, expected_cells = torch.cat(parts), torch.cat(expected_parts)
+    used = expected_cells >= 5
+    statistic = ((cells - expected_cells) ** 2 / expected_cells.clamp(min=1e-9))[used].sum().item()
     freedom = int(used.sum()) - 1
     # Four standard deviations of chi-square: exceeded once in thirty thousand tests.
     assert statistic < freedom + 4 * (2 * freedom) ** 0.5 + 4

@@ -19,8 +19,8 @@ def passing(logits: torch.Tensor, params: SamplingParams, candidates: int) -> se
     scaled = (values / params.temperature)[None]
     mass = (logits / params.temperature - scaled[0, 0]).exp().sum().double().view(1, 1)
     limits = to_device(Filters.of([params]), logits.device)
-    kept, needs_more = keep(scaled, limits, mass, whole=candidates == len(logits))
-    return None if needs_more.item() else set(ids[kept[0]].tolist())
+    passed, needs_more = keep(scaled, limits, mass, whole=candidates == len(logits))
+    return None if needs_more.item() else set(ids[passed[0]].tolist())
 
 
 @examples(200)
@@ -75,7 +75,7 @@ def test_fewer_tokens_than_top_k():
     """If bans leave fewer than top_k tokens, no more candidates are needed."""
     logits = torch.full((120,), -torch.inf)
     logits[:3] = torch.tensor([2.0, 1.0, 0.0])
-    kept = passing(logits, SamplingParams(top_k=5, top_p=0.9), 16)
-    assert kept is not None
-    assert {0, 1} <= kept
+    passed = passing(logits, SamplingParams(top_k=5, top_p=0.9), 16)
+    assert passed is not None
+    assert {0, 1} <= passed
     assert filtered(logits[None], [draw(top_k=5)])[0].item() < 3

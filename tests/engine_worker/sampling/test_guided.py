@@ -34,11 +34,11 @@ def test_only_allowed_tokens_remain(edits, size):
     masks = masked({row: mask(each, size) for row, each in ids.items()})
     expected = scores.clone()
     for row, each in ids.items():
-        others = [i for i in range(size) if i not in each]
-        expected[row, others] = -torch.inf
-    found = scores.clone()
-    edits({}, masks, size).apply(found)
-    assert torch.equal(found, expected)
+        banned = [i for i in range(size) if i not in each]
+        expected[row, banned] = -torch.inf
+    edited = scores.clone()
+    edits({}, masks, size).apply(edited)
+    assert torch.equal(edited, expected)
 
 
 @pytest.mark.parametrize("edits", [DeviceEdits.of, lambda *rows: HostEdits(*rows[:2])], ids=["device", "host"])

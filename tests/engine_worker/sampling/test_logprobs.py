@@ -28,18 +28,18 @@ def test_as_computed_by_torch(seed, vocab, most, kinds, rows):
     logits[torch.rand(rows, vocab, generator=generator) < 0.2] = -torch.inf
     logits[:, 0] = 1.0
     tokens = torch.randint(vocab, (rows,), generator=generator)
-    found, right = compute_logprobs(logits.clone(), tokens, most), torch_logprobs(logits, tokens, most)
-    assert torch.equal(found.ranks, right.ranks)
-    torch.testing.assert_close(found.chosen, right.chosen, rtol=1e-6, atol=1e-5)
-    torch.testing.assert_close(found.best, right.best, rtol=1e-6, atol=1e-5)
-    assert torch.equal(logits.gather(1, found.ids), logits.gather(1, right.ids))
-    assert all(len(set(row)) == min(most, vocab) for row in found.ids.tolist())
+    actual, right = compute_logprobs(logits.clone(), tokens, most), torch_logprobs(logits, tokens, most)
+    assert torch.equal(actual.ranks, right.ranks)
+    torch.testing.assert_close(actual.chosen, right.chosen, rtol=1e-6, atol=1e-5)
+    torch.testing.assert_close(actual.best, right.best, rtol=1e-6, atol=1e-5)
+    assert torch.equal(logits.gather(1, actual.ids), logits.gather(1, right.ids))
+    assert all(len(set(row)) == min(most, vocab) for row in actual.ids.tolist())
 
 
 @pytest.mark.parametrize("rows", [1, 3, 16])
 @pytest.mark.parametrize("threads", [1, 3])
 def test_a_row_does_not_depend_on_its_batch(monkeypatch, rows, threads):
-    """Bit for bit, with the same or another number of alternatives."""
+    """The results have the same bits, with the same or another number of alternatives."""
     threads = RowThreads(threads)
     monkeypatch.setattr(cpu_logprobs, "ONE_THREAD", 0)
     monkeypatch.setattr(cpu_logprobs, "_threads", lambda: threads)
@@ -48,8 +48,8 @@ def test_a_row_does_not_depend_on_its_batch(monkeypatch, rows, threads):
     tokens = torch.randint(logits.shape[1], (16,), generator=generator)
     together = compute_logprobs(logits, tokens, 20)
     parts = [compute_logprobs(*part, 20) for part in zip(logits.split(rows), tokens.split(rows), strict=True)]
-    for column, own in zip(together, zip(*parts, strict=True), strict=True):
-        assert torch.equal(column, torch.cat(own))
+    for column, alone in zip(together, zip(*parts, strict=True), strict=True):
+        assert torch.equal(column, torch.cat(alone))
     fewer = compute_logprobs(logits, tokens, 3)
     assert torch.equal(fewer.chosen, together.chosen)
     assert torch.equal(fewer.best, together.best[:, :3])
@@ -62,8 +62,8 @@ def test_as_in_float64(size):
     logits[1] = torch.linspace(-3, 2, size)
     right = logits.double().log_softmax(1)
     for token in {0, size // 2, size - 1}:
-        own = compute_logprobs(logits, torch.full((2,), token), 0).chosen
-        torch.testing.assert_close(own, right[:, token].float(), rtol=3e-7, atol=3e-6)
+        logprobs = compute_logprobs(logits, torch.full((2,), token), 0).chosen
+        torch.testing.assert_close(logprobs, right[:, token].float(), rtol=3e-7, atol=3e-6)
 
 
 @pytest.mark.parametrize("step", [1, 7, GROUP, 40])
@@ -88,10 +88,10 @@ def test_rows_without_a_bound(value):
     """All logits equal or not finite, next to an ordinary row."""
     logits = torch.randn(2, 40 * GROUP, generator=torch.Generator().manual_seed(2))
     logits[1] = value
-    found = compute_logprobs(logits, torch.zeros(2, dtype=torch.int64), 10)
-    assert found.ids[0].tolist() == logits[0].topk(10).indices.tolist()
-    assert found.ids[1].tolist() == list(range(10))
-    assert bool(found.chosen[1].isnan()) == bool(found.best[1].isnan().all()) == (value != 0)
+    logprobs = compute_logprobs(logits, torch.zeros(2, dtype=torch.int64), 10)
+    assert logprobs.ids[0].tolist() == logits[0].topk(10).indices.tolist()
+    assert logprobs.ids[1].tolist() == list(range(10))
+    assert bool(logprobs.chosen[1].isnan()) == bool(logprobs.best[1].isnan().all()) == (value != 0)
 
 
 @pytest.mark.parametrize("token", [0, 100])
@@ -99,9 +99,9 @@ def test_a_row_with_nan(token):
     """The row's log-probabilities are NaN; its alternatives are the other tokens."""
     logits = torch.arange(40.0 * GROUP).repeat(2, 1)
     logits[0, token] = torch.nan
-    found = compute_logprobs(logits, torch.zeros(2, dtype=torch.int64), 5)
-    assert found.ids[0].tolist() == found.ids[1].tolist()
-    assert found.chosen.isnan().tolist() == [True, False]
+    logprobs = compute_logprobs(logits, torch.zeros(2, dtype=torch.int64), 5)
+    assert logprobs.ids[0].tolist() == logprobs.ids[1].tolist()
+    assert logprobs.chosen.isnan().tolist() == [True, False]
 
 
 @pytest.mark.parametrize(("vocab", "rows"), [(1000, 1048), (4096, 256), (16384, 64), (151936, 64)])

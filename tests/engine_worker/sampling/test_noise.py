@@ -29,8 +29,8 @@ def test_splitmix64_agrees_with_published_values():
 
 @given(st.integers(-(1 << 63), (1 << 63) - 1), st.integers(0, 1 << 20))
 def test_a_tokens_bits_are_the_upper_bits_of_its_output(key, token):
-    found = random_bits(torch.tensor([key]), torch.tensor([token])).item()
-    assert found == splitmix64(key & MASK, token) >> (64 - BITS)
+    bits = random_bits(torch.tensor([key]), torch.tensor([token])).item()
+    assert bits == splitmix64(key & MASK, token) >> (64 - BITS)
 
 
 @given(st.integers(0, MASK), st.integers(0, 64), st.integers(0, 1 << 20))

@@ -9,33 +9,12 @@ from msgspec.structs import replace
 from engine_worker.sampling.processors import BATCHED, Processors, find_processors
 from engine_worker.sampling.program import Processing, build_programs
 from engine_worker.sampling.sampler import SamplingPlan, sample
-from engine_worker.step import Draw, Drawn
+from engine_worker.step import Draw
 from sluice.ring.errors import ErrorCode
 from sluice.ring.params import SamplingParams
 from sluice.settings.engine import ProcessorNames
+from tests.engine_worker.sampling.processor_tools import VOCAB, greedy, run
 from tests.fakes.engine import spec_of
-
-VOCAB = 50
-
-
-@pytest.fixture
-def logits() -> torch.Tensor:
-    return torch.randn(4, VOCAB, generator=torch.Generator().manual_seed(5)) * 3
-
-
-def greedy(names=(), prompt=(1, 2), output=(), n=1, **sampling) -> list[Draw]:
-    """A draw per sequence of a request."""
-    params = SamplingParams(temperature=0.0, logits_processors=tuple(names), **sampling)
-    spec = replace(spec_of(list(prompt), n=n), sampling=params, name="job", client_id=7)
-    programs = build_programs(params, spec.prompt, Processing.of(spec))
-    return [Draw(params, i, len(output), list(output), program) for i, program in enumerate(programs)]
-
-
-def run(logits, draws, rows, processors, follows=(), before=None) -> list[Drawn]:
-    plan = SamplingPlan.of(draws, rows, *logits.shape, dict(follows))
-    programs = plan.run_programs(logits, before, processors)
-    results = sample(logits, plan, programs).results(draws)
-    return [Drawn(0, fault=programs.faults[i]) if i in programs.faults else each for i, each in enumerate(results)]
 
 
 def choosing(token):
@@ -53,8 +32,8 @@ def choosing(token):
 def test_a_processor_gets_all_tokens_and_changes_only_its_sequence(logits):
     processor, calls = choosing(9)
     draws = [*greedy(), *greedy(["nine"], output=[3, 4]), *greedy()]
-    found = run(logits, draws, [0, 1, 2], Processors({"nine": processor}), {1: 2}, before=[5, 6, 8])
-    assert [each.token for each in found] == [logits[0].argmax(), 9, logits[2].argmax()]
+    results = run(logits, draws, [0, 1, 2], Processors({"nine": processor}), {1: 2}, before=[5, 6, 8])
+    assert [each.token for each in results] == [logits[0].argmax(), 9, logits[2].argmax()]
     assert calls == [("job", [[1, 2, 3, 4, 8]], None, 7)]
     # The step that sampled 8 has failed: that token never became part of the output.
     run(logits, draws, [0, 1, 2], Processors({"nine": processor}))
@@ -66,8 +45,8 @@ def test_sequences_that_share_a_row_get_separate_copies(logits):
         scores[0, 0] = -math.inf
         scores[0, 0, int(request_id[-1])] = 0.0
 
-    found = run(logits, greedy(["name"], n=3), [1, 1, 1], Processors({"name": by_name}))
-    assert [each.token for each in found] == [0, 1, 2]
+    results = run(logits, greedy(["name"], n=3), [1, 1, 1], Processors({"name": by_name}))
+    assert [each.token for each in results] == [0, 1, 2]
 
 
 def test_processors_run_in_the_order_of_the_request_before_other_edits(logits):
@@ -87,13 +66,13 @@ def test_processors_run_in_the_order_of_the_request_before_other_edits(logits):
         *greedy(["add", "double", "record"], bad_token_ids=(banned,)),
         *greedy(["double", "add", "record"], logit_bias=((3, 1000.0),), logprobs=0),
     ]
-    found = run(logits, draws, [0, 1], processors)
+    results = run(logits, draws, [0, 1], processors)
     torch.testing.assert_close(seen[0], (logits[0] + 1) * 2)
     torch.testing.assert_close(seen[1], logits[1] * 2 + 1)
-    assert found[0].token == logits[0].topk(2).indices[1]
-    assert found[1].token == 3
+    assert results[0].token == logits[0].topk(2).indices[1]
+    assert results[1].token == 3
     # Logprobs of the model's logits, before the processors.
-    assert found[1].logprob.logprob == pytest.approx(logits[1].log_softmax(0)[3].item(), abs=1e-5)
+    assert results[1].logprob.logprob == pytest.approx(logits[1].log_softmax(0)[3].item(), abs=1e-5)
 
 
 def test_the_batched_processor_is_called_once_per_index(logits):
@@ -107,8 +86,8 @@ def test_the_batched_processor_is_called_once_per_index(logits):
 
     processor, _ = choosing(9)
     draws = [*greedy([BATCHED]), *greedy(), *greedy([BATCHED], output=[3]), *greedy(["nine", BATCHED])]
-    found = run(logits, draws, [0, 1, 2, 3], Processors({"nine": processor}, batched))
-    assert [each.token for each in found] == [5, int(logits[1].argmax()), 5, 5]
+    results = run(logits, draws, [0, 1, 2, 3], Processors({"nine": processor}, batched))
+    assert [each.token for each in results] == [5, int(logits[1].argmax()), 5, 5]
     assert calls == [(["job"] * 2, [[1, 2], [1, 2, 3]], None, [7] * 2), (["job"], [[1, 2]], None, [7])]
 
 
@@ -119,14 +98,14 @@ def test_a_processor_that_raises_ends_only_its_sequence(logits):
     warnings = []
     processors = Processors({"broken": broken}, broken, lambda event, reason: warnings.append((event, reason)))
     draws = [*greedy(["broken", "broken"]), *greedy(), *greedy([BATCHED])]
-    found = run(logits, draws, [0, 1, 2], processors)
-    assert [each.fault and each.fault.error_code for each in found] == [
+    results = run(logits, draws, [0, 1, 2], processors)
+    assert [each.fault and each.fault.error_code for each in results] == [
         ErrorCode.PROCESSOR_FAILED,
         None,
         ErrorCode.PROCESSOR_FAILED,
     ]
-    assert found[0].fault.message == "the logits processor 'broken' raised KeyError"
-    assert found[1].token == logits[1].argmax()
+    assert results[0].fault.message == "the logits processor 'broken' raised KeyError"
+    assert results[1].token == logits[1].argmax()
     assert warnings == [
         ("logits_processor_failed", f"{name} raised KeyError: 'a secret'") for name in ("broken", BATCHED)
     ]
@@ -144,8 +123,8 @@ def test_the_step_continues_after_any_exception(logits, error):
 
     warnings = []
     processors = Processors({"broken": broken}, broken, lambda _, reason: warnings.append(reason))
-    found = run(logits, [*greedy(["broken"]), *greedy(), *greedy([BATCHED])], [0, 1, 2], processors)
-    assert [each.fault and each.fault.error_code for each in found] == [
+    results = run(logits, [*greedy(["broken"]), *greedy(), *greedy([BATCHED])], [0, 1, 2], processors)
+    assert [each.fault and each.fault.error_code for each in results] == [
         ErrorCode.PROCESSOR_FAILED,
         None,
         ErrorCode.PROCESSOR_FAILED,
@@ -169,8 +148,8 @@ def test_a_processor_that_bans_all_tokens_or_writes_nan_ends_only_its_sequence(l
         scores[0, 0, 3] = math.inf
 
     draws = [*greedy(["nothing"]), *greedy(), *greedy(["nan"]), *greedy(["inf"])]
-    found = run(logits, draws, [0, 1, 2, 3], Processors({"nothing": nothing, "nan": nan, "inf": inf}))
-    assert [each.fault and each.fault.error_code for each in found] == [
+    results = run(logits, draws, [0, 1, 2, 3], Processors({"nothing": nothing, "nan": nan, "inf": inf}))
+    assert [each.fault and each.fault.error_code for each in results] == [
         ErrorCode.NOTHING_TO_SAMPLE,
         None,
         ErrorCode.NOTHING_TO_SAMPLE,
@@ -190,8 +169,8 @@ def test_a_processor_that_keeps_or_changes_its_arguments(logits):
     same = logits[:1].repeat(2, 1)
     before = same.clone()
     for _ in range(3):
-        found = run(same, draws, [0, 1], Processors({"rude": rude}), {0: 0, 1: 0}, before=[6])
-        assert found[0].token == found[1].token
+        results = run(same, draws, [0, 1], Processors({"rude": rude}), {0: 0, 1: 0}, before=[6])
+        assert results[0].token == results[1].token
         kept[-1].fill_(math.nan)
     assert torch.equal(same, before)
 
@@ -224,8 +203,8 @@ def test_sampling_again_uses_the_processed_logits(logits):
 
 
 def test_processors_are_imported_by_the_names_in_the_settings():
-    found = find_processors(ProcessorNames({"floor": "math:floor"}, "math:ceil"), lambda *_: None)
-    assert (found.named, found.batched) == ({"floor": math.floor}, math.ceil)
+    processors = find_processors(ProcessorNames({"floor": "math:floor"}, "math:ceil"), lambda *_: None)
+    assert (processors.named, processors.batched) == ({"floor": math.floor}, math.ceil)
 
 
 @pytest.mark.parametrize(

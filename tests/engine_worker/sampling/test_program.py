@@ -1,4 +1,4 @@
-"""Programs have the effect of transformers' processors, in whatever steps they are fed."""
+"""Programs have the effect of transformers' processors, however many tokens each update adds."""
 
 import pytest
 import torch
@@ -73,7 +73,7 @@ def plain(edits: Edits) -> tuple:
 )
 def test_feeding_step_by_step_equals_feeding_all_tokens_together(params, prompt, tokens, data):
     """Even if tokens are undone in between; two sequences of a request do not affect each other."""
-    step_by_step, beside = build_programs(params, prompt, [None] * 2)
+    step_by_step, neighbour = build_programs(params, prompt, [None] * 2)
     if step_by_step is None:
         return
     output: list[int] = []
@@ -81,7 +81,7 @@ def test_feeding_step_by_step_equals_feeding_all_tokens_together(params, prompt,
         drafts = data.draw(st.lists(TOKENS, max_size=3))
         for draft in (*drafts, data.draw(TOKENS)):
             step_by_step.feed(draft)
-            beside.feed(draft)
+            neighbour.feed(draft)
         step_by_step.truncate(len(output))
         step_by_step.feed(token)
         output.append(token)
@@ -99,7 +99,7 @@ def test_tokens_appended_after_the_step_was_planned_are_not_fed():
         assert plain(edits[0])[1][1] == {2: 1.0}
 
 
-def test_a_request_without_such_parameters_has_no_program():
+def test_a_request_without_penalties_or_rules_has_no_program():
     assert build_programs(SamplingParams(top_k=3, bad_token_ids=(1,)), [1], [None] * 3) == [None] * 3
 
 

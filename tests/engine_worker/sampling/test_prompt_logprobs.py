@@ -16,14 +16,17 @@ def test_each_slice_gets_its_number_of_alternatives(rows):
     logits = torch.randn(7, VOCAB)
     tops, tokens = (3, 0, 1), ((4, 5, 6), (7,), (8, 9, 10))
     slices = [Slice([0], 0, [0])]
-    slices += [Slice([0, *own], 0, [0], scored=Scored(0, own, top)) for own, top in zip(tokens, tops, strict=True)]
+    slices += [
+        Slice([0, *scored_tokens], 0, [0], scored=Scored(0, scored_tokens, top))
+        for scored_tokens, top in zip(tokens, tops, strict=True)
+    ]
     scores = PromptScores(slices, torch.device("cpu"))
     for block in logits.split(rows):
         scores.add(block)
     scores.finish()
     right, at = logits.log_softmax(-1), 0
-    for data, own, top in zip(scores.collect(), tokens, tops, strict=True):
-        for (logprob, rank, best), token in zip(unpack(data, top), own, strict=True):
+    for data, scored_tokens, top in zip(scores.collect(), tokens, tops, strict=True):
+        for (logprob, rank, best), token in zip(unpack(data, top), scored_tokens, strict=True):
             row = right[at]
             assert logprob == pytest.approx(row[token].item(), abs=1e-5)
             assert rank == 1 + int((row > row[token]).sum())

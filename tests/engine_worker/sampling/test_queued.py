@@ -45,18 +45,20 @@ PENALTIES = st.fixed_dictionaries(
     seed=st.integers(0, 99),
 )
 def test_penalties_count_the_followed_token_as_if_it_were_known(rows, before, seed):
-    """Bit for bit: overlap must not change the output."""
+    """The results have the same bits, because overlap must not change the output."""
     follows = {i: len(before) - 1 - i for i, row in enumerate(rows) if row["followed"]}
     known, unknown = [], []
     for i, row in enumerate(rows):
-        said = {key: value for key, value in row.items() if key != "followed"}
-        unknown.append(draw(**said))
-        known.append(draw(**said | {"output": [*said["output"], *([before[follows[i]]] if i in follows else [])]}))
+        options = {key: value for key, value in row.items() if key != "followed"}
+        unknown.append(draw(**options))
+        known.append(
+            draw(**options | {"output": [*options["output"], *([before[follows[i]]] if i in follows else [])]})
+        )
     logits = torch.randn(len(rows), VOCAB, generator=torch.Generator().manual_seed(seed)) * 3
-    expected, found = logits.clone(), logits.clone()
+    expected, edited = logits.clone(), logits.clone()
     edit(expected, known)
-    edit(found, unknown, follows, before)
-    assert torch.equal(found, expected)
+    edit(edited, unknown, follows, before)
+    assert torch.equal(edited, expected)
 
 
 def test_after_a_failed_step_any_token_may_be_followed():
@@ -73,18 +75,18 @@ def logits() -> torch.Tensor:
 
 
 def test_nothing_waits(logits, monkeypatch):
-    """Neither for values on the device nor for copies to it."""
+    """Sampling waits neither for values on the device nor for copies to it."""
     for module in (choose, logprobs, noise):
         monkeypatch.setattr(module, "is_on_host", lambda _: False)
     draws = [draw(seed=i, prompt=[1, 2], output=[3, 4], **kind) for i, kind in enumerate(KINDS)]
     plan = to_device(SamplingPlan.of(draws, range(8), 8, VOCAB, {5: 1}), logits.device)
     programs = plan.run_programs(logits, [7, 9])
     with Recording() as recording:
-        found = sample(logits, plan, programs, widen=False)
+        sampled = sample(logits, plan, programs, widen=False)
     assert recording.calls
-    assert found.short is not None
-    assert not found.short
-    assert torch.equal(found.tokens, sample(logits, plan, programs).tokens)
+    assert sampled.short is not None
+    assert not sampled.short
+    assert torch.equal(sampled.tokens, sample(logits, plan, programs).tokens)
 
 
 def test_with_a_kernel_of_thresholds_no_draw_is_short(logits, monkeypatch):
@@ -97,11 +99,11 @@ def test_with_a_kernel_of_thresholds_no_draw_is_short(logits, monkeypatch):
     plan = to_device(SamplingPlan.of(draws, range(8), 8, VOCAB, {}), logits.device)
     kernels = TORCH._replace(thresholds=torch_thresholds)
     with Recording() as recording:
-        found = sample(logits, plan, widen=False, kernels=kernels)
+        sampled = sample(logits, plan, widen=False, kernels=kernels)
     assert recording.calls
-    assert found.short is None
+    assert sampled.short is None
     assert sample(logits, plan, widen=False).short
-    assert torch.equal(found.tokens, sample(logits, plan).tokens)
+    assert torch.equal(sampled.tokens, sample(logits, plan).tokens)
 
 
 def test_the_fake_device_detects_waits(logits):

@@ -32,7 +32,7 @@ def random_logits(seed: int, spread: float = 2.0) -> torch.Tensor:
     return torch.randn(VOCAB, generator=torch.Generator().manual_seed(seed)) * spread
 
 
-def only(token: int) -> torch.Tensor:
+def certain(token: int) -> torch.Tensor:
     """Logits of a draft that always proposes this token."""
     return torch.full((VOCAB,), -math.inf).index_fill_(0, torch.tensor(token), 0.0)
 
@@ -57,11 +57,11 @@ def drawn(
 @pytest.mark.parametrize("draft", [random_logits(2), random_logits(3, 5.0)], ids=["flat", "peaked"])
 def test_samples_follow_the_distribution_of_the_request(sampling, draft):
     logits = random_logits(1)
-    proposed, found = drawn(logits, draft, **sampling)
+    proposed, tokens = drawn(logits, draft, **sampling)
     p, q = warped(logits[None].clone(), **sampling)[0], draft.softmax(0)
-    assert_follows(torch.bincount(found, minlength=VOCAB), p)
+    assert_follows(torch.bincount(tokens, minlength=VOCAB), p)
     # Accepted, or sampled from the remainder, where p exceeds q; the rejected token is not among these.
-    assert (proposed == found).double().mean().item() == pytest.approx(torch.minimum(p, q).sum().item(), abs=0.03)
+    assert (proposed == tokens).double().mean().item() == pytest.approx(torch.minimum(p, q).sum().item(), abs=0.03)
 
 
 @pytest.mark.parametrize("threshold", [0.01, 0.3, 1.0])
@@ -69,11 +69,11 @@ def test_a_threshold_alone_decides(threshold):
     logits, draft = random_logits(1), random_logits(2)
     p, q = logits.double().softmax(0), draft.double().softmax(0)
     passes = p / q >= threshold
-    proposed, found = drawn(logits, draft, threshold)
-    assert torch.equal(proposed == found, passes[proposed])
+    proposed, tokens = drawn(logits, draft, threshold)
+    assert torch.equal(proposed == tokens, passes[proposed])
     rest = (p - q).clamp(min=0)
     expected = torch.where(passes, q, 0.0) + q[~passes].sum() * rest / rest.sum()
-    assert_follows(torch.bincount(found, minlength=VOCAB), expected)
+    assert_follows(torch.bincount(tokens, minlength=VOCAB), expected)
 
 
 def test_acceptance_is_independent_of_the_noise_of_every_token():
@@ -95,19 +95,19 @@ def test_greedy_is_greedy(threshold):
         draw(temperature=1e-4, position=i, proposal=proposal(i, random_logits(2), threshold)) for i in range(VOCAB)
     ]
     greedy = draw(temperature=0.0, proposal=proposal(5, random_logits(2), threshold))
-    found = sampled(logits[None], [0] * (VOCAB + 1), [*draws, greedy])
-    assert {each.token for each in found} == {int(logits.argmax())}
+    results = sampled(logits[None], [0] * (VOCAB + 1), [*draws, greedy])
+    assert {each.token for each in results} == {int(logits.argmax())}
 
 
 @pytest.mark.parametrize("threshold", [None, 1e-6])
 def test_banned_or_filtered_tokens_are_never_accepted(threshold):
     logits = random_logits(1)
     for banned in ({"bad_token_ids": (4,)}, {"banned": (4,)}, {"allowed_token_ids": (5, 6)}):
-        (found,) = sampled(logits[None], [0], [draw(proposal=proposal(4, only(4), threshold), **banned)])
-        assert found.token != 4
+        (result,) = sampled(logits[None], [0], [draw(proposal=proposal(4, certain(4), threshold), **banned)])
+        assert result.token != 4
     worst = int(logits.argmin())
-    (found,) = sampled(logits[None], [0], [draw(top_k=3, proposal=proposal(worst, only(worst), threshold))])
-    assert found.token in logits.topk(3).indices.tolist()
+    (result,) = sampled(logits[None], [0], [draw(top_k=3, proposal=proposal(worst, certain(worst), threshold))])
+    assert result.token in logits.topk(3).indices.tolist()
 
 
 def test_equal_distributions_accept_every_token():
@@ -120,9 +120,9 @@ def test_without_overlap_of_p_and_q_the_token_is_sampled_from_p():
     logits = random_logits(1)
     for i in range(50):
         plain = draw(seed=2, position=i, bad_token_ids=(9,))
-        proposing = draw(seed=2, position=i, bad_token_ids=(9,), proposal=proposal(9, only(9)))
-        (expected, found) = sampled(logits[None], [0, 0], [plain, proposing])
-        assert found == expected
+        proposing = draw(seed=2, position=i, bad_token_ids=(9,), proposal=proposal(9, certain(9)))
+        (expected, actual) = sampled(logits[None], [0, 0], [plain, proposing])
+        assert actual == expected
 
 
 @pytest.mark.parametrize("broken", [math.nan, math.inf])
@@ -132,8 +132,8 @@ def test_an_invalid_proposal_is_rejected_in_favour_of_p(broken):
     draft[3] = broken
     for i in range(20):
         draws = [draw(position=i), draw(position=i, proposal=proposal(3, draft, 0.1))]
-        expected, found = sampled(logits[None], [0, 0], draws)
-        assert found == expected
+        expected, actual = sampled(logits[None], [0, 0], draws)
+        assert actual == expected
 
 
 def test_a_draw_does_not_depend_on_its_batch():
@@ -166,9 +166,9 @@ def test_a_draw_does_not_depend_on_its_batch():
 def test_only_a_row_with_nothing_to_sample_fails():
     logits = torch.stack([random_logits(i) for i in range(3)])
     logits[1, 5] = math.nan
-    found = sampled(logits, [0, 1, 2], [draw(proposal=proposal(5, random_logits(9))) for _ in range(3)])
-    assert [each.fault is None for each in found] == [True, False, True]
-    assert found[1].fault.error_code is ErrorCode.NOTHING_TO_SAMPLE
+    results = sampled(logits, [0, 1, 2], [draw(proposal=proposal(5, random_logits(9))) for _ in range(3)])
+    assert [each.fault is None for each in results] == [True, False, True]
+    assert results[1].fault.error_code is ErrorCode.NOTHING_TO_SAMPLE
 
 
 def test_nothing_waits_for_a_device(monkeypatch):
@@ -179,9 +179,9 @@ def test_nothing_waits_for_a_device(monkeypatch):
     expected = sample(logits.clone(), plan)
     monkeypatch.setattr("engine_worker.sampling.noise.highest", lambda scores: scores.max(dim=1))
     with Recording() as recording:
-        found = sample(logits, plan, widen=False)
+        actual = sample(logits, plan, widen=False)
     assert recording.calls
-    assert torch.equal(found.tokens, expected.tokens)
+    assert torch.equal(actual.tokens, expected.tokens)
 
 
 def test_a_kernel_of_thresholds_changes_nothing():
@@ -189,13 +189,13 @@ def test_a_kernel_of_thresholds_changes_nothing():
     kinds = [{"top_p": 0.9}, {"top_k": 3}, {"top_k": 6, "top_p": 0.7, "temperature": 0.6}, {"min_p": 0.1}]
     draws = [draw(seed=i, proposal=proposal(i % 9, random_logits(i + 40)), **kinds[i % len(kinds)]) for i in range(20)]
     kernels = TORCH._replace(thresholds=torch_thresholds)
-    found, expected = tensors(logits.clone(), range(20), draws, kernels=kernels), tensors(logits, range(20), draws)
-    assert torch.equal(found.tokens, expected.tokens)
-    assert torch.equal(found.valid, expected.valid)
+    actual, expected = tensors(logits.clone(), range(20), draws, kernels=kernels), tensors(logits, range(20), draws)
+    assert torch.equal(actual.tokens, expected.tokens)
+    assert torch.equal(actual.valid, expected.valid)
 
 
 def test_a_filter_of_another_row_changes_nothing():
-    """It switches all rows to the other computation of p; there are more rows than are computed at a time."""
+    """A filter switches all rows to the other computation of p; there are more rows than are computed at a time."""
     logits = torch.stack([random_logits(i) for i in range(30)])
     kinds = [{}, {"min_p": 0.1}, {"temperature": 0.6}]
     draws = [
@@ -204,5 +204,5 @@ def test_a_filter_of_another_row_changes_nothing():
     ]
     expected = [each.token for each in sampled(logits.clone(), range(30), draws)]
     filtered = draw(top_k=5, proposal=proposal(1, random_logits(9)))
-    found = sampled(logits.clone(), [*range(30), 0], [*draws, filtered])
-    assert [each.token for each in found[:30]] == expected
+    results = sampled(logits.clone(), [*range(30), 0], [*draws, filtered])
+    assert [each.token for each in results[:30]] == expected

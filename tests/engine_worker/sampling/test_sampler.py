@@ -54,11 +54,11 @@ def test_a_draw_does_not_depend_on_its_batch(logits):
 @pytest.mark.parametrize("kind", KINDS[:4], ids=str)
 def test_sequences_differ_and_equal_their_derived_seed(logits, kind):
     draws = [draw(seed=11, sequence=i, position=at, **kind) for i in range(4) for at in range(12)]
-    found = tokens(logits, draws, [0] * len(draws))
-    sequences = [found[i : i + 12] for i in range(0, len(found), 12)]
+    sampled = tokens(logits, draws, [0] * len(draws))
+    sequences = [sampled[i : i + 12] for i in range(0, len(sampled), 12)]
     assert len({tuple(sequence) for sequence in sequences}) == 4
     single = [draw(seed=derive_seed(11, i), position=at, **kind) for i in range(4) for at in range(12)]
-    assert tokens(logits, single, [0] * len(single)) == found
+    assert tokens(logits, single, [0] * len(single)) == sampled
 
 
 def test_noise_belongs_to_token_ids(logits):
@@ -142,8 +142,8 @@ BROKEN = {
 def test_only_a_row_with_nothing_to_sample_fails(logits, case):
     sampling = BROKEN[case]
     draws = [draw(seed=i, logprobs=1, **sampling) for i in range(3)]
-    others = {key: value for key, value in sampling.items() if not key.endswith("token_ids")}
-    draws[0], draws[2] = (draw(seed=i, logprobs=1, **others) for i in (0, 2))
+    other_options = {key: value for key, value in sampling.items() if not key.endswith("token_ids")}
+    draws[0], draws[2] = (draw(seed=i, logprobs=1, **other_options) for i in (0, 2))
     expected = sampled(logits[:3], [0, 1, 2], draws)
     if case.startswith("nan"):
         logits[1, 123] = math.nan

@@ -36,14 +36,14 @@ def test_chunks_are_within_the_budget_and_end_at_units(waiting, budget, unit, sh
 
 @given(contexts, budgets, units)
 def test_first_come_first_served_is_in_order(waiting, budget, unit):
-    """Before a context receives tokens, each one before it is complete, or the rest of the budget is less than a unit
-    for it."""
+    """A context receives tokens only if each context before it is complete, or cannot use a unit of the remaining
+    budget."""
     sizes = first_come_first_served(waiting, budget, unit)
     for index, sequence in enumerate(waiting[: len(sizes)]):
         if sizes[index] < sequence.num_pending:
-            left = budget - sum(sizes[: index + 1])
+            unused = budget - sum(sizes[: index + 1])
             start = sequence.num_computed + sizes[index]
-            assert left < min(unit, budget) - start % min(unit, budget)
+            assert unused < min(unit, budget) - start % min(unit, budget)
 
 
 @given(contexts, budgets, units, st.booleans())

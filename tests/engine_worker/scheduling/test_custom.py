@@ -94,8 +94,8 @@ def test_the_static_batch_of_a_custom_scheduler_is_reported(names):
         for i, length in enumerate((2, 5, 3)):
             bench.submit([i], max_tokens=length)
         bench.run()
-        found = [report.step for report in bench.reports if report.step]
-        return [(step.total_generation_tokens, step.empty_generation_slots) for step in found]
+        steps = [report.step for report in bench.reports if report.step]
+        return [(step.total_generation_tokens, step.empty_generation_slots) for step in steps]
 
     known = sizes(EngineBench(max_batch_size=2, schedulers=SchedulerNames("static_batch")))
     assert sizes(bench_with(**names, max_batch_size=2)) == known
@@ -120,8 +120,8 @@ def test_invalid_counts_of_a_static_batch_are_replaced_by_zeros(names, figures, 
         serve(bench, count=1)
     assert {entry["event"] for entry in logs} <= {"scheduler_raised", "scheduler_answer_corrected"}
     assert logs
-    found = [report.step for report in bench.reports if report.step]
-    assert {(step.total_generation_tokens, step.empty_generation_slots) for step in found} == {(0, 0)}
+    steps = [report.step for report in bench.reports if report.step]
+    assert {(step.total_generation_tokens, step.empty_generation_slots) for step in steps} == {(0, 0)}
 
 
 def test_limits_are_enforced_for_custom_schedulers():

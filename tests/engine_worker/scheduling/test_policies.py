@@ -18,9 +18,9 @@ def all_get_what_fits(bench):
     hold = bench.engine._scheduler._hold
 
     def holding(fitting):
-        held = hold(fitting)
-        assert held == fitting
-        return held
+        allocated = hold(fitting)
+        assert allocated == fitting
+        return allocated
 
     bench.engine._scheduler._hold = holding
 
@@ -43,13 +43,13 @@ def test_max_utilization_runs_the_first_and_preempts_from_the_end(arrivals, size
     schedule = bench.engine._scheduler.schedule
 
     def looking(active, *arguments):
-        held = [sequence for sequence in active if sequence.blocks]
-        found = schedule(active, *arguments)
+        holders = [sequence for sequence in active if sequence.blocks]
+        scheduled = schedule(active, *arguments)
         if active:
             first = min(bench.cache.holders, key=ORDER)
-            assert first in found.generation or first in [chunk.sequence for chunk in found.context]
-            assert not held or held[0].blocks
-        return found
+            assert first in scheduled.generation or first in [chunk.sequence for chunk in scheduled.context]
+            assert not holders or holders[0].blocks
+        return scheduled
 
     bench.engine._scheduler.schedule = looking
     play(bench, arrivals)
@@ -123,14 +123,14 @@ def test_less_than_a_unit_of_the_token_budget_is_unused(arrivals, sizes):
     schedule = bench.engine._scheduler.schedule
 
     def looking(*arguments):
-        found = schedule(*arguments)
+        scheduled = schedule(*arguments)
         unit, budget, size = 4, sizes["max_tokens_per_step"], sizes["max_batch_size"]
-        rest = budget - len(found.generation) - sum(chunk.num_tokens for chunk in found.context)
-        took = {chunk.sequence: chunk.num_tokens for chunk in found.context}
+        rest = budget - len(scheduled.generation) - sum(chunk.num_tokens for chunk in scheduled.context)
+        took = {chunk.sequence: chunk.num_tokens for chunk in scheduled.context}
         idle = [s for s in bench.cache.holders if not s.generating and took.get(s, 0) < s.num_pending]
-        if idle and len(found.generation) + len(found.context) < size:
+        if idle and len(scheduled.generation) + len(scheduled.context) < size:
             assert rest < unit
-        return found
+        return scheduled
 
     bench.engine._scheduler.schedule = looking
     play(bench, arrivals)

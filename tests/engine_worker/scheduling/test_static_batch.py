@@ -20,8 +20,8 @@ def test_statistics_of_a_resumed_batch():
     bench = EngineBench(schedulers=SchedulerNames("static_batch"))
     output = bench.submit(range(4), max_tokens=5)
     bench.run()
-    had = bench.output(output)[:3]
-    bench.submit(range(4), max_tokens=5, n=3, resume={0: had}, ended=[1])
+    generated = bench.output(output)[:3]
+    bench.submit(range(4), max_tokens=5, n=3, resume={0: generated}, ended=[1])
     figures = []
     while bench.step():
         latest = bench.engine.stats.latest

@@ -17,7 +17,8 @@ class Arrival(NamedTuple):
     step: int
     shared: int
     """Prompt tokens that all requests have in common."""
-    own: int
+    unshared: int
+    """Prompt tokens after the shared ones."""
     max_tokens: int
     n: int
     priority: int
@@ -32,7 +33,7 @@ arrivals = st.lists(
         Arrival,
         step=st.integers(0, 30),
         shared=st.integers(0, 24),
-        own=st.integers(1, 12),
+        unshared=st.integers(1, 12),
         max_tokens=st.integers(1, 24),
         n=st.sampled_from([1, 1, 1, 2, 4]),
         priority=st.integers(1, 3),
@@ -68,18 +69,18 @@ class Watched:
         return fitting, paused
 
 
-def bench_of(policy: str, sizes: dict, look, **more) -> EngineBench:
-    bench = EngineBench(schedulers=SchedulerNames(policy), **sizes, **more)
+def bench_of(policy: str, sizes: dict, look, **options) -> EngineBench:
+    bench = EngineBench(schedulers=SchedulerNames(policy), **sizes, **options)
     scheduler = bench.engine._scheduler
     scheduler._capacity = Watched(scheduler._capacity, look)
     return bench
 
 
-def resumed(spec: Submit, most: int) -> dict[int, list[int]]:
-    """Resumed output of a request's sequences, at most `most` tokens each; of several, the first may have none."""
-    first = min(spec.n - 1, most % 3)
+def resumed(spec: Submit, max_tokens: int) -> dict[int, list[int]]:
+    """Resumed output of a request's sequences, at most `max_tokens` tokens each. The first of several may have none."""
+    first = min(spec.n - 1, max_tokens % 3)
     outputs = ((i, continuation(spec.prompt, spec.stopping, spec.sampling.seed, i)) for i in range(first, spec.n))
-    return {i: output[: max(0, most - i)] for i, output in outputs}
+    return {i: output[: max(0, max_tokens - i)] for i, output in outputs}
 
 
 def play(bench: EngineBench, arrivals: list[Arrival], limit: int = 4000) -> None:
@@ -93,7 +94,7 @@ def play(bench: EngineBench, arrivals: list[Arrival], limit: int = 4000) -> None
     for step in range(limit):
         while coming and coming[0][1].step <= step:
             number, arrival = coming.pop(0)
-            prompt = SHARED[: arrival.shared] + [60 + number + i for i in range(arrival.own)]
+            prompt = SHARED[: arrival.shared] + [60 + number + i for i in range(arrival.unshared)]
             fields = {"request": number, "n": arrival.n, "seed": number, "priority": arrival.priority}
             have = resumed(spec_of(prompt, arrival.max_tokens, **fields), arrival.resumed)
             bench.submit(prompt, arrival.max_tokens, resume=have, **fields)

@@ -79,7 +79,7 @@ def test_costs_are_bounded_for_any_durations(steps):
     cost = DraftCost()
     for batch_size, drafted, seconds in steps:
         cost.record(batch_size, drafted, seconds)
-        found = cost.of(batch_size)
-        if found is not None:
-            assert found.step >= 0
-            assert 0 < found.token <= 1
+        costs = cost.of(batch_size)
+        if costs is not None:
+            assert costs.step >= 0
+            assert 0 < costs.token <= 1

@@ -49,7 +49,7 @@ def test_a_cached_prefix_includes_the_draft_models_part():
     assert bench.runner.drafter.computed - before < len(PROMPT)
 
 
-def test_it_catches_up_on_a_prefix_that_was_computed_without_it():
+def test_the_draft_model_computes_a_prefix_that_it_missed():
     bench = bench_of()
     bench.send(spec_of([*PROMPT, 1], 5, request=1, speculation=Speculation(max_draft_tokens=0)))
     bench.run()
@@ -58,7 +58,7 @@ def test_it_catches_up_on_a_prefix_that_was_computed_without_it():
     assert bench.runner.drafter.computed > len(PROMPT)
 
 
-def test_host_memory_keeps_what_it_has_computed():
+def test_host_memory_keeps_the_blocks_of_the_draft_model():
     bench = bench_of(num_blocks=8, num_host_blocks=16, block_reuse=True)
     generate(bench, [*PROMPT, 1])
     for other in range(40, 43):
@@ -78,14 +78,14 @@ def test_a_long_prompt_is_computed_in_several_steps():
     assert bench.engine.stats.accepted_draft_tokens > 0
 
 
-def test_it_does_not_exceed_its_context():
+def test_the_draft_model_does_not_exceed_its_context():
     bench = bench_of(draft_context=40)
     generate(bench, max_tokens=40)
     ends = [part.start + len(part.tokens) for step in bench.runner.drafter.steps for part in step.slices]
     assert 30 < max(ends) <= 40
 
 
-def test_it_is_not_used_in_large_batches():
+def test_the_draft_model_is_not_used_in_large_batches():
     bench = bench_of(max_draft_batch=1)
     for number in (1, 2):
         bench.send(spec_of(PROMPT, 9, request=number, speculation=DRAFTS))
@@ -112,7 +112,7 @@ def test_a_failure_ends_no_request():
     assert bench.engine.stats.accepted_draft_tokens > 10
 
 
-def test_it_is_no_longer_used_after_repeated_failures():
+def test_the_draft_model_is_no_longer_used_after_repeated_failures():
     bench = bench_of()
     bench.runner.draft = _fail(bench.runner)
     generate(bench)

@@ -11,7 +11,7 @@ def make(prompt, max_tokens, expected=()) -> Drafter:
 
 
 def drafting(drafter, output):
-    """Its next draft that is not empty: the pace may skip some."""
+    """The next draft that is not empty: the pace may skip some steps."""
     for _ in range(100):
         draft = drafter.propose(output, ROOM, COST)
         if draft:
@@ -31,7 +31,7 @@ def test_after_a_difference_the_expected_output_is_looked_up():
     assert list(drafter.propose([4, 6, 7], ROOM, COST)) == [8, 9]
 
 
-def test_it_never_follows_again_once_the_output_differed():
+def test_the_expected_output_is_not_followed_after_a_difference():
     drafter = make([0], max_tokens=2, expected=[5, 6, 7, 8])
     drafter.propose([4], ROOM, COST)
     assert list(drafter.propose([4, 9], ROOM, COST)) == []
@@ -55,7 +55,7 @@ def test_room_limits_a_draft():
     data=st.data(),
 )
 def test_a_resumed_sequence_has_the_same_drafts(prompt, expected, output, data):
-    """Fed step by step or all together: only the pace may differ."""
+    """Drafts are the same if the output is added step by step or all together; only the pace may differ."""
     stepwise = make(prompt, 4, expected)
     at = 0
     while at < len(output):

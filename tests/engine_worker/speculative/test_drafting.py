@@ -1,4 +1,4 @@
-"""When a step has drafts: if the expected gain exceeds the cost."""
+"""A step has drafts if their expected gain exceeds their cost."""
 
 import pytest
 

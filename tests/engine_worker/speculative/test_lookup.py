@@ -25,7 +25,7 @@ def searched(tokens, drafted):
 
 @given(begun=TOKENS, parts=st.lists(TOKENS, max_size=4), limit=st.integers(1, 9))
 def test_lookup_equals_a_linear_search(begun, parts, limit):
-    """Also if another lookup shares the same beginning."""
+    """Another lookup with the same prompt must not change the drafts of the first one."""
     prompt = Lookup()
     prompt.extend(begun)
     lookup, other, tokens = Lookup(prompt), Lookup(prompt), [*begun]
@@ -57,8 +57,8 @@ def test_a_draft_ends_where_continuations_differ():
 
 
 def test_the_largest_ids_are_kept_apart():
-    lookup, most = Lookup(), (1 << BITS - 1) - 1
-    lookup.extend([most, most - 1, 7, 0, most - 1, 8, 1, most, most - 1])
+    lookup, largest = Lookup(), (1 << BITS - 1) - 1
+    lookup.extend([largest, largest - 1, 7, 0, largest - 1, 8, 1, largest, largest - 1])
     assert lookup.propose(2) == [7, 0]
 
 

@@ -33,10 +33,10 @@ def test_proposals_have_their_rows(dtype):
     proposals = Proposals.of(spec(rows=ROWS.to(dtype), threshold=0.5))
     for i, token in enumerate(TOKENS):
         for known in range(i + 1):
-            found = proposals.after(TOKENS[:known], TOKENS[known:i])
-            assert (found.token, found.threshold) == (token, 0.5)
-            assert found.logits.dtype == np.float32
-            assert found.logits.tolist() == ROWS[i].tolist()
+            proposal = proposals.after(TOKENS[:known], TOKENS[known:i])
+            assert (proposal.token, proposal.threshold) == (token, 0.5)
+            assert proposal.logits.dtype == np.float32
+            assert proposal.logits.tolist() == ROWS[i].tolist()
 
 
 def test_no_proposal_after_the_draft_or_a_difference():

@@ -39,10 +39,10 @@ def encoder():
 
 @pytest.fixture
 def rows(encoder):
-    found = ImageRows(encoder, 2, 2 * TABLE_BYTES, lambda: None)
-    yield found
+    image_rows = ImageRows(encoder, 2, 2 * TABLE_BYTES, lambda: None)
+    yield image_rows
     encoder.open.set()
-    found.close()
+    image_rows.close()
 
 
 def finished(preparation) -> None:
@@ -89,9 +89,9 @@ def test_a_failure_ends_only_the_requests_that_wait_for_it(rows, encoder, error,
     assert failed.fault.code == code
     assert str(error) in failed.fault.message
     encoder.error = None
-    again = rows.prepare([OTHER])
-    finished(again)
-    assert again.fault is None
+    repeated = rows.prepare([OTHER])
+    finished(repeated)
+    assert repeated.fault is None
 
 
 def test_images_without_waiting_requests_are_not_computed(rows, encoder):

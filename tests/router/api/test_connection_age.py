@@ -69,11 +69,11 @@ async def test_a_stream_outlives_its_connections_age_and_new_calls_use_a_new_con
     ring.add_engine()
     ring.add_detokenizer()
     client = await start(max_connection_age=0.5)
-    go_on = asyncio.Event()
+    may_continue = asyncio.Event()
 
     async def wait_then_generate(call):
         await call.send(start=True)
-        await go_on.wait()
+        await may_continue.wait()
         await generate(call)
 
     async with (
@@ -90,5 +90,5 @@ async def test_a_stream_outlives_its_connections_age_and_new_calls_use_a_new_con
             while connections.opened == opened:
                 await client.generate(text_spec())
                 await asyncio.sleep(0.05)
-        go_on.set()
+        may_continue.set()
         assert (await rest(stream))[-1].done.usage.completion_tokens == 24

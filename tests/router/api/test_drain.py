@@ -61,15 +61,15 @@ def admin_of(client):
 
 def hold(ring) -> asyncio.Event:
     """The next streams start, and are completed once the event is set."""
-    go_on = asyncio.Event()
+    may_continue = asyncio.Event()
 
     async def held(call):
         await call.send(start=True)
-        await go_on.wait()
+        await may_continue.wait()
         await generate(call)
 
     ring.script = held
-    return go_on
+    return may_continue
 
 
 async def call_while_it_drains(call, router) -> Counter[str]:
@@ -96,11 +96,11 @@ async def call_while_it_drains(call, router) -> Counter[str]:
 
 
 async def long_stream(stub, ring):
-    go_on = hold(ring)
+    may_continue = hold(ring)
     stream = stub.GenerateStream(pb.GenerateStreamRequest(spec=text_spec()))
     assert (await stream.read()).HasField("started")
     ring.script = one_token
-    return stream, go_on
+    return stream, may_continue
 
 
 @pytest.mark.parametrize("policy", ["pick_first", "round_robin"])
@@ -108,14 +108,14 @@ async def test_grpcs_retries_hide_a_drain_and_a_long_stream_is_completed(two_rou
     options = [("grpc.service_config", json.dumps(RETRIES | {"loadBalancingConfig": [{policy: {}}]}))]
     async with grpc.aio.insecure_channel(name_of(two_routers), options=options) as channel:
         stub = GenerationServiceStub(channel)
-        stream, go_on = await long_stream(stub, ring)
+        stream, may_continue = await long_stream(stub, ring)
         (router,) = [client.router for client in two_routers if client.router.ring.requests.open]
 
         async def call() -> None:
             await stub.Generate(pb.GenerateRequest(spec=text_spec()))
 
         assert await call_while_it_drains(call, router) == {"ok": CALLS}
-        go_on.set()
+        may_continue.set()
         assert (await rest(stream))[-1].done.usage.completion_tokens == 24
 
 
@@ -127,7 +127,7 @@ async def test_no_call_of_our_client_fails(two_routers, ring, one_name):
         else [f"127.0.0.1:{router_client.router.port}" for router_client in two_routers]
     )
     async with AsyncClient(addresses) as client:
-        go_on = hold(ring)
+        may_continue = hold(ring)
         stream = client.stream("long", max_tokens=24, token_ids=True)
         chunks = asyncio.create_task(collect(stream))
         await two_routers[0].until(lambda: ring.calls)
@@ -138,7 +138,7 @@ async def test_no_call_of_our_client_fails(two_routers, ring, one_name):
             await client.generate("short", max_tokens=4)
 
         assert await call_while_it_drains(call, router) == {"ok": CALLS}
-        go_on.set()
+        may_continue.set()
         assert len(await chunks) == 24
         assert stream.resumed == 0
 
@@ -178,14 +178,14 @@ async def test_the_admin_port_answers_until_the_end(two_routers, ring):
     first, _ = two_routers
     channel, admin = admin_of(first)
     async with channel:
-        stream, go_on = await long_stream(first.generation, ring)
+        stream, may_continue = await long_stream(first.generation, ring)
         drain = asyncio.ensure_future(admin.Drain(admin_pb2.DrainRequest(timeout=Duration(seconds=60))))
         await first.until(lambda: first.router.ring.requests.closed)
         assert (await admin.GetServerInfo(admin_pb2.GetServerInfoRequest())).draining
         with pytest.raises(grpc.aio.AioRpcError, match="Connection refused"):
             await first.generate(text_spec())
         assert not drain.done()
-        go_on.set()
+        may_continue.set()
         assert (await rest(stream))[-1].HasField("done")
         assert (await drain).aborted == 0
         # A drained router keeps running until it gets a signal.
@@ -197,10 +197,10 @@ async def test_a_drain_called_on_the_main_port_is_answered(ring, start):
     ring.add_engine()
     ring.add_detokenizer()
     client = await start()
-    stream, go_on = await long_stream(client.generation, ring)
+    stream, may_continue = await long_stream(client.generation, ring)
     drain = client.admin.Drain(admin_pb2.DrainRequest(timeout=Duration(seconds=60)))
     await client.until(lambda: client.router.ring.draining)
-    go_on.set()
+    may_continue.set()
     assert (await rest(stream))[-1].HasField("done")
     assert (await drain).aborted == 0
 
@@ -209,11 +209,11 @@ async def test_a_drain_called_on_the_main_port_continues_without_its_caller(ring
     ring.add_engine()
     ring.add_detokenizer()
     client = await start()
-    stream, go_on = await long_stream(client.generation, ring)
+    stream, may_continue = await long_stream(client.generation, ring)
     drain = client.admin.Drain(admin_pb2.DrainRequest(timeout=Duration(seconds=60)))
     await client.until(lambda: client.router.ring.draining)
     drain.cancel()
-    go_on.set()
+    may_continue.set()
     assert (await rest(stream))[-1].HasField("done")
     await asyncio.sleep(0)
     assert not any(task.done() for task in client.router.tasks)

@@ -24,16 +24,16 @@ class DyingEngines:
         self.at = at
         """The engine dies before this token."""
         self.deaths: list[Call] = []
-        self.go_on = asyncio.Event()
+        self.may_continue = asyncio.Event()
         """If not set, an engine that runs a request alone survives."""
-        self.go_on.set()
+        self.may_continue.set()
 
     async def __call__(self, call: Call) -> None:
         submit, engine = call.submit, call.engine
         if submit.alone:
             engine.quarantine = submit.request
             await engine.report_state()
-            await self.go_on.wait()
+            await self.may_continue.wait()
         if POISON not in submit.prompt:
             engine.quarantine = None
             await self.neighbour(call)
@@ -147,7 +147,7 @@ async def test_an_engine_that_drained_before_its_end_has_not_died(two_engines, r
 
 async def test_no_request_is_placed_alongside_a_suspect(two_engines, ring):
     ring.script = script = DyingEngines()
-    script.go_on.clear()
+    script.may_continue.clear()
     held = asyncio.Event()
 
     async def hold(call):
@@ -161,7 +161,7 @@ async def test_no_request_is_placed_alongside_a_suspect(two_engines, ring):
     neighbours = [asyncio.create_task(two_engines.events(text_spec(f"x{i}"))) for i in range(6)]
     await two_engines.until(lambda: sum(POISON not in call.submit.prompt for call in ring.calls) == 6)
     assert not any(call.engine is alone.engine for call in ring.calls if POISON not in call.submit.prompt)
-    script.go_on.set()
+    script.may_continue.set()
     assert (await dying).info.reason == "POISON"
     held.set()
     for neighbour in neighbours:

@@ -107,14 +107,14 @@ async def test_a_short_prompt_does_not_wait_for_the_threads(ring, start):
     ring.add_engine()
     ring.add_detokenizer()
     client = await start(text_threads=1)
-    go_on = threading.Event()
-    busy = asyncio.ensure_future(client.router._text._run(1, lambda: go_on.wait(60)))
+    may_continue = threading.Event()
+    busy = asyncio.ensure_future(client.router._text._run(1, lambda: may_continue.wait(60)))
     short = "x = 1\n"
     long = short * (INLINE_BYTES // len(short) + 1)
     assert (await client.events(pb.GenerationSpec(text=short)))[-1].HasField("done")
     waiting = asyncio.ensure_future(client.events(pb.GenerationSpec(text=long)))
     await client.until(lambda: client.router._text._waiting == 2)
-    go_on.set()
+    may_continue.set()
     assert await busy
     assert (await waiting)[0].started.prompt_tokens == len(REFERENCE(long)["input_ids"])
     assert ring.calls[0].submit.prompt == REFERENCE(short)["input_ids"]

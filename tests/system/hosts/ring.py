@@ -187,9 +187,9 @@ class Ring:
         self._started.append(service)
         return service
 
-    def _flags(self, seat: str, role: Role, machine: Machine, **others: Any) -> list[str]:
+    def _flags(self, seat: str, role: Role, machine: Machine, **overrides: Any) -> list[str]:
         settings = {"model": tiny_model.path(), "id": seat, "listen": f"tcp://{machine.host}:{RING_PORT}"}
-        settings |= {"keys": self.keys.mount(role), **SETTINGS[role], **others}
+        settings |= {"keys": self.keys.mount(role), **SETTINGS[role], **overrides}
         if role == "router":
             settings |= {"host": machine.ip, "engines": self._entries("engine"), "detokenizers": self._entries("detok")}
         flags: list[str] = []
