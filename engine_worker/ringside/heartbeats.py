@@ -20,7 +20,7 @@ from engine_worker.ringside.stats_log import Cursor, StatsLog
 from sluice.ring.adapters import AdapterLoaded, AdapterNews
 from sluice.ring.cache_events import CacheEvents
 from sluice.ring.calls import CallAnswer
-from sluice.ring.heartbeats import CacheNews, EngineHeartbeat, Epochs, Hello
+from sluice.ring.heartbeats import CacheChanges, EngineHeartbeat, Epochs, Hello
 from sluice.ring.host_names import HostNames
 from sluice.ring.keys import PLAIN, Security
 from sluice.ring.lane import Lane, has_ended
@@ -119,7 +119,7 @@ class Heartbeats(threading.Thread):
         routers: RouterTable,
         heartbeat: Callable[[], EngineHeartbeat],
         stats_log: StatsLog,
-        cache_changes: Callable[[int], CacheNews | None],
+        cache_changes: Callable[[int], CacheChanges | None],
         take_events: Callable[[], Iterable[tuple[str, CacheEvents]]],
         log: BoundLogger,
         security: Security = PLAIN,

@@ -37,7 +37,7 @@ class KeepAlive(Message, frozen=True):
     engine_epoch: Number
 
 
-class CacheNews(msgspec.Struct, frozen=True, array_like=True):
+class CacheChanges(msgspec.Struct, frozen=True, array_like=True):
     """Changes of an engine's prefix cache, numbered from 1, by block (sluice.ring.hashing.short_hash).
 
     A router's hellos contain the number of the last change that it knows. The engine reports later changes, or the
@@ -81,7 +81,7 @@ class EngineHeartbeat(Message, frozen=True):
     """Steps since the last heartbeat, or the latest of them if there are many. Empty while idle."""
     requests: list[RequestStats] = []
     """Requests that changed or ended since the last heartbeat."""
-    cache: CacheNews | None = None
+    cache: CacheChanges | None = None
     """For the router that this heartbeat is sent to."""
     max_batch_size: int = 0
     """Maximum number of sequences in one step. 0: unknown."""

@@ -177,7 +177,7 @@ class FakeEngine(FakePeer):
             self.flushes,
             steps=steps,
             requests=requests,
-            cache=self.journal.news(hello.cache_known),
+            cache=self.journal.changes_since(hello.cache_known),
             missed=self.missed,
             progress=self.progress,
             cut_off=self.cut_off,

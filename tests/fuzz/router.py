@@ -15,7 +15,7 @@ from sluice.ring.cache_events import CacheEvents, Removed, Stored, Updated
 from sluice.ring.calls import CallAnswer, RankAnswer, failed
 from sluice.ring.checkpoint import open_checkpoint
 from sluice.ring.errors import Fault, FinishReason
-from sluice.ring.heartbeats import CacheNews, DetokenizerHeartbeat, EngineHeartbeat, KeepAlive
+from sluice.ring.heartbeats import CacheChanges, DetokenizerHeartbeat, EngineHeartbeat, KeepAlive
 from sluice.ring.message import Message
 from sluice.ring.prompt_adapters import PromptAdapterRead
 from sluice.ring.rows import End, Started, TextRow, Times, TokenLogprob
@@ -62,7 +62,7 @@ def templates(engine: str, detokenizer: str) -> list[Message]:
             "",
             steps,
             requests,
-            CacheNews(0, 3, [1, 2, 3], [], True),
+            CacheChanges(0, 3, [1, 2, 3], [], True),
             5,
             has_adapters=True,
             adapters=NEWS,
