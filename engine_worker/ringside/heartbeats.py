@@ -17,7 +17,7 @@ import zmq
 from structlog.stdlib import BoundLogger
 
 from engine_worker.ringside.stats_log import Cursor, StatsLog
-from sluice.ring.adapters import AdapterLoaded, AdapterNews
+from sluice.ring.adapters import AdapterChanges, AdapterLoaded
 from sluice.ring.cache_events import CacheEvents
 from sluice.ring.calls import CallAnswer
 from sluice.ring.heartbeats import CacheChanges, EngineHeartbeat, Epochs, Hello
@@ -28,7 +28,7 @@ from sluice.ring.prompt_adapters import PromptAdapterRead
 from sluice.ring.timing import HEARTBEAT_SECONDS, ROUTER_SILENCE_SECONDS
 
 Answer = CallAnswer | AdapterLoaded | PromptAdapterRead
-Changes = Callable[[int], AdapterNews | None]
+Changes = Callable[[int], AdapterChanges | None]
 """Number of the last change that a router knows -> later changes of adapters; see `AdapterRegistry.since`."""
 
 CONNECT_SECONDS = 0.05

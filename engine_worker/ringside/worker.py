@@ -171,8 +171,8 @@ class Worker:
             self._event_reads.take,
             log,
             self._security.to("router"),
-            self._adapters.news,
-            self._prompt_adapters.news,
+            self._adapters.changes_since,
+            self._prompt_adapters.changes_since,
         )
         self._calls = Calls(self._runner, self.epoch, self._heartbeats.answer, log)
         self._receiver = Receiver(

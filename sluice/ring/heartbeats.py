@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from sluice.ring.adapters import AdapterNews
+from sluice.ring.adapters import AdapterChanges
 from sluice.ring.message import Count, Finite, Message, Name, Number, Total
 from sluice.ring.stats import RequestStats, StepStats
 
@@ -99,13 +99,13 @@ class EngineHeartbeat(Message, frozen=True):
     """Names of the tensors that requests may ask for, in addition to logits."""
     has_adapters: bool = False
     """Whether requests may name LoRA adapters."""
-    adapters: AdapterNews | None = None
+    adapters: AdapterChanges | None = None
     """For the router that this heartbeat is sent to."""
     cache_events: bool = False
     """Whether the engine records KV cache events, for `ReadCacheEvents`."""
     hidden_size: Count = 0
     """Number of columns of the tables that prompts may have. 0: prompts cannot have tables."""
-    prompt_adapters: AdapterNews | None = None
+    prompt_adapters: AdapterChanges | None = None
     """For the router that this heartbeat is sent to."""
     image_rows: Count = 0
     """Number of rows of each image that prompts may have. 0: prompts cannot have images."""

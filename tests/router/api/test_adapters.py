@@ -159,11 +159,13 @@ async def test_every_router_and_a_new_engine_know_what_is_loaded(ring, serving, 
     (engine,) = ring.engines.values()
     engine.epoch += 1
     engine.serve_adapters().folders["/b"] = B
-    await client.until(lambda: {each.id for each in (engine.adapters.news(0) or A_NEWS).entries} == {"x", "y"})
+    await client.until(
+        lambda: {each.id for each in (engine.adapters.changes_since(0) or NO_CHANGES).entries} == {"x", "y"}
+    )
     assert (await client.events(text_spec(lora_id="y")))[-1].HasField("done")
 
 
-class A_NEWS:  # noqa: N801 - stands for a message without entries
+class NO_CHANGES:  # noqa: N801 - stands for a message without entries
     entries = ()
 
 
@@ -210,7 +212,7 @@ async def test_a_refused_upload_leaves_nothing_behind(ring, serving):
         assert (details.code, details.fields) == (StatusCode.INVALID_ARGUMENT, [field])
         assert not (await listed(client)).loras
         assert client.router.ring.adapters.files.nbytes == 0
-    assert all(engine.adapters.news(0) is None for engine in ring.engines.values())
+    assert all(engine.adapters.changes_since(0) is None for engine in ring.engines.values())
     assert not libraries(ring)[1].host
     # Files that an id refers to are kept, even if another load of them fails.
     await load(client, "y", "/b")
@@ -293,7 +295,7 @@ async def test_a_request_that_arrives_before_any_heartbeat(ring, serving, start,
     client = await serving()
     await load(client, "x", "/a")
     (engine,) = ring.engines.values()
-    await client.until(lambda: engine.adapters.news(0) is not None)
+    await client.until(lambda: engine.adapters.changes_since(0) is not None)
     await client.router.stop(0.0)
     monkeypatch.setattr("router.peers.learning.LEARN_SECONDS", 60.0)
     other = await start(wait=False, listen=f"ipc://{folder}/other")
