@@ -129,7 +129,7 @@ class Heartbeats(threading.Thread):
         """cache_changes: see `Journal.since`. take_events: see `EventReads.take`. All callables are called in this
         thread."""
         super().__init__(name="heartbeats", daemon=True)
-        self.alone = False
+        self.routers_ended = False
         """Whether, at the latest heartbeat, the processes of all routers that said hello had ended. Other threads read
         it."""
         self._context = context
@@ -211,7 +211,7 @@ class Heartbeats(threading.Thread):
                 self._log.debug("heartbeat_skipped", router=address)
         # has_ended must be called for each lane at each heartbeat.
         ended = sum(map(has_ended, self._lanes.values()))
-        self.alone = ended == len(self._lanes)
+        self.routers_ended = ended == len(self._lanes)
         return len(self._lanes) > lanes_before
 
     def _send_answers(self) -> bool:

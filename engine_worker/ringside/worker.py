@@ -225,7 +225,7 @@ class Worker:
         unfinished = self._engine.live.requests or self._calls.pending
         unfinished = unfinished or self._outbox.flowing(STUCK_SECONDS) or self._tensors.flowing(STUCK_SECONDS)
         # Routers send requests here until they know of the drain, and each of these requests must be answered.
-        return not unfinished and (seconds >= DRAIN_NOTICE_SECONDS or self._heartbeats.alone)
+        return not unfinished and (seconds >= DRAIN_NOTICE_SECONDS or self._heartbeats.routers_ended)
 
     def _close(self) -> None:
         self._heartbeats.stop()
