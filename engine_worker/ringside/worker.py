@@ -279,7 +279,7 @@ class Worker:
             self._identity.heartbeat(self._engine.stats.latest, self._stopping),
             flushes=self._receiver.flushes,
             missed=self._receiver.missed,
-            progress=self._beacon.turns,
+            progress=self._beacon.iterations,
             cut_off=self._outbox.cut_off,
             quarantine=self._engine.intake.quarantine.holder,
             cache_events=self._event_reads.enabled,

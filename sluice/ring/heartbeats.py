@@ -86,7 +86,7 @@ class EngineHeartbeat(Message, frozen=True):
     max_batch_size: int = 0
     """Maximum number of sequences in one step. 0: unknown."""
     progress: Total = 0
-    """Turns of the engine's loop since its start, including idle ones. If it does not grow, a step hangs."""
+    """Iterations of the engine's loop since its start, including idle ones. If it does not grow, a step hangs."""
     cut_off: list[Name] = []
     """Addresses of detokenizers whose lanes have accepted nothing for CUT_OFF_SECONDS."""
     quarantine: Number | None = None

@@ -81,6 +81,6 @@ async def test_a_blocked_event_loop_is_reported_by_another_thread(ring, start, p
         asked = [threads.submit(get_later, path) for path in ("/readyz", "/livez")]
     (ready, why), (live, _) = [answer.result() for answer in asked]
     assert (ready, live) == (503, 503)
-    assert why.startswith("the loop has not turned for ")
+    assert why.startswith("the loop has not run for ")
     for path in ("/readyz", "/livez"):
         await becomes(OK, port, path)
