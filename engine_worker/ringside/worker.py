@@ -24,7 +24,7 @@ from engine_worker.ringside.orphans import Orphans
 from engine_worker.ringside.outbox import Outbox
 from engine_worker.ringside.prompt_adapters import PromptAdapters
 from engine_worker.ringside.receiver import Receiver
-from engine_worker.ringside.stats_log import StatsCallback, StatsLog, find_function
+from engine_worker.ringside.stats_log import StatsCallback, StatsLog
 from engine_worker.ringside.tensor_outbox import LANE_CAPACITY, TensorOutbox
 from engine_worker.step import DeviceLostError
 from sluice.ring.checkpoint import Checkpoint
@@ -33,6 +33,7 @@ from sluice.ring.heartbeats import EngineHeartbeat
 from sluice.ring.host_names import HostNames
 from sluice.ring.inbox import Inbox
 from sluice.ring.lane import Lane
+from sluice.ring.names import find_function
 from sluice.ring.stats import StatsSource
 from sluice.ring.timing import DRAIN_NOTICE_SECONDS
 from sluice.ring.wire import ToEngine
@@ -251,7 +252,7 @@ class Worker:
         settings = self._settings
         if not settings.stats_callback:
             return None
-        function = find_function(settings.stats_callback)
+        function = find_function("stats_callback", settings.stats_callback)
         source = StatsSource(settings.id, self.terms.fingerprint, settings.model_version)
         return StatsCallback(function, source, lambda: self._stopping, self._stats_log, self._log)
 
