@@ -236,7 +236,7 @@ class Intake:
         if full is not None:
             return Fault(ErrorCode.OVERLOADED.name, full)
         if not 1 <= spec.n <= MAX_SEQUENCES:
-            return Fault(ErrorCode.INVALID_ARGUMENT.name, f"n must be from 1 to {MAX_SEQUENCES}, got {spec.n}")
+            return Fault(ErrorCode.INVALID_ARGUMENT.name, f"n must be from 1 to {MAX_SEQUENCES} (got {spec.n})")
         if not spec.prompt or spec.stopping.max_tokens < 1:
             return Fault(ErrorCode.INVALID_ARGUMENT.name, "prompt must not be empty and max_tokens must be at least 1")
         last = terms.vocab_size + spec.tables.num_rows - 1

@@ -41,7 +41,7 @@ class GuidedDecodingParams:
     def __post_init__(self) -> None:
         if len(self.options()) != 1:
             fields = "json, regex, grammar, json_object, structural_tag and choice"
-            raise ValueError(f"GuidedDecodingParams: exactly one of {fields} must be set, not {len(self.options())}")
+            raise ValueError(f"GuidedDecodingParams: exactly one of {fields} must be set (got {len(self.options())})")
 
     def options(self) -> dict[str, Any]:
         """The fields of sluice.v1.GuidedDecoding."""
