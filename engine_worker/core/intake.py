@@ -265,7 +265,7 @@ class Intake:
 
     def _full(self, spec: Submit) -> str | None:
         if not self.free_slots:
-            return f"the engine has reached its limit of {self._terms.max_requests} requests"
+            return f"the engine has reached its limit of {self._terms.max_requests} requests (max_requests)"
         if spec.tables and (size := self._live.tables.num_bytes_with(spec.tables.parts)) > MAX_LIVE_TABLE_BYTES:
             limit = f"the limit is {MAX_LIVE_TABLE_BYTES}"
             return f"prompt tables and images of live requests would have {size} bytes, {limit}"

@@ -131,7 +131,7 @@ def read_adapter(
 ) -> AdapterWeights:
     """`targets`: by path. Raises AdapterError."""
     if len(files.config) > MAX_CONFIG_BYTES:
-        raise AdapterError(f"{CONFIG} has {len(files.config)} bytes; at most {MAX_CONFIG_BYTES} are read")
+        raise AdapterError(f"{CONFIG} has {len(files.config)} bytes, at most {MAX_CONFIG_BYTES} are allowed")
     config = _Config.read(files.config)
     tensors = _tensors(files.weights, max_file_bytes(targets.values(), max_rank))
     pairs: dict[str, _Pair] = {}

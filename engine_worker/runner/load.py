@@ -285,7 +285,7 @@ def _make_graphs(
     except CaptureError as error:
         summary = f"none: the capture failed: {error}"
         warn("cuda_graphs_failed", summary)
-    loaded.warm_up(cache, "beside the KV cache (see kv_memory_fraction) and CUDA graphs")
+    loaded.warm_up(cache, "in addition to the KV cache (see kv_memory_fraction) and CUDA graphs")
     return graphs, summary
 
 

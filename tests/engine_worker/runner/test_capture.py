@@ -171,7 +171,7 @@ def test_warms_up_again_after_the_captures(loaded):
     runner, warnings, again = loaded(PagedTorch)
     assert runner.choices["cuda_graphs"] == "4 up to 5 and 4 up to 64 with context"
     assert warnings == []
-    assert again == ["beside the KV cache (see kv_memory_fraction) and CUDA graphs"]
+    assert again == ["in addition to the KV cache (see kv_memory_fraction) and CUDA graphs"]
 
 
 class Pair(Shard):
