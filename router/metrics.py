@@ -76,7 +76,7 @@ def _peers(ring: RingSide) -> Iterator[Metric]:
     text = "Requests that wait for another attempt: for peers, or for their own client to read."
     yield gauge(P + "requests_between_attempts", text, ring.dispatcher.between_attempts)
     yield counter(P + "frames_malformed", "Malformed frames dropped.", ring.inbox.malformed)
-    yield counter(P + "peers_refused", "Connections refused for want of an admitted key.", ring.inbox.refused)
+    yield counter(P + "peers_refused", "Connections refused because the peer has no admitted key.", ring.inbox.refused)
     yield counter(P + "frame_gaps", "Gaps in the frame numbers of a lane.", ring.inbox.gaps)
     text = "Rows of requests or attempts that are not on the ring any more."
     yield counter(P + "rows_late", text, ring.dispatcher.late_rows)

@@ -16,7 +16,7 @@ REAP_SECONDS = 1.0
 
 
 class Processes:
-    """The children are killed when the thread that started them ends, in whatever way this process ends."""
+    """The children are killed when the thread that started them ends, however this process ends."""
 
     def __init__(self, size: int, seconds: float, log_level: str) -> None:
         """`seconds`: see `ShmSender`. Raises OSError if a child cannot be started."""

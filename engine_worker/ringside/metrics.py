@@ -126,7 +126,7 @@ def ring(inbox: "Inbox[ToEngine]", mailbox: Mailbox, outbox: Outbox) -> Iterator
     dropped = mailbox.dropped
     yield counter(P + "messages_dropped", "Messages dropped without an answer, by reason.", dropped, ("reason",))
     yield counter(P + "frames_malformed", "Malformed frames dropped.", inbox.malformed)
-    yield counter(P + "peers_refused", "Connections refused for want of an admitted key.", inbox.refused)
+    yield counter(P + "peers_refused", "Connections refused because the peer has no admitted key.", inbox.refused)
     yield counter(P + "frame_gaps", "Gaps in the frame numbers of a lane.", inbox.gaps)
     yield counter(P + "rows_lost", "Rows dropped because a detokenizer did not accept them.", outbox.lost)
 

@@ -71,7 +71,7 @@ class Adapters:
         return None if entry is None else entry.adapter
 
     async def settle(self, adapter_id: str) -> None:
-        """If this router has just started, wait until it knows what the ring knows of this id. Raises RequestError."""
+        """If this router has just started, wait until engines have reported this id. Raises RequestError."""
         await self._learning.wait(
             adapter_id, lambda: self._registry.latest(adapter_id) is not None or self._is_without_adapters()
         )
