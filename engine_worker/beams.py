@@ -129,7 +129,7 @@ class BeamSearch:
 
     def _finish(self, path: Path, reason: FinishReason) -> None:
         self.finished.append(Hypothesis(path, self._score(path.total, self._length), reason))
-        # The sort is stable: of equal scores the earlier one comes first.
+        # The sort is stable: among equal scores the earlier one comes first.
         self.finished.sort(key=lambda hypothesis: -hypothesis.score)
 
     def _is_decided(self, best_total: float) -> bool:

@@ -178,7 +178,7 @@ class Journal:
                 return None
             if not 0 < behind <= len(self._changes):
                 return CacheChanges(0, last, list(self._findable), whole=True)
-            # Of several changes of a block the last one counts.
+            # Only the last change of each block counts.
             changed = dict(islice(self._changes, len(self._changes) - behind, None))
         stored = [block for block, findable in changed.items() if findable]
         removed = [block for block, findable in changed.items() if not findable]

@@ -1,4 +1,4 @@
-"""What the commands share: options of a generation, options for connecting to a server, one-line errors."""
+"""Shared parts of the commands: options of a generation, options for connecting to a server, one-line errors."""
 
 import inspect
 import sys

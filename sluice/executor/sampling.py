@@ -77,7 +77,7 @@ class SamplingParams:
     max_tokens: int | None = 32
     """None: as many as fit into the model's context."""
     min_tokens: int | None = None
-    """Fewest tokens per output."""
+    """Minimum number of tokens per output."""
     end_id: int | None = None
     """Token that ends the output in place of the model's EOS tokens; -1: none does."""
     ignore_eos: bool = False
