@@ -39,8 +39,8 @@ def call_request(
     if ranks is not None and not ranks:
         raise ValueError("ranks is empty, must name at least one rank, or be None for all ranks")
     # Checked here, because protobuf's error for a negative number names only its type.
-    if wrong := [rank for rank in ranks or () if rank < 0]:
-        raise ValueError(f"ranks must be at least 0 (got {wrong[0]})")
+    if negative := [rank for rank in ranks or () if rank < 0]:
+        raise ValueError(f"ranks must be at least 0 (got {negative[0]})")
     request = pb.CallEnginesRequest(
         method=method,
         args_json=json.dumps(list(args), allow_nan=False),
