@@ -68,7 +68,7 @@ def _peers(ring: RingSide) -> Iterator[Metric]:
     yield gauge(P + "peers_usable", "Of those, that take new work.", usable, ("kind",))
     text = "Models, by weights, configuration and dtype, that live engines serve; more than 1: mixed."
     yield gauge(P + "models", text, len(engines_by_model(ring.membership.engines.all)))
-    text = "Engines that take work, by the version that new requests are sent to (empty: any version)."
+    text = "Engines that accept work, by the version that new requests are sent to (empty: any version)."
     serving = {ring.serving.version: ring.serving.count(peer for peer in ring.membership.engines.all if peer.usable)}
     yield gauge(P + "serving_engines", text, serving, ("version",))
     unknown = {kind: peers.unknown for kind, peers in kinds.items()}

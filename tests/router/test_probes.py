@@ -47,16 +47,16 @@ async def test_a_router_is_ready_while_both_kinds_of_peers_accept_work(ring, sta
         ready_grace=0.0,
     )
     assert await ask(port, "/livez") == OK
-    assert await ask(port, "/readyz") == (503, "no engine and no detokenizer takes work\n")
+    assert await ask(port, "/readyz") == (503, "no engine and no detokenizer accepts work\n")
     engine = ring.add_engine("engine")
     await client.until(lambda: client.router.ring.membership.engines.usable)
-    assert await ask(port, "/readyz") == (503, "no detokenizer takes work\n")
+    assert await ask(port, "/readyz") == (503, "no detokenizer accepts work\n")
     ring.add_detokenizer("detok")
     await client.until_serving()
     assert await ask(port, "/readyz") == OK
     engine.beating = False
     await client.until(lambda: not client.router.ring.membership.engines.usable)
-    assert await ask(port, "/readyz") == (503, "no engine takes work\n")
+    assert await ask(port, "/readyz") == (503, "no engine accepts work\n")
     engine.beating = True
     await client.until_serving()
     await client.admin.Drain(admin_pb2.DrainRequest())
