@@ -137,7 +137,7 @@ class Forecast:
         return max(0, max_blocks - held)
 
     def growth_to_end(self, sequence: Sequence) -> int:
-        """As `growth`, for all tokens up to max_tokens."""
+        """Like `growth`, for all tokens up to max_tokens."""
         return self.growth(sequence, sequence.request.max_tokens)
 
     def blocks_to_end(self, sequence: Sequence) -> int:

@@ -148,7 +148,7 @@ def supports_adapters(checkpoint: Checkpoint) -> bool:
 
 
 def load_forward(checkpoint: Checkpoint, config: RunnerConfig, progress: Progress, shard: Shard) -> TorchForward:
-    """As `load_runner`, for ranks other than 0, which need no runner."""
+    """Like `load_runner`, for ranks other than 0, which need no runner."""
     return load(checkpoint, config, progress, shard, _ignore, _ignore)[0].forward
 
 
