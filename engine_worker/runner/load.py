@@ -128,7 +128,7 @@ def load_runner(
     if forward.adapters is not None:
         adapters = AdapterLibrary(config, library_plan(forward.adapters, config, forward.hidden_dtype))
         for folder, reason in adapters.prefetch():
-            warn("adapter_left_out", f"{folder}: {reason}")
+            warn("adapter_skipped", f"{folder}: {reason}")
     overlap = forward.device.type == "cuda" if config.overlap is None else config.overlap
     extensions = replace(extensions, adapters=adapters, images=images)
     runner = ModelRunner(forward, overlap, followers, kernels=kernels, drafter=drafter, extensions=extensions)

@@ -84,25 +84,25 @@ class ProgressBeacon:
         self.iterations = 0
         self._status_file = status_file
         self._clock = clock
-        self._ran_at = self._moved_at = clock()
+        self._ran_at = self._progressed_at = clock()
         self._file_touched_at = float("-inf")
 
     @property
-    def still(self) -> float:
+    def seconds_since_run(self) -> float:
         """Seconds since the loop last ran."""
         return self._clock() - self._ran_at
 
     @property
-    def stuck(self) -> float:
+    def seconds_since_progress(self) -> float:
         """Seconds since the loop last made progress, or had nothing to do."""
-        return self._clock() - self._moved_at
+        return self._clock() - self._progressed_at
 
-    def touch(self, moving: bool = True) -> None:
-        """Record an iteration of the loop. `moving`: it has made progress, or there was no work."""
+    def touch(self, progressed: bool = True) -> None:
+        """Record an iteration of the loop. `progressed`: it has made progress, or there was no work."""
         self.iterations += 1
         now = self._ran_at = self._clock()
-        if moving:
-            self._moved_at = now
+        if progressed:
+            self._progressed_at = now
         if self._status_file is not None and now - self._file_touched_at >= TOUCH_SECONDS:
             self._file_touched_at = now
             self._status_file.touch()

@@ -64,9 +64,9 @@ def test_in_a_long_step_a_service_is_not_ready_but_live_until_the_limit(clock, h
 def test_a_loop_that_turns_without_progress_is_not_ready(clock, health):
     for _ in range(31):
         clock.now += 1
-        health.beacon.touch(moving=False)
+        health.beacon.touch(progressed=False)
     assert health.dead() is None
-    assert health.not_ready() == "there is work, and nothing has moved for 31.0 s"
+    assert health.not_ready() == "there is work, but no progress for 31.0 s"
     health.beacon.touch()
     assert health.not_ready() is None
 
