@@ -111,7 +111,7 @@ def serve(
         service.handle(messages, arrived)
         service.tick()
         # A full read means a backlog. A backlog that persists makes the service unready.
-        beacon.touch(moving=len(messages) < MAX_MESSAGES)
+        beacon.touch(progressed=len(messages) < MAX_MESSAGES)
         if service.draining_since is not None and status.state == "ready":
             status = msgspec.structs.replace(status, state="draining")
             status_file.report(status)

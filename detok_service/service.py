@@ -32,7 +32,7 @@ PAUSE_SECONDS = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What heartbeats say about a detokenizer."""
+    """The constant part of a detokenizer's heartbeats."""
 
     name: str
     epoch: int

@@ -100,7 +100,7 @@ class BeamSearch:
             if reason is FinishReason.RUNNING and len(paths) < self.width:
                 children.append(Child(candidate.parent, candidate.token))
                 paths.append(self._extended(candidate, best))
-            # An end counts only among the first `width` candidates: the further ones only replace those that end.
+            # An end counts only among the first `width` candidates: later ones only replace candidates that end.
             elif reason is not FinishReason.RUNNING and place < self.width:
                 self._finish(self._extended(candidate, best), reason)
         del self.finished[self.width :]
@@ -129,7 +129,7 @@ class BeamSearch:
 
     def _finish(self, path: Path, reason: FinishReason) -> None:
         self.finished.append(Hypothesis(path, self._score(path.total, self._length), reason))
-        # The sort is stable: of equal scores the earlier one comes first.
+        # The sort is stable: among equal scores the earlier one comes first.
         self.finished.sort(key=lambda hypothesis: -hypothesis.score)
 
     def _is_decided(self, best_total: float) -> bool:

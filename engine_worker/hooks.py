@@ -36,7 +36,7 @@ class Responses(msgspec.Struct, frozen=True):
     """Requests that were scheduled for the first time, or ended before that. An Open precedes all rows of its request.
     """
     prompt_logprobs: list[PromptLogprobs] = []
-    """Those of a prompt precede the first row with tokens of their request."""
+    """The parts of a prompt precede the first row with tokens of their request."""
     tensors: list[TensorRows] = []
     """In order for each request, and without gaps for each tensor."""
     rows: list[TokenRow] = []

@@ -161,7 +161,7 @@ class RingSide:
         usable = {"engine": bool(members.engines.usable), "detokenizer": bool(members.detokenizers.usable)}
         missing = [f"no {kind}" for kind, is_usable in usable.items() if not is_usable]
         # If nothing is missing, the last peer has just joined, and the event loop is about to update the readiness.
-        return f"{' and '.join(missing)} takes work" if missing else None
+        return f"{' and '.join(missing)} accepts work" if missing else None
 
     def _on_peer_lost(self, peer: EnginePeer | DetokenizerPeer, why: str, gone: bool, died: bool) -> None:
         self.losses.on_peer_lost(peer, why, gone, died)

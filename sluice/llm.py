@@ -168,7 +168,7 @@ def _prompt(prompt: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     names = set(prompt) - {SALT}
     if len(names) != 1 or not names <= set(PROMPT_KEYS):
         keys = f"one of the keys {', '.join(PROMPT_KEYS)}, and may have {SALT}"
-        raise TypeError(f"a prompt must have {keys}, not {', '.join(prompt)}; images are an option of generate_async")
+        raise TypeError(f"a prompt must have {keys} (got {', '.join(prompt)}); images are an option of generate_async")
     (name,) = names
     content = {name: prompt[name]} if name == "prompt_embeds" else prompt[name]
     return content, {**options, SALT: prompt[SALT]} if SALT in prompt else options

@@ -137,7 +137,7 @@ def _sparse(row_starts: Tensor, columns: Tensor, width: int, dtype: torch.dtype)
 
 
 def silence_warning() -> None:
-    """Make torch give, and drop, its once-per-process warning that CSR tensors are in beta."""
+    """Trigger and suppress torch's once-per-process warning that CSR tensors are in beta."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         _sparse(torch.zeros(2, dtype=torch.int32), torch.zeros(0, dtype=torch.int32), 1, torch.float32)

@@ -55,15 +55,15 @@ class Shares(NamedTuple):
 
     split: Split
     sums: Tensor
-    """[rows, heads, most, head_dim] float32: sum of the values weighted by exp(score - top), not normalized."""
+    """[rows, heads, max_shares, head_dim] float32: sum of the values weighted by exp(score - top), not normalized."""
     tops: Tensor
-    """[rows, heads, most] float32: highest score of the share; -inf if it has no keys."""
+    """[rows, heads, max_shares] float32: highest score of the share; -inf if it has no keys."""
     totals: Tensor
-    """[rows, heads, most] float32: sum of the weights."""
+    """[rows, heads, max_shares] float32: sum of the weights."""
 
     @classmethod
     def of(cls, split: Split, query: Tensor, rows: int) -> "Shares":
-        shape = (rows, query.shape[1], split.most)
+        shape = (rows, query.shape[1], split.max_shares)
         sums, tops, totals = (
             query.new_empty(size, dtype=torch.float32) for size in ((*shape, query.shape[2]), shape, shape)
         )
@@ -111,10 +111,10 @@ def _locate(query_start, batch, place, GROUP: tl.constexpr, ROWS: tl.constexpr, 
     return tl.minimum(sequence, batch - 1), tile, sequence < batch
 
 
-@triton.jit(do_not_specialize=["table_stride", "skipped", "batch", "most", "busy", "window"])
+@triton.jit(do_not_specialize=["table_stride", "skipped", "batch", "max_shares", "min_shares", "window"])
 def _attend(
     query, keys, values, out, sums, tops, totals, tables, query_start, lengths, scale, query_stride, table_stride,
-    skipped, batch, most, busy, window,
+    skipped, batch, max_shares, min_shares, window,
     GROUP: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, DIMS: tl.constexpr, PAGE: tl.constexpr,
     ROWS: tl.constexpr, KEYS: tl.constexpr, LONG: tl.constexpr, SPLIT: tl.constexpr, WINDOWED: tl.constexpr,
     GENERATION: tl.constexpr, WIDTH: tl.constexpr,
@@ -122,18 +122,18 @@ def _attend(
     """Attends ROWS query rows of one KV head to one share of a sequence's keys. Writes the output, or partial results
     for `_combine` if SPLIT.
 
-    Grid: (tiles of query rows, KV heads * most, sequences from `skipped` on). If WIDTH is not 0, there is no third
-    dimension, and the first counts the tiles of all sequences: the numbers of tokens were not known on the host when
-    the graph was captured.
+    Grid: (tiles of query rows, KV heads * max_shares, sequences from `skipped` on). If WIDTH is not 0, there is no
+    third dimension, and the first counts the tiles of all sequences: the numbers of tokens were not known on the host
+    when the graph was captured.
 
     GENERATION: compute only generation rows; otherwise only the other sequences (the host passes only these, or
     `_locate` skips generation rows). DIMS: head_dim rounded up to a power of two. PAGE: tokens per block. KEYS: keys
-    per iteration. `most` and `busy`: see `Split`.
+    per iteration. `max_shares` and `min_shares`: see `Split`.
     """
     tile, sequence, active = tl.program_id(0), skipped + tl.program_id(2), True
     if WIDTH > 0:
         sequence, tile, active = _locate(query_start, batch, tile, GROUP, ROWS, WIDTH)
-    head, split = tl.program_id(1) // most, tl.program_id(1) % most
+    head, split = tl.program_id(1) // max_shares, tl.program_id(1) % max_shares
     begin = tl.load(query_start + sequence)
     count = tl.load(query_start + sequence + 1) - begin
     past = tl.load(lengths + sequence) - count
@@ -160,7 +160,7 @@ def _attend(
         if WINDOWED:
             first = tl.maximum(0, past + tile * ROWS // GROUP - window + 1)
         tiles = tl.cdiv(end - first, KEYS)
-        share = tl.maximum(tl.cdiv(tiles, most), tl.minimum(tl.cdiv(tiles, busy), LONG // KEYS)) * KEYS
+        share = tl.maximum(tl.cdiv(tiles, max_shares), tl.minimum(tl.cdiv(tiles, min_shares), LONG // KEYS)) * KEYS
         low = first + split * share
         high = tl.minimum(end, low + share)
 
@@ -194,7 +194,7 @@ def _attend(
         target = (begin + token).to(tl.int64) * (GROUP * KV_HEADS) + query_head
         if SPLIT:
             # A share without keys writes no sums: _combine does not read them.
-            target = target * most + split
+            target = target * max_shares + split
             tl.store(tops + target, top, mask=live)
             tl.store(totals + target, total, mask=live)
             tl.store(sums + target[:, None] * HEAD_DIM + at[None, :], weighted, mask=inside & (low < high))
@@ -203,29 +203,31 @@ def _attend(
             tl.store(out + target[:, None] * HEAD_DIM + at[None, :], mean.to(out.dtype.element_ty), mask=inside)
 
 
-@triton.jit(do_not_specialize=["most"])
+@triton.jit(do_not_specialize=["max_shares"])
 def _combine(
-    sums, tops, totals, out, query_start, most,
+    sums, tops, totals, out, query_start, max_shares,
     HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, DIMS: tl.constexpr, SPLITS: tl.constexpr, CHUNK: tl.constexpr,
     CHECKED: tl.constexpr,
 ):  # fmt: skip
     """Merges the shares of one generation row and query head. Grid: (rows * HEADS,). CHECKED: the rows may include
-    sequences that are not generation rows, whose output must not be overwritten. SPLITS: at least `most`, a power of
-    two."""
+    sequences that are not generation rows, whose output must not be overwritten. SPLITS: at least `max_shares`, a
+    power of two."""
     pair = tl.program_id(0).to(tl.int64)
     split, at = tl.arange(0, SPLITS), tl.arange(0, DIMS)
     inside = at < HEAD_DIM
-    top = tl.load(tops + pair * most + split, mask=split < most, other=float("-inf"))
+    top = tl.load(tops + pair * max_shares + split, mask=split < max_shares, other=float("-inf"))
     highest = tl.max(top, 0)
     base = tl.where(highest == float("-inf"), 0.0, highest)
-    total = tl.sum(tl.load(totals + pair * most + split, mask=split < most, other=0.0) * tl.exp(top - base), 0)
+    total = tl.sum(
+        tl.load(totals + pair * max_shares + split, mask=split < max_shares, other=0.0) * tl.exp(top - base), 0
+    )
     weighted = tl.zeros([DIMS], tl.float32)
-    for start in range(0, most, CHUNK):
+    for start in range(0, max_shares, CHUNK):
         part = start + tl.arange(0, CHUNK)
-        weights = tl.exp(tl.load(tops + pair * most + part, mask=part < most, other=float("-inf")) - base)
+        weights = tl.exp(tl.load(tops + pair * max_shares + part, mask=part < max_shares, other=float("-inf")) - base)
         # A share without keys has weight 0 and has written no sums.
         written = (weights > 0.0)[:, None] & inside[None, :]
-        partial = tl.load(sums + (pair * most + part)[:, None] * HEAD_DIM + at[None, :], mask=written, other=0.0)
+        partial = tl.load(sums + (pair * max_shares + part)[:, None] * HEAD_DIM + at[None, :], mask=written, other=0.0)
         weighted += tl.sum(partial * weights[:, None], 0)
     mean = weighted / tl.where(total == 0.0, 1.0, total)
     if CHECKED:
@@ -276,7 +278,7 @@ def _launch(
     keys = _keys_per_round(query) if longest == 1 or not _is_roomy(query.device) else min(128, _vectors_per_tile(query))
     split, *partial_results = shares or (UNSPLIT, out, out, out)
     rows_of_query = _rows(query)
-    grid = triton.cdiv(longest * group, rows), kv_heads * split.most, len(sequences)
+    grid = triton.cdiv(longest * group, rows), kv_heads * split.max_shares, len(sequences)
     flat = inputs.captured_context and longest > 1
     if flat:
         # Each sequence may end with a partly filled tile: at most len(sequences) tiles more than the query rows fill.
@@ -284,7 +286,7 @@ def _launch(
     _attend[grid](
         rows_of_query, cache.keys, cache.values, out, *partial_results, inputs.block_tables, inputs.query_start,
         inputs.context_lengths, scale, rows_of_query.stride(0), inputs.block_tables.stride(0),
-        sequences.start, len(sequences), split.most, split.busy, window or 0,
+        sequences.start, len(sequences), split.max_shares, split.min_shares, window or 0,
         GROUP=group, KV_HEADS=kv_heads, HEAD_DIM=head_dim, DIMS=_dims(head_dim), PAGE=page,
         ROWS=rows, KEYS=keys, LONG=LONG, SPLIT=shares is not None, WINDOWED=window is not None,
         GENERATION=longest == 1, WIDTH=CAPTURED_ROWS if flat else 0,
@@ -293,9 +295,9 @@ def _launch(
 
 
 def _launch_combine(shares: Shares, out: Tensor, inputs: AttentionInputs) -> None:
-    rows, num_heads, most, head_dim = shares.sums.shape
+    rows, num_heads, max_shares, head_dim = shares.sums.shape
     _combine[(rows * num_heads,)](
-        shares.sums, shares.tops, shares.totals, out, inputs.query_start, most,
+        shares.sums, shares.tops, shares.totals, out, inputs.query_start, max_shares,
         HEADS=num_heads, HEAD_DIM=head_dim, DIMS=_dims(head_dim), SPLITS=SPLITS, CHUNK=CHUNK,
         CHECKED=inputs.captured_context,
     )  # fmt: skip

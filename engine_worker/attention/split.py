@@ -19,11 +19,11 @@ since each share also launches a program, without keys, for every short context 
 
 
 class Split(NamedTuple):
-    """A sequence's keys are split into `busy` shares, or into more, at most `most`, if the shares would otherwise be
-    longer than LONG."""
+    """A sequence's keys are split into `min_shares` shares, or into more, up to `max_shares`, if the shares would
+    otherwise be longer than LONG."""
 
-    most: int
-    busy: int
+    max_shares: int
+    min_shares: int
 
 
 UNSPLIT = Split(1, 1)
@@ -33,6 +33,6 @@ def plan_split(programs: int, max_context: int, keys: int, cores: int) -> Split:
     """programs: number of programs without splitting; max_context: tokens of the longest context; keys: number of keys
     that a program reads per loop iteration; cores: multiprocessors of the GPU."""
     # A share is at least the keys of one loop iteration.
-    busy = max(1, min(SPLITS, ROUNDS * cores // programs, -(-max_context // keys)))
-    most = max(busy, min(LONG_SPLITS, -(-max_context // LONG)))
-    return UNSPLIT if most == 1 else Split(most, busy)
+    min_shares = max(1, min(SPLITS, ROUNDS * cores // programs, -(-max_context // keys)))
+    max_shares = max(min_shares, min(LONG_SPLITS, -(-max_context // LONG)))
+    return UNSPLIT if max_shares == 1 else Split(max_shares, min_shares)

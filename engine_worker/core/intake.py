@@ -236,7 +236,7 @@ class Intake:
         if full is not None:
             return Fault(ErrorCode.OVERLOADED.name, full)
         if not 1 <= spec.n <= MAX_SEQUENCES:
-            return Fault(ErrorCode.INVALID_ARGUMENT.name, f"n must be from 1 to {MAX_SEQUENCES}, got {spec.n}")
+            return Fault(ErrorCode.INVALID_ARGUMENT.name, f"n must be from 1 to {MAX_SEQUENCES} (got {spec.n})")
         if not spec.prompt or spec.stopping.max_tokens < 1:
             return Fault(ErrorCode.INVALID_ARGUMENT.name, "prompt must not be empty and max_tokens must be at least 1")
         last = terms.vocab_size + spec.tables.num_rows - 1
@@ -265,7 +265,7 @@ class Intake:
 
     def _full(self, spec: Submit) -> str | None:
         if not self.free_slots:
-            return f"the engine has reached its limit of {self._terms.max_requests} requests"
+            return f"the engine has reached its limit of {self._terms.max_requests} requests (max_requests)"
         if spec.tables and (size := self._live.tables.num_bytes_with(spec.tables.parts)) > MAX_LIVE_TABLE_BYTES:
             limit = f"the limit is {MAX_LIVE_TABLE_BYTES}"
             return f"prompt tables and images of live requests would have {size} bytes, {limit}"

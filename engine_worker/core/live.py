@@ -131,7 +131,7 @@ class LiveRequests:
     def extend(
         self, sequence: Sequence, drawn: abc.Sequence[Drawn], accepted: int, reason: FinishReason, now: float
     ) -> None:
-        """As `append`, for several tokens, which are already in the sequence. `accepted`: how many of them were draft
+        """Like `append`, for several tokens, which are already in the sequence. `accepted`: how many of them were draft
         tokens. `reason`: why the last token ends the sequence, or RUNNING."""
         if sequence.first_token_at is None:
             sequence.first_token_at = now

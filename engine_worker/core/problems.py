@@ -10,9 +10,9 @@ from sluice.ring.wire import Submit
 def rows_problem(spec: Submit) -> str | None:
     for index, rows in spec.tensors.output_rows.items():
         if rows > len(spec.resume.get(index, ())):
-            return f"tensors must have at most as many rows as resume has tokens, got {rows} for sequence {index}"
+            return f"tensors must have at most as many rows as resume has tokens (got {rows} for sequence {index})"
     if spec.tensors.context_rows > len(spec.prompt):
-        return f"tensors must have at most {len(spec.prompt)} rows of the prompt, got {spec.tensors.context_rows}"
+        return f"tensors must have at most {len(spec.prompt)} rows of the prompt (got {spec.tensors.context_rows})"
     return None
 
 
@@ -26,7 +26,7 @@ def tables_problem(spec: Submit, hidden_size: int, image_rows: int, known: Share
     if problem is not None:
         return problem
     if tables.extra_ids and len(tables.extra_ids) != len(spec.prompt):
-        return f"extra_ids must be one per prompt token ({len(spec.prompt)}), got {len(tables.extra_ids)}"
+        return f"extra_ids must have {len(spec.prompt)} ids, one per prompt token (got {len(tables.extra_ids)})"
     if spec.prompt_logprobs is not None:
         return "prompt_logprobs cannot be combined with tables or images: virtual tokens have no probability"
     return None
@@ -37,7 +37,7 @@ def _table_problem(given: PromptTables, hidden_size: int, known: SharedTables[Ta
         return "this engine does not support prompt tables or embeddings with this model"
     for i, table in enumerate(given.tables):
         if table.hidden_size != hidden_size:
-            return f"table {i} must have rows of {hidden_size}, the model's hidden size, got {table.hidden_size}"
+            return f"table {i} must have rows of the model's hidden size, {hidden_size} (got {table.hidden_size})"
         if not known.knows(table) and not table.intact:
             return f"table {i} does not match its digest"
     return None
@@ -49,7 +49,7 @@ def _image_problem(given: PromptTables, image_rows: int, known: SharedTables[Tab
     for i, image in enumerate(given.images):
         # The rows of a grid depend on the size of the picture, which is checked when they are computed.
         if not image.columns and image.rows != image_rows:
-            return f"image {i} must have {image_rows} rows, got {image.rows}"
+            return f"image {i} must have {image_rows} rows (got {image.rows})"
         if not known.knows(image) and not image.intact:
             return f"image {i} does not match its digest"
     return None
@@ -59,7 +59,7 @@ def resume_problem(spec: Submit, vocab_size: int) -> str | None:
     for name, indexes in (("resume", spec.resume), ("ended", spec.ended)):
         unknown = [index for index in indexes if not 0 <= index < spec.n]
         if unknown:
-            return f"{name} must name sequences from 0 to {spec.n - 1}, got {unknown[0]}"
+            return f"{name} must name sequences from 0 to {spec.n - 1} (got {unknown[0]})"
     if not remaining(spec):
         return f"ended must not name all of the {spec.n} sequences"
     if spec.prompt_logprobs is not None and any(spec.resume.values()):
@@ -67,8 +67,8 @@ def resume_problem(spec: Submit, vocab_size: int) -> str | None:
     max_tokens = spec.stopping.max_tokens
     for index, tokens in spec.resume.items():
         if len(tokens) > max_tokens:
-            return f"resume must have at most max_tokens ({max_tokens}) tokens, got {len(tokens)} for sequence {index}"
+            return f"resume must have at most {max_tokens} (max_tokens) tokens (got {len(tokens)} for sequence {index})"
         invalid = [token for token in tokens if not 0 <= token < vocab_size]
         if invalid:
-            return f"resume token ids must be from 0 to {vocab_size - 1}, got {invalid[0]} in sequence {index}"
+            return f"resume token ids must be from 0 to {vocab_size - 1} (got {invalid[0]} in sequence {index})"
     return None

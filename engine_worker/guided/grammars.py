@@ -71,7 +71,7 @@ def _grammar(text: str) -> str:
 def _schema(text: str) -> str:
     schema = json.loads(text)
     if not isinstance(schema, dict):
-        raise ValueError(f"must be a JSON object, got {type(schema).__name__}")
+        raise ValueError(f"must be a JSON object, not {type(schema).__name__}")
     return _lark(f"start: %json {json.dumps(_bounded(schema))}")
 
 

@@ -171,7 +171,7 @@ class GuideProcesses:
             return self._current_template(lost)
 
     def template_if_ready(self, lost: TemplateLink | None = None) -> TemplateLink | None:
-        """As `template`, but None until the process is ready. Never waits. Raises GuidesLostError."""
+        """Like `template`, but None until the process is ready. Never waits. Raises GuidesLostError."""
         if not self._lock.acquire(blocking=False):
             return None
         try:

@@ -110,13 +110,13 @@ class Template:
         return max(0.01, min(deadlines) - time.monotonic()) if deadlines else None
 
     def _begin(self, request: StartTrial) -> None:
-        ours, theirs = os.pipe()
-        pid = self._fork(lambda: self._try(request, theirs), keep=(theirs,))
-        os.close(theirs)
+        reader, writer = os.pipe()
+        pid = self._fork(lambda: self._try(request, writer), keep=(writer,))
+        os.close(writer)
         patience = max(TRIAL_PATIENCE, TRIAL_PATIENCE * self._budgets.compile_seconds)
-        trial = Trial(request.key, pid, ours, time.monotonic() + patience)
-        self._trials[ours] = trial
-        self._selector.register(ours, selectors.EVENT_READ)
+        trial = Trial(request.key, pid, reader, time.monotonic() + patience)
+        self._trials[reader] = trial
+        self._selector.register(reader, selectors.EVENT_READ)
 
     def _end(self, trial: Trial) -> None:
         self._selector.unregister(trial.fileno())

@@ -124,9 +124,9 @@ class Forecast:
         """Additional blocks for `tokens` more tokens, up to max_tokens: in addition to those that the sequence has or
         would be allocated now."""
         geometry = self._geometry
-        most = geometry.max_blocks(min(sequence.num_tokens + tokens, sequence.request.max_tokens))
+        max_blocks = geometry.max_blocks(min(sequence.num_tokens + tokens, sequence.request.max_tokens))
         if not geometry.bounded:
-            return most - geometry.blocks_for(sequence.num_tokens)
+            return max_blocks - geometry.blocks_for(sequence.num_tokens)
         if sequence.blocks:
             # Without the blocks from the cache: when it releases them, others may still hold them.
             first, num_computed = max(sequence.first_block, sequence.num_found), sequence.num_computed
@@ -134,10 +134,10 @@ class Forecast:
             prefix = self._find(sequence)
             first, num_computed = prefix.first_block, prefix.num_computed
         held = max(len(sequence.blocks), geometry.table_length(num_computed, sequence.num_tokens)) - first
-        return max(0, most - held)
+        return max(0, max_blocks - held)
 
     def growth_to_end(self, sequence: Sequence) -> int:
-        """As `growth`, for all tokens up to max_tokens."""
+        """Like `growth`, for all tokens up to max_tokens."""
         return self.growth(sequence, sequence.request.max_tokens)
 
     def blocks_to_end(self, sequence: Sequence) -> int:

@@ -13,7 +13,7 @@ from engine_worker.sequence import Content
 from engine_worker.step import Move, MoveKind
 from sluice.ring.cache_events import Tier
 from sluice.ring.hashing import short_hash
-from sluice.ring.heartbeats import CacheNews
+from sluice.ring.heartbeats import CacheChanges
 
 
 class Tiers:
@@ -170,19 +170,19 @@ class Journal:
             self._changes.clear()
             self._last += 1
 
-    def since(self, known: int) -> CacheNews | None:
+    def since(self, known: int) -> CacheChanges | None:
         """The changes after number `known`, or the full state if they are no longer kept; None if there are none."""
         with self._lock:
             last, behind = self._last, self._last - known
             if not behind:
                 return None
             if not 0 < behind <= len(self._changes):
-                return CacheNews(0, last, list(self._findable), whole=True)
-            # Of several changes of a block the last one counts.
+                return CacheChanges(0, last, list(self._findable), whole=True)
+            # Only the last change of each block counts.
             changed = dict(islice(self._changes, len(self._changes) - behind, None))
         stored = [block for block, findable in changed.items() if findable]
         removed = [block for block, findable in changed.items() if not findable]
-        return CacheNews(known, last, stored, removed)
+        return CacheChanges(known, last, stored, removed)
 
     def _record(self, block: int, findable: bool) -> None:
         with self._lock:

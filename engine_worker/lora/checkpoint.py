@@ -131,7 +131,7 @@ def read_adapter(
 ) -> AdapterWeights:
     """`targets`: by path. Raises AdapterError."""
     if len(files.config) > MAX_CONFIG_BYTES:
-        raise AdapterError(f"{CONFIG} has {len(files.config)} bytes; at most {MAX_CONFIG_BYTES} are read")
+        raise AdapterError(f"{CONFIG} has {len(files.config)} bytes, at most {MAX_CONFIG_BYTES} are allowed")
     config = _Config.read(files.config)
     tensors = _tensors(files.weights, max_file_bytes(targets.values(), max_rank))
     pairs: dict[str, _Pair] = {}
@@ -183,12 +183,12 @@ class _Config(NamedTuple):
         except INVALID_JSON as error:
             raise AdapterError(f"{CONFIG} is not a JSON object: {error}") from error
         if raw.get("peft_type") != "LORA":
-            raise AdapterError(f"{CONFIG}: peft_type must be LORA, not {_shown(raw.get('peft_type'))}")
+            raise AdapterError(f"{CONFIG}: peft_type must be LORA (got {_shown(raw.get('peft_type'))})")
         for name, value in raw.items():
             if name not in WITHOUT_EFFECT and name not in READ and value not in (None, False, [], {}, ""):
                 raise AdapterError(f"{CONFIG}: {_shown(name)} = {_shown(value)} is not supported")
         if raw.get("bias", "none") != "none":
-            raise AdapterError(f"{CONFIG}: bias must be none, not {_shown(raw['bias'])}")
+            raise AdapterError(f"{CONFIG}: bias must be none (got {_shown(raw['bias'])})")
         init = raw.get("init_lora_weights")
         if init is not None and str(init).lower() not in NEUTRAL_INITS:
             raise AdapterError(
@@ -233,20 +233,20 @@ def _pattern(raw: Mapping[str, Any], option: str) -> dict[str, Any]:
     pattern = raw.get(option) or {}
     if not isinstance(pattern, dict) or len(pattern) > MAX_PATTERN:
         raise AdapterError(
-            f"{CONFIG}: {option} must be an object of at most {MAX_PATTERN} modules, not {_shown(pattern)}"
+            f"{CONFIG}: {option} must be an object of at most {MAX_PATTERN} modules (got {_shown(pattern)})"
         )
     return pattern
 
 
 def _rank(value: Any) -> int:
     if type(value) is not int or value < 1:
-        raise AdapterError(f"{CONFIG}: a rank must be a positive integer, not {_shown(value)}")
+        raise AdapterError(f"{CONFIG}: a rank must be a positive integer (got {_shown(value)})")
     return value
 
 
 def _alpha(value: Any) -> float:
     if type(value) not in (int, float) or abs(value) > 1e9 or not isfinite(value):
-        raise AdapterError(f"{CONFIG}: lora_alpha must be a number up to 1e9, not {_shown(value)}")
+        raise AdapterError(f"{CONFIG}: lora_alpha must be a number up to 1e9 (got {_shown(value)})")
     return float(value)
 
 

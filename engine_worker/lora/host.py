@@ -11,7 +11,7 @@ class HostAdapters:
         self.num_bytes = num_bytes
         self.used = 0
         self.evictions = 0
-        """Since the start: adapters dropped to make room for others."""
+        """Adapters dropped since the start to make room for others."""
         self._adapters: OrderedDict[str, AdapterWeights] = OrderedDict()
         self._users: Counter[str] = Counter()
         """Number of live requests by version, even if its weights are not here yet."""

@@ -56,7 +56,7 @@ class Loading:
         return self.done
 
     def withdraw(self) -> None:
-        """The load goes on, for the next request."""
+        """No effect: the load continues, for the next request."""
 
     def end(self, fault: Fault | None = None) -> None:
         self.done, self.fault, self.future, self._read = True, fault, None, None

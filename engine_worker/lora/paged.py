@@ -15,7 +15,7 @@ BLOCK = 16
 """Rows in a block, which all have the same adapter and are computed together: the smallest number for Triton's dot."""
 NO_PAGE = -1
 PADDING = -1
-"""In place of a token's index."""
+"""Marks a padding row, in place of a token's index."""
 
 
 class StepPages(NamedTuple):

@@ -35,7 +35,7 @@ class AdapterPages:
         self.available = host.num_pages
         """Pages that are free or belong to adapters without holders."""
         self.evictions = 0
-        """Since the start."""
+        """Adapters evicted since the start."""
         self.host = host
         self._free = list(range(host.num_pages))
         self._placed: OrderedDict[str, _Placed] = OrderedDict()

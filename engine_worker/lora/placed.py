@@ -8,7 +8,7 @@ from engine_worker.layers.adapters import Target
 from engine_worker.layers.shard import Cut, Span
 
 NO_ADAPTER = 0
-"""In place of an adapter's number."""
+"""Stands for no adapter, in place of an adapter's number."""
 
 
 class PlacedModule(NamedTuple):

@@ -91,7 +91,7 @@ def qwen_windows(raw: Mapping[str, Any], num_layers: int) -> Windows:
     if raw.get("layer_types") is None:
         first = raw.get("max_window_layers", DEFAULT_MAX_WINDOW_LAYERS)
         if not isinstance(first, int):
-            raise CheckpointError(f"config.json: max_window_layers must be an integer, not {first!r}")
+            raise CheckpointError(f"config.json: max_window_layers must be an integer (got {first!r})")
         return tuple(window if layer >= first else None for layer in range(num_layers))
     _check_types(raw, num_layers, *((FULL,) if window is None else (FULL, SLIDING)))
     return tuple(window if kind == SLIDING else None for kind in raw["layer_types"])
@@ -164,7 +164,7 @@ def size(raw: Mapping[str, Any], name: str, default: int | None = None) -> int:
     value = raw.get(name)
     value = default if value is None else value
     if not isinstance(value, int) or value < 1:
-        raise CheckpointError(f"config.json: {name} must be a positive integer, not {value!r}")
+        raise CheckpointError(f"config.json: {name} must be a positive integer (got {value!r})")
     return value
 
 
@@ -201,14 +201,14 @@ def _with_sections(raw: Mapping[str, Any], rope: Rope, head_dim: int) -> Rope:
         case [int(time), int(line), int(column)] if min(sections) >= 0 and sum(sections) == head_dim // 2:
             return replace(rope, sections=(time, line, column))
     raise CheckpointError(
-        f"config.json: mrope_section must be three numbers whose sum is {head_dim // 2}, not {sections!r}"
+        f"config.json: mrope_section must be three numbers whose sum is {head_dim // 2} (got {sections!r})"
     )
 
 
 def _window(raw: Mapping[str, Any]) -> int | None:
     window = raw.get("sliding_window", DEFAULT_WINDOW)
     if window is not None and (not isinstance(window, int) or window < 1):
-        raise CheckpointError(f"config.json: sliding_window must be a positive integer or null, not {window!r}")
+        raise CheckpointError(f"config.json: sliding_window must be a positive integer or null (got {window!r})")
     return window
 
 

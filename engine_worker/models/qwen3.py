@@ -70,7 +70,7 @@ def _read_experts(raw: Mapping[str, Any], hidden_size: int) -> ExpertShape:
         )
     for name, value in (("hidden_size", hidden_size), ("moe_intermediate_size", shape.intermediate_size)):
         if value % ALIGNED:
-            raise CheckpointError(f"config.json: {name} must be a multiple of {ALIGNED}, not {value}")
+            raise CheckpointError(f"config.json: {name} must be a multiple of {ALIGNED} (got {value})")
     return shape
 
 
@@ -78,5 +78,5 @@ def _read_sparse(raw: Mapping[str, Any], num_layers: int) -> tuple[bool, ...]:
     step = size(raw, "decoder_sparse_step", 1)
     dense = raw.get("mlp_only_layers") or []
     if not isinstance(dense, list):
-        raise CheckpointError(f"config.json: mlp_only_layers must be a list of layers, not {dense!r}")
+        raise CheckpointError(f"config.json: mlp_only_layers must be a list of layers (got {dense!r})")
     return tuple(layer not in dense and (layer + 1) % step == 0 for layer in range(num_layers))

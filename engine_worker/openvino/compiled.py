@@ -56,7 +56,7 @@ class Head:
 
 
 def has_bfloat16() -> bool:
-    """Whether this CPU computes bfloat16 in hardware; without, bfloat16 is slower than float32."""
+    """Whether this CPU computes bfloat16 in hardware. Otherwise bfloat16 is slower than float32."""
     return "BF16" in _core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
 
 

@@ -16,7 +16,7 @@ REAP_SECONDS = 1.0
 
 
 class Processes:
-    """The children are killed when the thread that started them ends, in whatever way this process ends."""
+    """The children are killed when the thread that started them ends, however this process ends."""
 
     def __init__(self, size: int, seconds: float, log_level: str) -> None:
         """`seconds`: see `ShmSender`. Raises OSError if a child cannot be started."""
@@ -37,10 +37,10 @@ class Processes:
             os.environ[name] = environment[name]
         try:
             for rank in range(1, size):
-                ours, theirs = socket.socketpair()
-                wakeups.append(Wakeup(ours))
-                with theirs:
-                    arguments = map(str, (rank, size, descriptor, theirs.fileno(), log_level))
+                parent_end, child_end = socket.socketpair()
+                wakeups.append(Wakeup(parent_end))
+                with child_end:
+                    arguments = map(str, (rank, size, descriptor, child_end.fileno(), log_level))
                     self._children.append(
                         subprocess.Popen(
                             [sys.executable, "-P", "-m", "engine_worker.parallel.follower", *arguments],
@@ -48,7 +48,7 @@ class Processes:
                             env=environment,
                             # Ctrl-C in the terminal reaches only this process, which then ends the children.
                             process_group=0,
-                            pass_fds=(descriptor, theirs.fileno()),
+                            pass_fds=(descriptor, child_end.fileno()),
                         )
                     )
             self.sender = ShmSender(SharedMemory(descriptor, size - 1), wakeups, seconds)

@@ -1,8 +1,8 @@
 """Commands through shared memory, for ranks on one machine: a ring buffer with one writer and several readers.
 
-The memory has no name. Readers inherit its file descriptor, so it is freed in whatever way the processes end. A cursor
-counts bytes from the start and never wraps: the number of unread bytes is the writer's cursor minus the reader's. A
-command is its header and its bytes; a command that is longer than the ring passes through it in pieces.
+The memory has no name. Readers inherit its file descriptor, so it is freed however the processes end. A cursor counts
+bytes from the start and never wraps: the number of unread bytes is the writer's cursor minus the reader's. A command is
+its header and its bytes; a command that is longer than the ring passes through it in pieces.
 
 A cursor is an aligned 8-byte word, which a 64-bit machine reads and writes atomically. Between a cursor and the bytes
 that it publishes both sides need a fence, since some CPUs, such as ARM, may reorder the accesses. A byte over a socket

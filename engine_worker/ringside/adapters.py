@@ -13,9 +13,9 @@ from engine_worker.core.intake import NO_ADAPTERS
 from engine_worker.protocol import AdapterLibrary, Loading
 from sluice.ring.adapter_registry import AdapterRegistry, merge_all
 from sluice.ring.adapters import (
+    AdapterChanges,
     AdapterEntries,
     AdapterLoaded,
-    AdapterNews,
     AdapterPart,
     LoadAdapter,
 )
@@ -49,7 +49,7 @@ class _Upload:
 
 
 class Adapters:
-    """To be used in the engine's thread, except `news`, which any thread may call."""
+    """To be used in the engine's thread, except `changes_since`, which any thread may call."""
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class Adapters:
         """Whether routers wait for answers."""
         return bool(self._loading or self._offered)
 
-    def news(self, known: int) -> AdapterNews | None:
+    def changes_since(self, known: int) -> AdapterChanges | None:
         """See `AdapterRegistry.since`."""
         with self._lock:
             return self._registry.since(known)

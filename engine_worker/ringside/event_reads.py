@@ -7,7 +7,7 @@ from engine_worker.kvcache.events import EventLog
 from sluice.ring.cache_events import CacheEvents, ReadCacheEvents
 
 MAX_READS = 256
-"""Requests that may wait for the next heartbeat. A reader that gets no answer asks again."""
+"""Requests that may wait for the next heartbeat. A reader that receives no answer repeats its request."""
 
 
 class EventReads:

@@ -17,10 +17,10 @@ import zmq
 from structlog.stdlib import BoundLogger
 
 from engine_worker.ringside.stats_log import Cursor, StatsLog
-from sluice.ring.adapters import AdapterLoaded, AdapterNews
+from sluice.ring.adapters import AdapterChanges, AdapterLoaded
 from sluice.ring.cache_events import CacheEvents
 from sluice.ring.calls import CallAnswer
-from sluice.ring.heartbeats import CacheNews, EngineHeartbeat, Epochs, Hello
+from sluice.ring.heartbeats import CacheChanges, EngineHeartbeat, Epochs, Hello
 from sluice.ring.host_names import HostNames
 from sluice.ring.keys import PLAIN, Security
 from sluice.ring.lane import Lane, has_ended
@@ -28,7 +28,7 @@ from sluice.ring.prompt_adapters import PromptAdapterRead
 from sluice.ring.timing import HEARTBEAT_SECONDS, ROUTER_SILENCE_SECONDS
 
 Answer = CallAnswer | AdapterLoaded | PromptAdapterRead
-Changes = Callable[[int], AdapterNews | None]
+Changes = Callable[[int], AdapterChanges | None]
 """Number of the last change that a router knows -> later changes of adapters; see `AdapterRegistry.since`."""
 
 CONNECT_SECONDS = 0.05
@@ -119,7 +119,7 @@ class Heartbeats(threading.Thread):
         routers: RouterTable,
         heartbeat: Callable[[], EngineHeartbeat],
         stats_log: StatsLog,
-        cache_changes: Callable[[int], CacheNews | None],
+        cache_changes: Callable[[int], CacheChanges | None],
         take_events: Callable[[], Iterable[tuple[str, CacheEvents]]],
         log: BoundLogger,
         security: Security = PLAIN,
@@ -129,7 +129,7 @@ class Heartbeats(threading.Thread):
         """cache_changes: see `Journal.since`. take_events: see `EventReads.take`. All callables are called in this
         thread."""
         super().__init__(name="heartbeats", daemon=True)
-        self.alone = False
+        self.routers_ended = False
         """Whether, at the latest heartbeat, the processes of all routers that said hello had ended. Other threads read
         it."""
         self._context = context
@@ -211,7 +211,7 @@ class Heartbeats(threading.Thread):
                 self._log.debug("heartbeat_skipped", router=address)
         # has_ended must be called for each lane at each heartbeat.
         ended = sum(map(has_ended, self._lanes.values()))
-        self.alone = ended == len(self._lanes)
+        self.routers_ended = ended == len(self._lanes)
         return len(self._lanes) > lanes_before
 
     def _send_answers(self) -> bool:

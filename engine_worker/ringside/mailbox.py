@@ -164,7 +164,9 @@ class Mailbox:
         if not self._outbox.reaches(spec.detokenizer):
             message = f"the engine has no file descriptor left to connect to {spec.detokenizer}"
             return Fault(ErrorCode.OVERLOADED.name, message)
-        return None if room else Fault(ErrorCode.OVERLOADED.name, "the engine is at its limit of requests")
+        if not room:
+            return Fault(ErrorCode.OVERLOADED.name, "the engine has reached its limit of requests (max_requests)")
+        return None
 
     def _refuse(self, spec: Submit, fault: Fault) -> None:
         """Answer every sequence with a terminal row."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from structlog.stdlib import BoundLogger
 
-from sluice.ring.adapters import AdapterNews
+from sluice.ring.adapters import AdapterChanges
 from sluice.ring.prompt_adapters import (
     PromptAdapterMessage,
     PromptAdapterRead,
@@ -17,7 +17,7 @@ from sluice.ring.prompt_adapters import (
 
 
 class PromptAdapters:
-    """To be used in the engine's thread, except `news`, which any thread may call."""
+    """To be used in the engine's thread, except `changes_since`, which any thread may call."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class PromptAdapters:
         self._lock = threading.Lock()
         """Guards the registry, which the heartbeat thread reads."""
 
-    def news(self, known: int) -> AdapterNews | None:
+    def changes_since(self, known: int) -> AdapterChanges | None:
         """See `AdapterRegistry.since`."""
         with self._lock:
             return self._store.registry.since(known)

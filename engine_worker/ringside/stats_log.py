@@ -11,7 +11,6 @@ from typing import NamedTuple, TypeVar
 from structlog.stdlib import BoundLogger
 
 from engine_worker.hooks import Report
-from sluice.ring.names import find
 from sluice.ring.stats import RequestStats, StatsSource, StepStats, request_json, step_json
 
 CAPACITY = 4096
@@ -84,17 +83,6 @@ class StatsLog:
 
 def _last(items: deque[T], count: int) -> list[T]:
     return list(islice(items, max(0, len(items) - count), None))
-
-
-def find_function(value: str) -> Function:
-    """Import the function named by `module:function`. Raises ValueError."""
-    try:
-        function: Function = find(value)
-    except ValueError as error:
-        raise ValueError(f"stats_callback: {value!r} cannot be used: {error}") from error
-    if not callable(function):
-        raise ValueError(f"stats_callback: {value!r} is not callable")
-    return function
 
 
 class StatsCallback(threading.Thread):

@@ -24,7 +24,7 @@ from engine_worker.ringside.orphans import Orphans
 from engine_worker.ringside.outbox import Outbox
 from engine_worker.ringside.prompt_adapters import PromptAdapters
 from engine_worker.ringside.receiver import Receiver
-from engine_worker.ringside.stats_log import StatsCallback, StatsLog, find_function
+from engine_worker.ringside.stats_log import StatsCallback, StatsLog
 from engine_worker.ringside.tensor_outbox import LANE_CAPACITY, TensorOutbox
 from engine_worker.step import DeviceLostError
 from sluice.ring.checkpoint import Checkpoint
@@ -33,6 +33,7 @@ from sluice.ring.heartbeats import EngineHeartbeat
 from sluice.ring.host_names import HostNames
 from sluice.ring.inbox import Inbox
 from sluice.ring.lane import Lane
+from sluice.ring.names import find_function
 from sluice.ring.stats import StatsSource
 from sluice.ring.timing import DRAIN_NOTICE_SECONDS
 from sluice.ring.wire import ToEngine
@@ -171,8 +172,8 @@ class Worker:
             self._event_reads.take,
             log,
             self._security.to("router"),
-            self._adapters.news,
-            self._prompt_adapters.news,
+            self._adapters.changes_since,
+            self._prompt_adapters.changes_since,
         )
         self._calls = Calls(self._runner, self.epoch, self._heartbeats.answer, log)
         self._receiver = Receiver(
@@ -225,7 +226,7 @@ class Worker:
         unfinished = self._engine.live.requests or self._calls.pending
         unfinished = unfinished or self._outbox.flowing(STUCK_SECONDS) or self._tensors.flowing(STUCK_SECONDS)
         # Routers send requests here until they know of the drain, and each of these requests must be answered.
-        return not unfinished and (seconds >= DRAIN_NOTICE_SECONDS or self._heartbeats.alone)
+        return not unfinished and (seconds >= DRAIN_NOTICE_SECONDS or self._heartbeats.routers_ended)
 
     def _close(self) -> None:
         self._heartbeats.stop()
@@ -251,7 +252,7 @@ class Worker:
         settings = self._settings
         if not settings.stats_callback:
             return None
-        function = find_function(settings.stats_callback)
+        function = find_function("stats_callback", settings.stats_callback)
         source = StatsSource(settings.id, self.terms.fingerprint, settings.model_version)
         return StatsCallback(function, source, lambda: self._stopping, self._stats_log, self._log)
 
@@ -279,7 +280,7 @@ class Worker:
             self._identity.heartbeat(self._engine.stats.latest, self._stopping),
             flushes=self._receiver.flushes,
             missed=self._receiver.missed,
-            progress=self._beacon.turns,
+            progress=self._beacon.iterations,
             cut_off=self._outbox.cut_off,
             quarantine=self._engine.intake.quarantine.holder,
             cache_events=self._event_reads.enabled,

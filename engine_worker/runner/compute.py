@@ -71,7 +71,7 @@ class StepComputer:
 
     @torch.inference_mode()
     def compute_in_thread(self, work: StepWork) -> StepResults | None:
-        """As `compute`, for a thread that is not in inference mode."""
+        """Like `compute`, for a thread that is not in inference mode."""
         return self.compute(work)
 
     def compute(self, work: StepWork) -> StepResults | None:

@@ -1,4 +1,4 @@
-"""What rank 0's runner needs of the other ranks of a tensor-parallel group."""
+"""The interface through which rank 0's runner uses the other ranks of a tensor-parallel group."""
 
 from collections.abc import Sequence
 from typing import Protocol

@@ -128,7 +128,7 @@ def load_runner(
     if forward.adapters is not None:
         adapters = AdapterLibrary(config, library_plan(forward.adapters, config, forward.hidden_dtype))
         for folder, reason in adapters.prefetch():
-            warn("adapter_left_out", f"{folder}: {reason}")
+            warn("adapter_skipped", f"{folder}: {reason}")
     overlap = forward.device.type == "cuda" if config.overlap is None else config.overlap
     extensions = replace(extensions, adapters=adapters, images=images)
     runner = ModelRunner(forward, overlap, followers, kernels=kernels, drafter=drafter, extensions=extensions)
@@ -148,7 +148,7 @@ def supports_adapters(checkpoint: Checkpoint) -> bool:
 
 
 def load_forward(checkpoint: Checkpoint, config: RunnerConfig, progress: Progress, shard: Shard) -> TorchForward:
-    """As `load_runner`, for ranks other than 0, which need no runner."""
+    """Like `load_runner`, for ranks other than 0, which need no runner."""
     return load(checkpoint, config, progress, shard, _ignore, _ignore)[0].forward
 
 
@@ -285,7 +285,7 @@ def _make_graphs(
     except CaptureError as error:
         summary = f"none: the capture failed: {error}"
         warn("cuda_graphs_failed", summary)
-    loaded.warm_up(cache, "beside the KV cache (see kv_memory_fraction) and CUDA graphs")
+    loaded.warm_up(cache, "in addition to the KV cache (see kv_memory_fraction) and CUDA graphs")
     return graphs, summary
 
 

@@ -80,7 +80,7 @@ def fraction_of(config: RunnerConfig, device: torch.device) -> float:
 
 
 def _available_to_cache(config: RunnerConfig, device: torch.device) -> int:
-    """Bytes, of which the KV cache gets a fraction."""
+    """Memory, in bytes, of which the KV cache gets a fraction."""
     free = free_memory(device)
     if device.type == "cpu" or config.engines_per_gpu == 1 or config.kv_memory_fraction is not None:
         return free

@@ -27,7 +27,7 @@ Method = Callable[..., object]
 
 
 class Blocks(Protocol):
-    """What all KV caches have in common."""
+    """The interface that all KV caches share."""
 
     num_blocks: int
     num_host_blocks: int

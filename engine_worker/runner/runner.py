@@ -40,7 +40,7 @@ class DraftRunner(NamedTuple):
     """The draft model of a runner."""
 
     runner: "ModelRunner"
-    """Without a thread of its own, with as many blocks as the target model's runner."""
+    """Has no thread, and as many blocks as the target model's runner."""
     max_context: int
     """Tokens of the longest sequence that it can compute."""
 

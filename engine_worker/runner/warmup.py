@@ -147,8 +147,8 @@ def capture_graphs(
         )
     except torch.OutOfMemoryError as error:
         raise MemoryTooSmallError(
-            f"{free >> 20} MiB are free beside the KV cache: not enough for CUDA graphs of {min(rows, LARGEST)} "
-            "sequences; lower kv_memory_fraction or max_batch_size, or set cuda_graphs = false"
+            f"{free >> 20} MiB are free in addition to the KV cache: not enough for CUDA graphs of "
+            f"{min(rows, LARGEST)} sequences; lower kv_memory_fraction or max_batch_size, or set cuda_graphs = false"
         ) from error
 
 

@@ -23,7 +23,7 @@ class CallbackError(Exception):
 
 
 class _Sent(NamedTuple):
-    """What the program has of a sequence."""
+    """What the program has received of a sequence."""
 
     tokens: list[int]
     """The engine's list, which grows. Sequences are identified by its id(), so keep it alive."""
@@ -33,7 +33,7 @@ class _Sent(NamedTuple):
 
 
 class _Connection:
-    """A connection to the program, and what the program has of each sequence."""
+    """A connection to the program, and what the program has received of each sequence."""
 
     def __init__(self, path: str, deadline: float) -> None:
         """Raises OSError."""

@@ -58,7 +58,7 @@ def _most_likely_keys(scores: Tensor, count: int) -> Tensor:
 
 
 class BestOfDraws(NamedTuple):
-    """What `Candidates` found for some draws of a step."""
+    """The candidates of some draws of a step."""
 
     draws: list[int]
     best: Best

@@ -103,7 +103,7 @@ class Filtered(NamedTuple):
         values, ids = scores.topk(min(self.candidates, size), dim=1)
         scaled = values / self.temperature
         kept, needs_more = keep(scaled, self.filters, mass, whole=self.candidates >= size)
-        # Noise depends on the token id alone, so a token gets the same noise whatever the number of candidates.
+        # Noise depends on the token id alone, so a token gets the same noise for any number of candidates.
         noise = gumbel(random_bits(self.keys, ids))
         winners = noise.add_(scaled).masked_fill_(~kept, -torch.inf).argmax(dim=1, keepdim=True)
         tokens, valid = ids.gather(1, winners).squeeze(1), finite(values[:, 0])

@@ -53,7 +53,7 @@ def keep(scaled: Tensor, filters: Filters, mass: Tensor | None, *, whole: bool) 
         # The token that crosses top_p is kept, as in transformers: only the mass before a token counts.
         mass_before = weights.cumsum(dim=1) - weights
         inside = (mass_before < filters.top_p * total) | (filters.top_p >= 1.0)
-        # Tokens as likely as the last one inside are kept too, in whatever order they were sorted.
+        # Tokens as likely as the last one inside are kept too: the sort orders them arbitrarily.
         # In a row of only -inf or NaN nothing is inside; the caller marks such rows as not valid.
         smallest = scaled.gather(1, (inside.sum(dim=1, keepdim=True) - 1).clamp_(min=0))
         kept &= scaled >= smallest

@@ -95,7 +95,7 @@ def highest(scores: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def highest_on_host(scores: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.int64]]:
-    """As `highest`. Takes less than a tenth of the time of torch's CPU operation, which is not vectorized."""
+    """Like `highest`. Takes less than a tenth of the time of torch's CPU operation, which is not vectorized."""
     at = scores.argmax(axis=1)
     return scores[np.arange(len(scores)), at], at
 

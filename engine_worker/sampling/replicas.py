@@ -19,7 +19,7 @@ from engine_worker.sampling.programs import FOLLOWS_NONE, StepPrograms
 
 
 class ReplicatedRow(NamedTuple):
-    """What is known of a row with processors when the step is launched."""
+    """A row with processors, as far as it is known when the step is launched."""
 
     sequence: int
     keep: int
@@ -37,7 +37,7 @@ class ReplicatedStep(NamedTuple):
 
 
 class _Sent:
-    """What the other ranks have of one sequence. When it is deleted, the sequence's number is released."""
+    """What the other ranks have received of one sequence. When it is deleted, the sequence's number is released."""
 
     def __init__(self, number: int, num_prompt: int, released: deque[int]) -> None:
         self.number = number
@@ -58,7 +58,7 @@ class ReplicatedSequences:
         self._released: deque[int] = deque()
 
     def step(self, programs: StepPrograms | None) -> ReplicatedStep | None:
-        """What the other ranks need for a step with these programs; None if they need nothing."""
+        """The message to the other ranks for a step with these programs; None if they need nothing."""
         rows = []
         for _, program, output, known, *_ in () if programs is None else programs.draws:
             if program.processing is not None:

@@ -46,7 +46,7 @@ NO_TOKEN = Drawn(
     0,
     fault=Fault(
         ErrorCode.NOTHING_TO_SAMPLE.name,
-        "no token can be sampled: all are banned, or the model's logits are NaN or infinite",
+        "no token can be sampled: bans, guide or logits processors leave none, or the logits are NaN or infinite",
     ),
 )
 

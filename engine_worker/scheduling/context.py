@@ -30,7 +30,7 @@ class SchedulerContext:
     def __post_init__(self) -> None:
         size, tokens = self.max_batch_size, self.max_tokens_per_step
         if not 1 <= size <= tokens:
-            raise ValueError(f"max_batch_size must be from 1 to max_tokens_per_step, got {size} and {tokens}")
+            raise ValueError(f"max_batch_size must be from 1 to max_tokens_per_step (got {size} and {tokens})")
 
 
 class Holders:

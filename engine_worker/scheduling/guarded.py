@@ -1,6 +1,6 @@
 """Wrappers of custom schedulers that keep their errors from stopping the engine or corrupting the cache.
 
-Of an answer, the valid part is used. If a scheduler raises, the step is planned by the default policies.
+The valid part of an answer is used. If a scheduler raises, the step is planned by the default policies.
 """
 
 from collections import Counter, abc

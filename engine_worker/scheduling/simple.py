@@ -79,7 +79,7 @@ class RequestScheduler(ABC):
         return not any(holder.num_inflight for holder in self.context.cache.holders)
 
     def _hold(self, sequences: abc.Sequence[Sequence]) -> list[Sequence]:
-        """As `hold`, for distinct active sequences."""
+        """Like `hold`, for distinct active sequences."""
         held, running = self.context.cache.allocate(sequences), State.RUNNING
         for sequence in held:
             sequence.state = running

@@ -55,7 +55,8 @@ def proposals_problem(spec: Submit, vocab_size: int) -> str | None:
         return "draft_logits cannot be combined with beam search"
     size = count * vocab_size * BYTES[logits.dtype]
     if not size or len(logits.data) != size:
-        return f"must have {size} bytes, {vocab_size} logits for each of {count} draft tokens, got {len(logits.data)}"
+        rows = f"{vocab_size} logits in {logits.dtype} for each of {count} draft tokens"
+        return f"has {len(logits.data)} bytes, must have {size}: {rows}"
     row = Proposals(speculation.draft_token_ids, logits, None).invalid_row()
     return None if row is None else f"must have a finite maximum in each row: row {row} has NaN, +inf or only -inf"
 

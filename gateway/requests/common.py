@@ -9,7 +9,7 @@ from gateway.requests.guides import Guided
 
 REFUSED = (
     "suffix", "audio", "functions", "function_call", "web_search_options", "moderation",
-    # vLLM's.
+    # Fields of vLLM:
     "use_beam_search", "length_penalty", "logits_processors", "kv_transfer_params", "chat_template", "documents",
     "mm_processor_kwargs", "prompt_embeds",
 )  # fmt: skip
@@ -18,7 +18,7 @@ would change the answer."""
 WITHOUT_MEANING = (
     "store", "metadata", "service_tier", "prediction",
     "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention",
-    # vLLM's.
+    # Fields of vLLM:
     "spaces_between_special_tokens", "guided_decoding_backend",
 )  # fmt: skip
 """Fields that are accepted and ignored, because they do not change the answer."""

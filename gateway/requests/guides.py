@@ -36,7 +36,7 @@ ResponseFormat = Text | JsonObject | JsonSchema | StructuralTag
 
 
 class StructuredOutputs(msgspec.Struct):
-    """vLLM's field, of which one constraint may be set."""
+    """vLLM's field of this name. At most one constraint may be set."""
 
     json: msgspec.Raw = UNSET_JSON
     json_object: bool | None = None

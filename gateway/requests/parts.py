@@ -33,7 +33,7 @@ class Part(msgspec.Struct):
         if self.type == "image_url" and self.image_url is not None:
             return {"type": "image", "data": _decode(self.image_url.url, f"{place}.image_url.url")}
         raise invalid(
-            f"has type {self.type[:64]!r}, but must be text, refusal or image_url with the field of that name", place
+            f"has type {self.type[:64]!r}, must be text, refusal or image_url with the field of that name", place
         )
 
 

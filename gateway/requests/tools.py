@@ -35,7 +35,7 @@ def offered_tools(tools: list[Tool] | None, choice: ToolChoice | None) -> list[T
     """The tools that go into the prompt. Raises ApiError."""
     if not tools:
         if choice not in (None, "none", "auto"):
-            raise invalid("requires tools", "tool_choice")
+            raise invalid("needs tools", "tool_choice")
         return []
     if len(tools) > MAX_TOOLS:
         raise invalid(f"has {len(tools)} tools, at most {MAX_TOOLS} are allowed", "tools")

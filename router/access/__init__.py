@@ -1,1 +1,1 @@
-"""Access control: TLS, bearer tokens, and an authentication function of the operator's."""
+"""Access control: TLS, bearer tokens, and the operator's authentication function."""

@@ -15,7 +15,7 @@ from router.access.reloading_file import Reloader, ReloadingFile
 from router.access.tls import Certificates, Handshakes
 from router.errors import Call, Reason, RequestError, Violation, shown
 from sluice.ring.errors import ErrorCode
-from sluice.ring.names import find
+from sluice.ring.names import find_function
 from sluice.settings.services import RouterSettings
 
 AUTHORIZATION = "authorization"
@@ -143,9 +143,10 @@ def _hook(settings: RouterSettings, log: BoundLogger) -> AuthHook | None:
     name = settings.auth
     if name is None:
         return None
-    function = _read(f"auth {name!r}", lambda: find(name))
-    if not callable(function):
-        raise AccessError(f"auth {name!r} is not callable")
+    try:
+        function = find_function("auth", name)
+    except ValueError as error:
+        raise AccessError(str(error)) from error
     return AuthHook(function, settings.auth_timeout, log)
 
 

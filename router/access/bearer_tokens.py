@@ -64,7 +64,7 @@ def _parse(words: list[str]) -> tuple[bytes, Principal]:
     if words[0].startswith("sha256:") and not hashed:
         raise ValueError("sha256: must be followed by 64 lower-case hexadecimal digits")
     if len(words[0]) < SHORTEST_TOKEN:
-        raise ValueError(f"the token has {len(words[0])} characters, but must have at least {SHORTEST_TOKEN}")
+        raise ValueError(f"the token has {len(words[0])} characters, must have at least {SHORTEST_TOKEN}")
     digest = bytes.fromhex(hashed[1]) if hashed else _digest(words[0])
     return digest, Principal(words[1], admin=len(words) == 3)
 

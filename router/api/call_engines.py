@@ -49,7 +49,7 @@ def _check_json(bad: Violations, field: str, text: str, kind: str, fits: Callabl
         bad.add(field, f"cannot be read as JSON: {error}", private=True)
         return
     if not fits(value):
-        bad.add(field, f"must be {kind}, is {shown(text)}", private=True)
+        bad.add(field, f"is {shown(text)}, must be {kind}", private=True)
 
 
 def _answer(engine: EngineAnswers, answer: RankAnswer, method: str) -> pb.RankAnswer:

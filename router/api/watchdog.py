@@ -81,6 +81,6 @@ class Guard:
         task, self._task = self._task, None
         self._watchdog.end(self)
         # As in asyncio.Timeout: a cancellation from elsewhere, earlier or concurrent, remains a cancellation.
-        ours = task is not None and self._expired and task.uncancel() <= self._cancelling
-        if ours and isinstance(error, asyncio.CancelledError):
+        timed_out = task is not None and self._expired and task.uncancel() <= self._cancelling
+        if timed_out and isinstance(error, asyncio.CancelledError):
             raise self._error() from error

@@ -17,7 +17,7 @@ from router.peers.peers import DetokenizerPeer, EnginePeer
 from sluice.ring.adapter_registry import CONFIGURED_AT, AdapterRegistry, has_more, merge_all
 from sluice.ring.adapters import (
     MAX_ADAPTERS,
-    NEWS_ENTRIES,
+    MAX_MESSAGE_ENTRIES,
     Adapter,
     AdapterEntries,
     AdapterEntry,
@@ -71,7 +71,7 @@ class Adapters:
         return None if entry is None else entry.adapter
 
     async def settle(self, adapter_id: str) -> None:
-        """If this router has just started, wait until it knows what the ring knows of this id. Raises RequestError."""
+        """If this router has just started, wait until engines have reported this id. Raises RequestError."""
         await self._learning.wait(
             adapter_id, lambda: self._registry.latest(adapter_id) is not None or self._is_without_adapters()
         )
@@ -146,9 +146,9 @@ class Adapters:
         for engine in self._engines():
             view = self._views.get(engine.epoch)
             missing = self._registry.missing_in(view.registry if view else AdapterRegistry(), self._unix_time())
-            for start in range(0, len(missing), NEWS_ENTRIES):
+            for start in range(0, len(missing), MAX_MESSAGE_ENTRIES):
                 # If the lane is full, the next round sends them again.
-                engine.lane.send(AdapterEntries(engine.epoch, missing[start : start + NEWS_ENTRIES]))
+                engine.lane.send(AdapterEntries(engine.epoch, missing[start : start + MAX_MESSAGE_ENTRIES]))
 
     async def _load_configured(self) -> None:
         while not self._engines():

@@ -4,7 +4,7 @@ from collections import OrderedDict, deque
 from collections.abc import Container, Iterator, Sequence
 from itertools import islice, takewhile
 
-from sluice.ring.heartbeats import CacheNews
+from sluice.ring.heartbeats import CacheChanges
 from sluice.ring.timing import CACHE_REPORT_SECONDS
 
 Chain = tuple[int, ...]
@@ -81,7 +81,7 @@ class PrefixIndex:
         while self._due:
             self.drop(self._due.popleft()[1])
 
-    def begin_update(self, report: CacheNews) -> None:
+    def begin_update(self, report: CacheChanges) -> None:
         """Start applying a report. Ignored if it does not continue from `version`, or if another update is in
         progress."""
         follows = report.whole or report.after <= self.version
@@ -99,7 +99,7 @@ class PrefixIndex:
     def _knows(self, block: int) -> bool:
         return block in self._reported or block in self._expected
 
-    def _apply(self, report: CacheNews) -> Iterator[bool]:
+    def _apply(self, report: CacheChanges) -> Iterator[bool]:
         # Build a whole report separately, so that the previous one is used until it is complete.
         reported: OrderedDict[int, None] = OrderedDict() if report.whole else self._reported
         for part in _slices(report.removed):

@@ -162,13 +162,13 @@ class PromptAdapters:
         return 0 if view is None else view.known
 
     def on_heartbeat(self, heartbeat: EngineHeartbeat) -> None:
-        news, now = heartbeat.prompt_adapters, self._unix_time()
-        self.learning.on_heartbeat(more=has_more(news))
-        if news is None:
+        changes, now = heartbeat.prompt_adapters, self._unix_time()
+        self.learning.on_heartbeat(more=has_more(changes))
+        if changes is None:
             return
         view = self._view(heartbeat.epoch)
-        view.known = news.last
-        for entry in news.entries:
+        view.known = changes.last
+        for entry in changes.entries:
             view.registry.merge(entry, now)
             if entry.removed:
                 self._merge(entry, None)

@@ -47,7 +47,7 @@ class Permit:
 
 
 class FairShare:
-    """Decides which tenant is next: the one with the least service relative to its weight, by tokens really computed.
+    """Decides which tenant is next: the one with the least service relative to its weight, by tokens actually computed.
 
     Implements virtual token counters (Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024). A tenant
     is present while it has a waiting or live request. A tenant that returns starts at the counter of the least-served

@@ -19,7 +19,7 @@ class Candidates(NamedTuple):
         return cls([peer for peer in engines if any(reaches(peer, to) for to in detokenizers)], detokenizers)
 
     def without(self, avoided: Collection[int]) -> "Candidates":
-        """The candidates without these epochs. A kind of peer of which none would be left is not filtered."""
+        """The candidates without these epochs. Engines, or detokenizers, are not filtered if none would be left."""
         return Candidates.of(_without(self.engines, avoided), _without(self.detokenizers, avoided))
 
     def __bool__(self) -> bool:

@@ -102,17 +102,21 @@ def _heartbeat_age(peer: EnginePeer | DetokenizerPeer) -> float | None:
 
 
 def _engine(peer: EnginePeer) -> EngineReport:
-    beat, common = peer.heartbeat, (peer.name, _state(peer), peer.address, _heartbeat_age(peer))
-    if beat is None:
+    heartbeat, common = peer.heartbeat, (peer.name, _state(peer), peer.address, _heartbeat_age(peer))
+    if heartbeat is None:
         return EngineReport(*common)
-    return EngineReport(*common, beat.version, beat.fingerprint, beat.model_version).with_stats(beat.stats)
+    return EngineReport(*common, heartbeat.version, heartbeat.fingerprint, heartbeat.model_version).with_stats(
+        heartbeat.stats
+    )
 
 
 def _detokenizer(peer: DetokenizerPeer) -> DetokenizerReport:
-    beat, common = peer.heartbeat, (peer.name, _state(peer), peer.address, _heartbeat_age(peer))
-    if beat is None:
+    heartbeat, common = peer.heartbeat, (peer.name, _state(peer), peer.address, _heartbeat_age(peer))
+    if heartbeat is None:
         return DetokenizerReport(*common)
-    return DetokenizerReport(*common, beat.version, beat.streams, beat.queue_depth, beat.tokens_per_second)
+    return DetokenizerReport(
+        *common, heartbeat.version, heartbeat.streams, heartbeat.queue_depth, heartbeat.tokens_per_second
+    )
 
 
 def _summed(by_outcome_and_status: dict[tuple[str, str], int]) -> dict[str, int]:

@@ -138,8 +138,7 @@ class RequestPipeline:
             raise
 
     async def _settle(self, message: GenerationSpec) -> None:
-        """Wait until this router knows what the ring knows of the adapters that the request names. Raises
-        RequestError."""
+        """Wait until this router has learned of the adapters that the request names. Raises RequestError."""
         if message.lora_id or message.model not in ("", self._model.name):
             await self._adapters.settle(message.lora_id or message.model)
         if message.prompt_adapter_id:

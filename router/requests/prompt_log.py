@@ -1,4 +1,4 @@
-"""The log-probabilities of a request's prompt, kept until its client has them."""
+"""The log-probabilities of a request's prompt, kept until its client has received them."""
 
 from collections.abc import Iterator
 

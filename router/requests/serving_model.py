@@ -33,7 +33,7 @@ class ServingModel:
     version: str = ""
     """Version of the engines that serve new requests; empty for any. Changed by `set_version`."""
     _current: str = ""
-    """Fingerprint of the model that latest requests used."""
+    """Fingerprint of the model that the latest requests used."""
     _mixed: bool = False
     """Whether it was logged that engines serve different models."""
     _missing: bool = False

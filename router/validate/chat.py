@@ -42,7 +42,8 @@ def parse_chat(spec: pb.GenerationSpec, model: Model, limits: Limits, bad: Viola
     if not model.has_chat:
         bad.add("spec.chat", f"the model {model.name} has no chat template", reason=Reason.NOT_SUPPORTED)
     # Check before converting: millions of empty messages, a few bytes each, would fill the memory as Python objects.
-    if not (bad.at_most("spec.chat.messages", len(chat.messages), limits.messages, "messages") and _few(chat, bad)):
+    few_messages = bad.at_most("spec.chat.messages", len(chat.messages), limits.messages, "messages")
+    if not (few_messages and _within_limits(chat, bad)):
         return NO_CHAT
     size = chat.ByteSize() - sum(len(part.image.data) for message in chat.messages for part in message.parts)
     if not bad.at_most("spec.chat", size, limits.prompt_bytes, "bytes"):
@@ -63,7 +64,7 @@ def parse_chat(spec: pb.GenerationSpec, model: Model, limits: Limits, bad: Viola
     )
 
 
-def _few(chat: pb.ChatPrompt, bad: Violations) -> bool:
+def _within_limits(chat: pb.ChatPrompt, bad: Violations) -> bool:
     calls = sum(len(message.tool_calls) for message in chat.messages)
     return bad.at_most("spec.chat.messages", calls, MAX_CALLS, "tool calls") and all(
         bad.at_most(f"spec.chat.messages[{i}].parts", len(message.parts), MAX_PARTS, "parts")

@@ -103,7 +103,7 @@ def parse_images(
             problem = f"is an image, but the model {model.name} does not support images"
             bad.add(field, problem, reason=Reason.NOT_SUPPORTED)
         return None
-    if images and _few(images, bad):
+    if images and _within_limits(images, bad):
         for field, data in images:
             if not data:
                 bad.add(f"{field}.data", "is empty", reason=Reason.MISSING)
@@ -131,7 +131,7 @@ def _given(spec: pb.GenerationSpec, limits: Limits) -> tuple[GivenImage, ...]:
     return tuple(images)
 
 
-def _few(images: Sequence[GivenImage], bad: Violations) -> bool:
+def _within_limits(images: Sequence[GivenImage], bad: Violations) -> bool:
     if len(images) > MAX_IMAGES:
         problem = f"is one image too many: a request may have at most {MAX_IMAGES} images"
         bad.add(images[-1].field, problem, reason=Reason.TOO_MANY)

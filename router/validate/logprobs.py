@@ -1,4 +1,4 @@
-"""The log-probabilities that a request wants: of its output tokens and of its prompt."""
+"""The log-probabilities that a request asks for: of its output tokens and of its prompt."""
 
 from router.errors import Range, RequestError, Violation, Violations
 from router.validate.model import Limits, Model
@@ -8,7 +8,7 @@ from sluice.v1 import generation_pb2 as pb
 def parse_logprobs(
     output: pb.OutputOptions, model: Model, limits: Limits, bad: Violations
 ) -> tuple[int | None, int | None]:
-    """(alternatives per output token, alternatives per prompt token); None where no log-probabilities are wanted."""
+    """(alternatives per output token, alternatives per prompt token); None where no log-probabilities are requested."""
     counts = {
         "logprobs": output.logprobs if output.HasField("logprobs") else None,
         "prompt_logprobs": output.prompt_logprobs if output.HasField("prompt_logprobs") else None,

@@ -64,14 +64,15 @@ def _sampling_defaults(checkpoint: Checkpoint) -> SamplingParams:
         value = checkpoint.generation.get(name)
         if value is None:
             continue
-        problem = allowed.problem(value) if type(value) in (int, float) else f"is {value!r}, not a number"
+        problem = allowed.problem(value) if type(value) in (int, float) else f"is {value!r}, must be a number"
         if problem:
             raise CheckpointError(f"{checkpoint.path / 'generation_config.json'}: {name} {problem}")
         defaults[name] = _as_float32(value)
     top_k = checkpoint.generation.get("top_k")
     if top_k is not None:
         if type(top_k) is not int or top_k < 0:
-            raise CheckpointError(f"{checkpoint.path / 'generation_config.json'}: top_k is {top_k!r}, not 0 or more")
+            problem = f"is {top_k!r}, must be an integer of at least 0"
+            raise CheckpointError(f"{checkpoint.path / 'generation_config.json'}: top_k {problem}")
         defaults["top_k"] = top_k if top_k < checkpoint.vocab_size else 0
     if checkpoint.generation.get("do_sample") is False:
         defaults["temperature"] = 0.0

@@ -110,7 +110,7 @@ def _read_config(field: str, data: bytes) -> dict[str, Any]:
     except INVALID_JSON as error:
         raise _refused(field, f"{CONFIG} is not a JSON object: {error}") from error
     if raw.get("peft_type") != "PROMPT_TUNING":
-        raise _refused(field, f"{CONFIG}: peft_type must be PROMPT_TUNING, not {shown(raw.get('peft_type'))}")
+        raise _refused(field, f"{CONFIG}: peft_type must be PROMPT_TUNING (got {shown(raw.get('peft_type'))})")
     for name, value in raw.items():
         if name not in WITHOUT_EFFECT and name not in READ and value not in (None, False, [], {}, ""):
             raise _refused(field, f"{CONFIG}: {shown(name)} = {shown(value)} is not supported")

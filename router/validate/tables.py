@@ -119,7 +119,7 @@ def check_rows(field: str, message: pb.Embeddings, limits: Limits, bad: Violatio
     if bad.at_most(f"{field}.data", len(data), MAX_TABLE_BYTES, "bytes") and len(data) != size:
         bad.add(
             f"{field}.data",
-            f"has {len(data)} bytes, but {rows} rows of {hidden_size} {dtype} have {size}",
+            f"has {len(data)} bytes, must have {size}: {rows} rows of {hidden_size} {dtype} values",
             reason=Reason.INVALID_FORMAT,
         )
     kind: FloatType = dtype  # type: ignore[assignment]  # checked above

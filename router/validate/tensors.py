@@ -1,4 +1,4 @@
-"""The tensors of the model that a request wants to be returned."""
+"""The tensors of the model that a request asks for."""
 
 from collections.abc import Set
 
@@ -78,7 +78,7 @@ def _check_rows(spec: pb.GenerationSpec, wanted: TensorParams, bad: Violations) 
     if spec.resume_context_rows and not wanted.context:
         bad.add(
             "spec.resume_context_rows",
-            f"is {spec.resume_context_rows}, must be 0: the request wants no tensors of the prompt",
+            f"is {spec.resume_context_rows}, must be 0: the request asks for no tensors of the prompt",
             reason=Reason.CONFLICT,
         )
     for i, part in enumerate(spec.resume):

@@ -1,4 +1,4 @@
-"""What the commands share: options of a generation, options for connecting to a server, one-line errors."""
+"""Shared parts of the commands: options of a generation, options for connecting to a server, one-line errors."""
 
 import inspect
 import sys
@@ -161,4 +161,4 @@ def _server(
 with_server = with_options(_server, "server")
 """Adds the options for connecting to a server, and passes a Server as the parameter `server`."""
 with_server_without_token = with_options(_server, "server", omit=("token",))
-"""For a command with a --token option of its own."""
+"""Like `with_server`, for a command that declares --token itself."""

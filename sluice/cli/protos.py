@@ -47,10 +47,10 @@ def export(
 def contract() -> dict[str, bytes]:
     """File contents by import path."""
     root = _root()
-    ours = {f"{OURS}/{file.name}": file.read_bytes() for file in sorted((root / OURS).glob("*.proto"))}
-    ours[BUF] = (root / BUF).read_bytes()
+    files = {f"{OURS}/{file.name}": file.read_bytes() for file in sorted((root / OURS).glob("*.proto"))}
+    files[BUF] = (root / BUF).read_bytes()
     google = Path(status_pb2.__file__).parents[2]
-    return ours | {path: (google / path).read_bytes() for path in GOOGLE}
+    return files | {path: (google / path).read_bytes() for path in GOOGLE}
 
 
 def _root() -> Path:

@@ -24,9 +24,9 @@ class Calls:
         retries = self._routers.begin(timeout)
         while True:
             router = self._routers.current
-            left = retries.time_left(time.monotonic())
+            seconds_left = retries.time_left(time.monotonic())
             try:
-                answer = method(router)(request, timeout=left, metadata=self._routers.metadata_with(metadata))
+                answer = method(router)(request, timeout=seconds_left, metadata=self._routers.metadata_with(metadata))
                 retries.on_admitted()
                 return answer
             except grpc.RpcError as failure:
@@ -38,9 +38,9 @@ class Calls:
     def call_once(self, method: Method, request: Any, timeout: float | None) -> Any:
         """Call a router, without a retry."""
         router = self._routers.current
-        left = self._routers.begin(timeout).time_left(time.monotonic())
+        seconds_left = self._routers.begin(timeout).time_left(time.monotonic())
         try:
-            return method(router)(request, timeout=left, metadata=self._routers.metadata)
+            return method(router)(request, timeout=seconds_left, metadata=self._routers.metadata)
         except grpc.RpcError as failure:
             error = from_rpc_error(failure)
             self._routers.on_only_failure(router, error)
@@ -70,9 +70,9 @@ class Calls:
         self, method: Method, calls: Iterable[tuple[Router, Any]], timeout: float | None, metadata: Metadata = ()
     ) -> list[Any]:
         """Make the calls concurrently, and return the answer or the error of each."""
-        left = self._routers.begin(timeout).time_left(time.monotonic())
+        seconds_left = self._routers.begin(timeout).time_left(time.monotonic())
         sent = self._routers.metadata_with(metadata)
-        running = [method(router).future(request, timeout=left, metadata=sent) for router, request in calls]
+        running = [method(router).future(request, timeout=seconds_left, metadata=sent) for router, request in calls]
         return [_answer(call) for call in running]
 
 
@@ -88,8 +88,8 @@ class AsyncCalls:
         while True:
             router = self._routers.current
             try:
-                left = retries.time_left(time.monotonic())
-                answer = await self._send(router, method, request, left, metadata)
+                seconds_left = retries.time_left(time.monotonic())
+                answer = await self._send(router, method, request, seconds_left, metadata)
                 retries.on_admitted()
                 return answer
             except SluiceError as failure:
@@ -101,9 +101,9 @@ class AsyncCalls:
     async def call_once(self, method: Method, request: Any, timeout: float | None) -> Any:
         """Call a router, without a retry."""
         router = self._routers.current
-        left = self._routers.begin(timeout).time_left(time.monotonic())
+        seconds_left = self._routers.begin(timeout).time_left(time.monotonic())
         try:
-            return await self._send(router, method, request, left)
+            return await self._send(router, method, request, seconds_left)
         except SluiceError as error:
             self._routers.on_only_failure(router, error)
             raise
@@ -134,8 +134,8 @@ class AsyncCalls:
         self, method: Method, calls: Iterable[tuple[Router, Any]], timeout: float | None, metadata: Metadata = ()
     ) -> list[Any]:
         """Make the calls concurrently, and return the answer or the error of each."""
-        left = self._routers.begin(timeout).time_left(time.monotonic())
-        running = (self._send(router, method, request, left, metadata) for router, request in calls)
+        seconds_left = self._routers.begin(timeout).time_left(time.monotonic())
+        running = (self._send(router, method, request, seconds_left, metadata) for router, request in calls)
         return await asyncio.gather(*running, return_exceptions=True)
 
     async def _send(

@@ -1,4 +1,4 @@
-"""Joins the chunks of a stream to a complete result."""
+"""Joins the chunks of a stream into a complete result."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace

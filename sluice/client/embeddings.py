@@ -53,7 +53,7 @@ def _of_array(values: Any) -> Embeddings:
 def _of_lists(rows: Sequence[Sequence[float]]) -> Embeddings:
     sizes = {len(row) for row in rows}
     if len(sizes) > 1:
-        raise TypeError(f"embeddings must have rows of equal length, not {', '.join(map(str, sorted(sizes)))}")
+        raise TypeError(f"embeddings must have rows of equal length (got {', '.join(map(str, sorted(sizes)))})")
     packed = array("f", (value for row in rows for value in row))
     if byteorder == "big":
         packed.byteswap()

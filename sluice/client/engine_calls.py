@@ -35,12 +35,12 @@ def call_request(
 ) -> pb.CallEnginesRequest:
     """Raises TypeError or ValueError for arguments that JSON cannot represent, ValueError for invalid ranks."""
     if isinstance(args, str) or not isinstance(args, Sequence):
-        raise TypeError(f"args must be a list or tuple of arguments, got {args!r}")
+        raise TypeError(f"args must be a list or tuple of arguments (got {args!r})")
     if ranks is not None and not ranks:
         raise ValueError("ranks is empty, must name at least one rank, or be None for all ranks")
     # Checked here, because protobuf's error for a negative number names only its type.
-    if wrong := [rank for rank in ranks or () if rank < 0]:
-        raise ValueError(f"ranks must be at least 0, got {wrong[0]}")
+    if negative := [rank for rank in ranks or () if rank < 0]:
+        raise ValueError(f"ranks must be at least 0 (got {negative[0]})")
     request = pb.CallEnginesRequest(
         method=method,
         args_json=json.dumps(list(args), allow_nan=False),

@@ -139,9 +139,9 @@ class Options(TypedDict, total=False):
     """Names of the server's logits processors to apply, in this order."""
 
     max_tokens: int | None
-    """Most tokens per output. Default: as many as fit into the model's context."""
+    """Maximum number of tokens per output. Default: as many as fit into the model's context."""
     min_tokens: int | None
-    """Fewest tokens per output."""
+    """Minimum number of tokens per output."""
     stop: str | Sequence[str] | None
     """Texts that end an output."""
     stop_token_ids: Sequence[int] | None

@@ -115,7 +115,7 @@ class StreamState:
         """
         self._events += 1
         if event.sequence != self._events:
-            raise LostEvents(f"the stream lost events: expected number {self._events}, got {event.sequence}")
+            raise LostEvents(f"the stream lost events: expected number {self._events} (got {event.sequence})")
         match event.WhichOneof("event"):
             case "delta":
                 return self._delta(event.delta)
@@ -157,7 +157,7 @@ class StreamState:
         if output.ended or end < known or (end == known and count):
             return []
         if offset != known:
-            raise LostEvents(f"output {delta.index} lost tokens: expected offset {known}, got {offset}")
+            raise LostEvents(f"output {delta.index} lost tokens: expected offset {known} (got {offset})")
         if not count:
             return self._on_text_without_tokens(output, delta)
         self._retries.on_progress()

@@ -39,7 +39,7 @@ class ReceivedRows:
         if end <= next_row:
             return None
         if tensor.start > next_row:
-            raise LostEvents(f"tensor {tensor.name} lost rows: expected row {next_row}, got {tensor.start}")
+            raise LostEvents(f"tensor {tensor.name} lost rows: expected row {next_row} (got {tensor.start})")
         received[tensor.name] = end
         row_bytes, rows = len(tensor.data) // tensor.shape[0], end - next_row
         return replace(tensor, start=next_row, shape=(rows, *tensor.shape[1:]), data=tensor.data[-rows * row_bytes :])

@@ -78,7 +78,7 @@ class Callbacks:
         if isinstance(function, str):
             return function
         if not callable(function):
-            raise TypeError(f'the logits processor {name!r} must be a function or "module:function", got {function!r}')
+            raise TypeError(f'the logits processor {name!r} must be a function or "module:function" (got {function!r})')
         return module_name(function) or self._serve(name, function, batched=batched)
 
     def _serve(self, name: str, function: Processor, *, batched: bool) -> str:

@@ -54,7 +54,7 @@ def either(name: str, value: Any, alias: str, aliased: Any) -> Any:
 def check_name(argument: str, value: object, expected: str) -> None:
     """Raises TypeError unless `value` is a string; for example, if it is the class itself."""
     if not isinstance(value, str):
-        raise TypeError(f"{argument} must be {expected}, because another process looks it up; got {value!r}")
+        raise TypeError(f"{argument} must be {expected}, because another process looks it up (got {value!r})")
 
 
 def check_type(argument: str, value: object, kind: type) -> None:

@@ -179,7 +179,7 @@ class GenerationRequest:
         object.__setattr__(self, "prompt_token_ids", inputs if _is_token_ids(inputs) else None)
         check_type("streaming", self.streaming, bool)
         if self.priority not in PRIORITIES:
-            raise TypeError(f"priority must be {', '.join(map(repr, PRIORITIES))}, not {self.priority!r}")
+            raise TypeError(f"priority must be {', '.join(map(repr, PRIORITIES))} (got {self.priority!r})")
         check_type("sampling_params", self.sampling_params, SamplingParams)
         if self.lora_request is not None:
             check_type("lora_request", self.lora_request, LoRARequest)

@@ -170,7 +170,7 @@ class GenerationResult:
             return []
 
     def unread(self) -> Unread:
-        """What was received but not read yet. It stays unread."""
+        """Everything that was received but not read yet. It stays unread."""
         return self._queue.peek()
 
     async def aread(self) -> list[Response]:

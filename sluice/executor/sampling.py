@@ -41,7 +41,7 @@ class GuidedDecodingParams:
     def __post_init__(self) -> None:
         if len(self.options()) != 1:
             fields = "json, regex, grammar, json_object, structural_tag and choice"
-            raise ValueError(f"GuidedDecodingParams: exactly one of {fields} must be set, not {len(self.options())}")
+            raise ValueError(f"GuidedDecodingParams: exactly one of {fields} must be set (got {len(self.options())})")
 
     def options(self) -> dict[str, Any]:
         """The fields of sluice.v1.GuidedDecoding."""
@@ -77,7 +77,7 @@ class SamplingParams:
     max_tokens: int | None = 32
     """None: as many as fit into the model's context."""
     min_tokens: int | None = None
-    """Fewest tokens per output."""
+    """Minimum number of tokens per output."""
     end_id: int | None = None
     """Token that ends the output in place of the model's EOS tokens; -1: none does."""
     ignore_eos: bool = False

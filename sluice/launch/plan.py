@@ -64,7 +64,7 @@ class Plan:
     max_failed_starts: int = 5
     """Number of consecutive exits before being ready after which a service is no longer restarted."""
     freeze_timeout: float = 120.0
-    """Seconds without a turn of its event loop after which a service is killed and restarted."""
+    """Seconds without an iteration of its event loop after which a service is killed and restarted."""
     shared_args: Arguments = field(default_factory=dict)
     """Settings of every service that has them. The settings of a service take precedence over them."""
     engine_args: Arguments = field(default_factory=dict)

@@ -63,7 +63,7 @@ class Slot:
     restarted: Future[None] | None = None
     """Result of the `restart` call in progress."""
     frozen: bool = False
-    """Whether the child was killed because its event loop did not turn."""
+    """Whether the child was killed because its event loop did not run."""
 
     @property
     def name(self) -> str:
@@ -105,6 +105,6 @@ class Slot:
             self.address, self.service = address, self.service.on_port(int(port))
 
     def stalled_seconds(self, now: float) -> float:
-        """Seconds since the service's event loop last turned. 0 before the service is ready."""
-        turned_at = self.reader.turned_at
-        return 0.0 if turned_at is None else now - turned_at
+        """Seconds since the service's event loop last ran. 0 before the service is ready."""
+        ran_at = self.reader.ran_at
+        return 0.0 if ran_at is None else now - ran_at

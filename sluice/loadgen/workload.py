@@ -105,7 +105,7 @@ def _entry(line: str, where: str) -> dict[str, Any]:
     for name in ("prompt_tokens", "output_tokens"):
         value = entry.get(name, 1)
         if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MAX_TOKENS:
-            raise WorkloadError(f"{where}: {name} must be an integer from 1 to {MAX_TOKENS}, not {value!r}")
+            raise WorkloadError(f"{where}: {name} must be an integer from 1 to {MAX_TOKENS} (got {value!r})")
     return entry
 
 

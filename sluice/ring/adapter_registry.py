@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from sluice.ring.adapters import MAX_ADAPTERS, NEWS_ENTRIES, AdapterEntry, AdapterNews
+from sluice.ring.adapters import MAX_ADAPTERS, MAX_MESSAGE_ENTRIES, AdapterChanges, AdapterEntry
 
 REMOVED_SECONDS = 3600.0
 """Time for which the removal of an id is remembered: longer than a process can be cut off from all others."""
@@ -63,15 +63,15 @@ class AdapterRegistry:
         self._forget_removed(now)
         return True
 
-    def since(self, known: int) -> AdapterNews | None:
+    def since(self, known: int) -> AdapterChanges | None:
         """The next changes after number `known`. None if there are none.
 
         A number beyond the last change is that of a former process here, and yields everything.
         """
         if known > self.last:
             known = 0
-        changes = [change for change in self._numbered.values() if change[0] > known][:NEWS_ENTRIES]
-        return AdapterNews(changes[-1][0], [entry for _, entry in changes]) if changes else None
+        changes = [change for change in self._numbered.values() if change[0] > known][:MAX_MESSAGE_ENTRIES]
+        return AdapterChanges(changes[-1][0], [entry for _, entry in changes]) if changes else None
 
     def missing_in(self, other: "AdapterRegistry", now: float) -> list[AdapterEntry]:
         """Entries that are newer here than in `other` and that `other` would remember."""
@@ -89,9 +89,9 @@ def _is_forgotten(entry: AdapterEntry, now: float) -> bool:
     return entry.removed and entry.changed_at < now - REMOVED_SECONDS
 
 
-def has_more(news: AdapterNews | None) -> bool:
+def has_more(changes: AdapterChanges | None) -> bool:
     """Whether further changes may follow immediately."""
-    return news is not None and len(news.entries) == NEWS_ENTRIES
+    return changes is not None and len(changes.entries) == MAX_MESSAGE_ENTRIES
 
 
 def merge_all(registry: AdapterRegistry, entries: Iterable[AdapterEntry], now: float) -> list[AdapterEntry]:

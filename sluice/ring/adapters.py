@@ -19,7 +19,7 @@ MAX_FILE_BYTES = 1 << 30
 MAX_CONFIG_BYTES = 1 << 20
 MAX_ADAPTERS = 1024
 """Maximum number of adapters that are loaded at the same time."""
-NEWS_ENTRIES = 256
+MAX_MESSAGE_ENTRIES = 256
 """Maximum number of entries in one message, which is what a starting router receives per second."""
 PART_BYTES = 1 << 18
 """Maximum size of uploaded data in one message. It is small because later messages on the lane wait behind it."""
@@ -93,19 +93,19 @@ class AdapterEntry(msgspec.Struct, frozen=True, array_like=True):
         return self.changed_at, self.removed, self.version, self.path
 
 
-class AdapterNews(msgspec.Struct, frozen=True, array_like=True):
+class AdapterChanges(msgspec.Struct, frozen=True, array_like=True):
     """Changes of an engine's entries after the number in the router's hello. Changes are numbered from 1."""
 
     last: Total
     """Number of the last change in `entries`."""
-    entries: Annotated[list[AdapterEntry], Meta(max_length=NEWS_ENTRIES)]
+    entries: Annotated[list[AdapterEntry], Meta(max_length=MAX_MESSAGE_ENTRIES)]
 
 
 class AdapterEntries(Message, frozen=True):
     """router → engine: entries that the engine does not have."""
 
     engine_epoch: Number
-    entries: Annotated[list[AdapterEntry], Meta(max_length=NEWS_ENTRIES)]
+    entries: Annotated[list[AdapterEntry], Meta(max_length=MAX_MESSAGE_ENTRIES)]
 
 
 class LoadAdapter(Message, frozen=True):

@@ -49,7 +49,7 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 class NewestSequences(Generic[T]):
-    """What one side stores for the most recently called sequences.
+    """One side's data of the most recently called sequences.
 
     Both sides see the same calls in the same order, so they drop the same sequences.
     """

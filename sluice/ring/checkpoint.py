@@ -70,7 +70,7 @@ class Checkpoint:
 
     @property
     def vocab_size(self) -> int:
-        """Number of rows of the embedding, at least the size of the tokenizer's vocabulary."""
+        """Number of rows of the embedding. The tokenizer may have fewer tokens, or, by mistake, more."""
         return int(self.config["vocab_size"])
 
     @property

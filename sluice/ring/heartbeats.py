@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from sluice.ring.adapters import AdapterNews
+from sluice.ring.adapters import AdapterChanges
 from sluice.ring.message import Count, Finite, Message, Name, Number, Total
 from sluice.ring.stats import RequestStats, StepStats
 
@@ -37,7 +37,7 @@ class KeepAlive(Message, frozen=True):
     engine_epoch: Number
 
 
-class CacheNews(msgspec.Struct, frozen=True, array_like=True):
+class CacheChanges(msgspec.Struct, frozen=True, array_like=True):
     """Changes of an engine's prefix cache, numbered from 1, by block (sluice.ring.hashing.short_hash).
 
     A router's hellos contain the number of the last change that it knows. The engine reports later changes, or the
@@ -81,12 +81,12 @@ class EngineHeartbeat(Message, frozen=True):
     """Steps since the last heartbeat, or the latest of them if there are many. Empty while idle."""
     requests: list[RequestStats] = []
     """Requests that changed or ended since the last heartbeat."""
-    cache: CacheNews | None = None
+    cache: CacheChanges | None = None
     """For the router that this heartbeat is sent to."""
     max_batch_size: int = 0
     """Maximum number of sequences in one step. 0: unknown."""
     progress: Total = 0
-    """Turns of the engine's loop since its start, including idle ones. If it does not grow, a step hangs."""
+    """Iterations of the engine's loop since its start, including idle ones. If it does not grow, a step hangs."""
     cut_off: list[Name] = []
     """Addresses of detokenizers whose lanes have accepted nothing for CUT_OFF_SECONDS."""
     quarantine: Number | None = None
@@ -99,13 +99,13 @@ class EngineHeartbeat(Message, frozen=True):
     """Names of the tensors that requests may ask for, in addition to logits."""
     has_adapters: bool = False
     """Whether requests may name LoRA adapters."""
-    adapters: AdapterNews | None = None
+    adapters: AdapterChanges | None = None
     """For the router that this heartbeat is sent to."""
     cache_events: bool = False
     """Whether the engine records KV cache events, for `ReadCacheEvents`."""
     hidden_size: Count = 0
     """Number of columns of the tables that prompts may have. 0: prompts cannot have tables."""
-    prompt_adapters: AdapterNews | None = None
+    prompt_adapters: AdapterChanges | None = None
     """For the router that this heartbeat is sent to."""
     image_rows: Count = 0
     """Number of rows of each image that prompts may have. 0: prompts cannot have images."""

@@ -30,7 +30,7 @@ SENDERS: dict[Role, tuple[Role, ...]] = {
 """For each role, the roles whose keys its inbox admits."""
 KEY = re.compile(rb"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
 KEYS_SECONDS = 1.0
-"""Interval of the checks for changed key files, which allow to replace keys without a restart."""
+"""Interval of the checks for changed key files, so that keys can be replaced without a restart."""
 OTHERS = 0o007
 """Permission bits of a file for users outside its group."""
 ZAP_ADDRESS = "inproc://zeromq.zap.01"

@@ -26,7 +26,7 @@ def find(value: str) -> Any:
 
 
 def find_function(setting: str, value: str) -> Callable[..., Any]:
-    """As `find`, for a setting that names a function. The ValueError names the setting and the value."""
+    """Like `find`, for a setting that names a function. The ValueError names the setting and the value."""
     try:
         found = find(value)
     except ValueError as error:

@@ -59,7 +59,7 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     frequency_penalty: Finite = 0.0
     """Applied to tokens in the output."""
     seed: Number = 0
-    """Unsigned 64 bits. The router draws one if the client did not set it."""
+    """Unsigned 64 bits. The router chooses one if the client did not set it."""
     logit_bias: tuple[tuple[TokenId, Finite], ...] = ()
     bad_token_ids: tuple[TokenId, ...] = ()
     allowed_token_ids: tuple[TokenId, ...] = ()

@@ -30,7 +30,7 @@ class Setting:
     type_name: str
     """For users, such as "int" or "auto | cpu | cuda"."""
     range: str
-    """Such as "≥ 1, ≤ 4096". Empty if every value of the type is valid."""
+    """The bounds, such as "≥ 1, ≤ 4096". Empty if every value of the type is valid."""
     default: str
     """As a user would write it; "required" without a default, "unset" for None, "empty" for a list or mapping."""
     description: str

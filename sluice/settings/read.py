@@ -75,9 +75,9 @@ def read_settings(cls: type[S], argv: Sequence[str], environment: Mapping[str, s
 
 
 def assign(pairs: Iterable[tuple[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Values by service and setting name, from pairs of key and value. Of equal keys, the last pair counts.
+    """Values by service and setting name, from pairs of key and value. If a key occurs twice, the last pair counts.
 
-    A key is SERVICE.NAME, or NAME for all services that have the setting; the latter values are under ALL. Raises
+    A key is SERVICE.NAME, or NAME for all services that have the setting; values for all services are under ALL. Raises
     SettingsError.
     """
     assigned: dict[str, dict[str, Any]] = {service: {} for service in (ALL, *SERVICES)}

@@ -38,21 +38,21 @@ class Health:
 
     beacon: ProgressBeacon
     live_stall: float
-    """Seconds without a turn of the loop after which the service counts as dead. Longer than any step takes."""
+    """Seconds without an iteration of the loop after which the service counts as dead. Longer than any step takes."""
     ready_stall: float
-    """Seconds without a turn of the loop, or without progress, after which the service is not ready."""
+    """Seconds without an iteration of the loop, or without progress, after which the service is not ready."""
     unready: Callable[[], str | None]
     """A further reason of the service for not being ready, or None. Called in the thread of the probe."""
 
     def dead(self) -> str | None:
-        still = self.beacon.still
-        return f"the loop has not turned for {still:.1f} s" if still > self.live_stall else None
+        seconds = self.beacon.seconds_since_run
+        return f"the loop has not run for {seconds:.1f} s" if seconds > self.live_stall else None
 
     def not_ready(self) -> str | None:
-        if self.beacon.still > self.ready_stall:
-            return f"the loop has not turned for {self.beacon.still:.1f} s"
-        if self.beacon.stuck > self.ready_stall:
-            return f"there is work, and nothing has moved for {self.beacon.stuck:.1f} s"
+        if self.beacon.seconds_since_run > self.ready_stall:
+            return f"the loop has not run for {self.beacon.seconds_since_run:.1f} s"
+        if self.beacon.seconds_since_progress > self.ready_stall:
+            return f"there is work, but no progress for {self.beacon.seconds_since_progress:.1f} s"
         return self.unready()
 
 

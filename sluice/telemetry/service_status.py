@@ -1,5 +1,5 @@
 """The status file by which a service reports to the launcher: its content is the service's state, its modification time
-the latest turn of the service's loop."""
+the latest iteration of the service's loop."""
 
 import os
 import time
@@ -57,7 +57,7 @@ class StatusFile:
         self.report(msgspec.structs.replace(self._status, state=state, peers=peers))
 
     def touch(self) -> None:
-        """Record a turn of the loop in the modification time. Also retries a write that failed."""
+        """Record in the modification time that the loop has run. Also retries a write that failed."""
         if self._status != self._written:
             self._write()
         elif self._path is not None:
@@ -78,31 +78,31 @@ class StatusFile:
 
 
 class ProgressBeacon:
-    """Records turns and progress of a service's loop. One thread touches it, any thread may read it."""
+    """Records iterations and progress of a service's loop. One thread touches it, any thread may read it."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, status_file: StatusFile | None = None) -> None:
-        self.turns = 0
+        self.iterations = 0
         self._status_file = status_file
         self._clock = clock
-        self._turned_at = self._moved_at = clock()
+        self._ran_at = self._progressed_at = clock()
         self._file_touched_at = float("-inf")
 
     @property
-    def still(self) -> float:
-        """Seconds since the loop last turned."""
-        return self._clock() - self._turned_at
+    def seconds_since_run(self) -> float:
+        """Seconds since the loop last ran."""
+        return self._clock() - self._ran_at
 
     @property
-    def stuck(self) -> float:
+    def seconds_since_progress(self) -> float:
         """Seconds since the loop last made progress, or had nothing to do."""
-        return self._clock() - self._moved_at
+        return self._clock() - self._progressed_at
 
-    def touch(self, moving: bool = True) -> None:
-        """Record a turn of the loop. `moving`: it has made progress, or there was no work."""
-        self.turns += 1
-        now = self._turned_at = self._clock()
-        if moving:
-            self._moved_at = now
+    def touch(self, progressed: bool = True) -> None:
+        """Record an iteration of the loop. `progressed`: it has made progress, or there was no work."""
+        self.iterations += 1
+        now = self._ran_at = self._clock()
+        if progressed:
+            self._progressed_at = now
         if self._status_file is not None and now - self._file_touched_at >= TOUCH_SECONDS:
             self._file_touched_at = now
             self._status_file.touch()
@@ -148,8 +148,8 @@ class StatusReader:
         self._source = source
         self.status = STARTING
         """The status read by the latest `poll`."""
-        self.turned_at: float | None = None
-        """When `poll` last saw that the loop had turned; None until the first report."""
+        self.ran_at: float | None = None
+        """When `poll` last saw that the loop had run; None until the first report."""
         self._version = NO_VERSION
 
     def poll(self, now: float) -> None:
@@ -157,14 +157,14 @@ class StatusReader:
         report = self._source.read(self._version)
         if report is not None:
             self._version, content = report
-            self.status, self.turned_at = msgspec.json.decode(content, type=ServiceStatus), now
+            self.status, self.ran_at = msgspec.json.decode(content, type=ServiceStatus), now
 
     def forgive(self, seconds: float, now: float) -> None:
-        """Exclude these seconds, in which the launcher itself was paused, from the time since the latest turn."""
-        if self.turned_at is not None:
-            self.turned_at = min(now, self.turned_at + seconds)
+        """Exclude these seconds, in which the launcher itself was paused, from the time since the loop last ran."""
+        if self.ran_at is not None:
+            self.ran_at = min(now, self.ran_at + seconds)
 
     def reset(self) -> None:
         """Call before a new process of the service is started."""
         self._source.reset()
-        self.status, self.turned_at, self._version = STARTING, None, NO_VERSION
+        self.status, self.ran_at, self._version = STARTING, None, NO_VERSION

@@ -29,6 +29,6 @@ def read_bias(tensor: Any, vocab_size: int) -> Bias | str:
     return Bias(
         added={token: value for token, value in biases.items() if abs(value) <= UNBOUNDED},
         banned=[token for token, value in biases.items() if value < -UNBOUNDED],
-        # Of several tokens above UNBOUNDED, only those with the highest bias can win.
+        # Among several tokens above UNBOUNDED, only those with the highest bias can win.
         forced=[token for token, value in biases.items() if value == highest] if highest > UNBOUNDED else [],
     )

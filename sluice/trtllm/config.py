@@ -114,9 +114,9 @@ class ExecutorConfig(Checked):
     """Requests kept for `Executor.get_latest_request_stats`; 0: none."""
     batching_type: BatchingType = BatchingType.INFLIGHT
     max_batch_size: int | None = None
-    """Most sequences in a step; None: the engine's default."""
+    """Maximum number of sequences in a step; None: the engine's default."""
     max_num_tokens: int | None = None
-    """Most tokens in a step; None: the engine's default."""
+    """Maximum number of tokens in a step; None: the engine's default."""
     parallel_config: ParallelConfig | None = None
     peft_cache_config: PeftCacheConfig = field(default_factory=NoAdapters)
     """Engines serve LoRA adapters only if this is set."""
@@ -128,7 +128,7 @@ class ExecutorConfig(Checked):
     gpu_weights_percent: float = 1.0
     """Only 1.0 is supported."""
     max_queue_size: int | None = None
-    """Most requests that wait in the router; None: the router's default."""
+    """Maximum number of requests that wait in the router; None: the router's default."""
     extended_runtime_perf_knob_config: ExtendedRuntimePerfKnobConfig = field(
         default_factory=ExtendedRuntimePerfKnobConfig
     )

@@ -118,14 +118,14 @@ class Executor:
         Returns an empty list at the timeout (seconds or a timedelta), or if `shutdown` in another thread ends the wait.
         Raises ValueError for an unknown id, RuntimeError after `shutdown`.
         """
-        which, timeout = _parse(args, kwargs)
+        ids, timeout = _parse(args, kwargs)
         self._check_running()
-        if which is None:
+        if ids is None:
             return self._await_any(timeout)
-        if isinstance(which, int):
-            return self._await_one(which, timeout)
+        if isinstance(ids, int):
+            return self._await_one(ids, timeout)
         deadline = executor.Deadline(timeout)
-        return [self._await_one(request_id, deadline.left) for request_id in which]
+        return [self._await_one(request_id, deadline.left) for request_id in ids]
 
     def get_num_responses_ready(self, id: int | None = None) -> int:  # noqa: A002
         """Number of responses, of one request or of all, that `await_responses` would return without waiting."""
@@ -243,10 +243,10 @@ def _parse(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int | Sequenc
     if unknown or len(args) + len(kwargs) > 2:
         raise TypeError(f"await_responses accepts id or ids, and timeout; got {args} and {kwargs}")
     rest = list(args)
-    which = kwargs.get("id", kwargs.get("ids"))
-    if which is None and rest and not isinstance(rest[0], timedelta | float | None):
-        which = rest.pop(0)
+    ids = kwargs.get("id", kwargs.get("ids"))
+    if ids is None and rest and not isinstance(rest[0], timedelta | float | None):
+        ids = rest.pop(0)
     timeout = rest.pop(0) if rest else kwargs.get("timeout")
     if rest or not isinstance(timeout, timedelta | float | int | None):
         raise TypeError(f"await_responses accepts id or ids, and timeout; got {args} and {kwargs}")
-    return which, timeout
+    return ids, timeout

@@ -27,7 +27,7 @@ class Request(Checked):
 
     input_token_ids: Sequence[int]
     max_tokens: int = cast(int, None)
-    """Most tokens to generate. Required, here or as `max_new_tokens`."""
+    """Maximum number of tokens to generate. Required, here or as `max_new_tokens`."""
     _: KW_ONLY
     max_new_tokens: InitVar[int | None] = None
     """Deprecated name of `max_tokens`."""

@@ -165,7 +165,7 @@ def _sampling(config: SamplingConfig, num_return_sequences: int) -> SamplingPara
         no_repeat_ngram_size=config.no_repeat_ngram_size,
     )
     if config.beam_width == 1:
-        # Without beams, what is about them has no meaning, in TensorRT-LLM too.
+        # Without beams, their options have no effect, as in TensorRT-LLM.
         return params
     return replace(
         params,

@@ -396,7 +396,7 @@ class ChoiceList(_message.Message):
     CHOICES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def choices(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """The texts, of which the output is one."""
+        """The texts; each output equals one of them."""
 
     def __init__(
         self,

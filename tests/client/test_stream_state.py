@@ -186,7 +186,7 @@ def test_events_received_before_are_dropped() -> None:
 def test_gaps_and_partial_repetitions_are_errors(offset) -> None:
     resume, _ = new_state(pb.GenerationSpec(text="p"))
     run_attempt(resume, pb.Started(), pb.Delta(text="a", token_ids=[1], token_count=1))
-    with pytest.raises(LostEvents, match=f"expected offset 1, got {offset}"):
+    with pytest.raises(LostEvents, match=rf"expected offset 1 \(got {offset}\)"):
         run_attempt(resume, pb.Started(), pb.Delta(text="b", token_ids=[2, 3], token_offset=offset, token_count=2))
 
 

@@ -61,7 +61,7 @@ def test_a_persistent_backlog_makes_the_detokenizer_unready():
     thread.start()
     try:
         assert MAX_MESSAGES > 1
-        assert wait_until(lambda: (health.not_ready() or "").startswith("there is work, and nothing has moved for"))
+        assert wait_until(lambda: (health.not_ready() or "").startswith("there is work, but no progress for"))
         assert health.dead() is None
         inbox.ended = True
         assert wait_until(lambda: health.not_ready() is None)

@@ -150,5 +150,5 @@ def test_a_function_in_place_of_its_name_in_settings_of_services() -> None:
 def test_positional_arguments_in_tensorrt_llms_order_are_refused() -> None:
     with pytest.raises(TypeError, match="streaming must be a bool, not LoRARequest"):
         GenerationRequest("x", SamplingParams(), LoRARequest("mine"))
-    with pytest.raises(TypeError, match=r"priority must be None, 'low', 'normal', 'high', not 0\.5"):
+    with pytest.raises(TypeError, match=r"priority must be None, 'low', 'normal', 'high' \(got 0\.5\)"):
         GenerationRequest("x", priority=0.5)

@@ -1,6 +1,6 @@
 """An engine's journal of prefix cache changes, of which routers are told in heartbeats."""
 
-from sluice.ring.heartbeats import CacheNews
+from sluice.ring.heartbeats import CacheChanges
 
 
 class FakeJournal:
@@ -24,13 +24,13 @@ class FakeJournal:
     def flush(self) -> None:
         self.remove(*self.findable)
 
-    def news(self, since: int) -> CacheNews:
-        """The changes after number `since`, or the whole cache if `since` is 0 or too long ago."""
-        if not 0 <= since <= self.last or since < self.last - self._max_kept or not since:
-            return CacheNews(0, self.last, sorted(self.findable), whole=True)
-        latest = dict(self.changes[since:])
-        return CacheNews(
-            since,
+    def changes_since(self, known: int) -> CacheChanges:
+        """The changes after number `known`, or the whole cache if `known` is 0 or too long ago."""
+        if not 0 <= known <= self.last or known < self.last - self._max_kept or not known:
+            return CacheChanges(0, self.last, sorted(self.findable), whole=True)
+        latest = dict(self.changes[known:])
+        return CacheChanges(
+            known,
             self.last,
             [block for block, stored in latest.items() if stored],
             [block for block, stored in latest.items() if not stored],

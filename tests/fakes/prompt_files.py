@@ -35,7 +35,7 @@ BAD_FILES = {
     "another kind": (
         config_of(_ROWS, peft_type="PREFIX_TUNING"),
         weights_of(_ROWS),
-        "must be PROMPT_TUNING, not 'PREFIX_TUNING'",
+        "must be PROMPT_TUNING (got 'PREFIX_TUNING')",
     ),
     "lora": (config_of(_ROWS, peft_type="LORA"), weights_of(_ROWS), "not 'LORA'"),
     "no kind": (b"{}", weights_of(_ROWS), "not None"),

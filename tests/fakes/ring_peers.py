@@ -177,7 +177,7 @@ class FakeEngine(FakePeer):
             self.flushes,
             steps=steps,
             requests=requests,
-            cache=self.journal.news(hello.cache_known),
+            cache=self.journal.changes_since(hello.cache_known),
             missed=self.missed,
             progress=self.progress,
             cut_off=self.cut_off,
@@ -185,11 +185,11 @@ class FakeEngine(FakePeer):
             model_version=self.model_version,
             logits_processors=self.logits_processors,
             has_adapters=self.adapters is not None,
-            adapters=None if self.adapters is None else self.adapters.news(hello.adapters_known),
+            adapters=None if self.adapters is None else self.adapters.changes_since(hello.adapters_known),
             cache_events=self.events is not None,
             hidden_size=self.hidden_size,
             image_rows=self.image_rows,
-            prompt_adapters=self.prompt_adapters.news(hello.prompt_adapters_known),
+            prompt_adapters=self.prompt_adapters.changes_since(hello.prompt_adapters_known),
         )
 
     def after_read(self) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from engine_worker.protocol import HostUsage, Preparation
 from engine_worker.step import AdapterLoad
-from sluice.ring.adapters import Adapter, AdapterEntry, AdapterNews
+from sluice.ring.adapters import Adapter, AdapterChanges, AdapterEntry
 from sluice.ring.errors import ErrorCode, Fault
 from sluice.ring.prompt_adapters import version_of
 from sluice.ring.tables import Table
@@ -23,7 +23,7 @@ ENTRIES = [
     AdapterEntry("b", CHANGED_AT, UPLOADED.version),
     AdapterEntry("c", CHANGED_AT, UPLOADED.version, removed=True),
 ]
-NEWS = AdapterNews(3, ENTRIES)
+CHANGES = AdapterChanges(3, ENTRIES)
 TABLE = Table.of(2, HIDDEN_SIZE, "float32", bytes(range(2 * HIDDEN_SIZE * 4)))
 PROMPT_ENTRY = AdapterEntry("p", CHANGED_AT, version_of(TABLE), size=TABLE.rows)
 PROMPT_REMOVED = AdapterEntry("q", CHANGED_AT, version_of(TABLE), removed=True)

@@ -10,12 +10,12 @@ import grpc
 import structlog
 
 from router.app import RouterApp
-from sluice.ring.adapters import AdapterLoaded, AdapterNews
+from sluice.ring.adapters import AdapterChanges, AdapterLoaded
 from sluice.ring.cache_events import CacheEvents, Removed, Stored, Updated
 from sluice.ring.calls import CallAnswer, RankAnswer, failed
 from sluice.ring.checkpoint import open_checkpoint
 from sluice.ring.errors import Fault, FinishReason
-from sluice.ring.heartbeats import CacheNews, DetokenizerHeartbeat, EngineHeartbeat, KeepAlive
+from sluice.ring.heartbeats import CacheChanges, DetokenizerHeartbeat, EngineHeartbeat, KeepAlive
 from sluice.ring.message import Message
 from sluice.ring.prompt_adapters import PromptAdapterRead
 from sluice.ring.rows import End, Started, TextRow, Times, TokenLogprob
@@ -28,7 +28,7 @@ from sluice.v1 import generation_pb2_grpc
 from tests.fakes.fake_ring import FakeRing
 from tests.fakes.ring_scripts import Call, generate
 from tests.fakes.rows import text_batch
-from tests.fuzz.adapters import NEWS, PROMPT_ENTRY, REFUSED, TABLE, UPLOADED
+from tests.fuzz.adapters import CHANGES, PROMPT_ENTRY, REFUSED, TABLE, UPLOADED
 from tests.fuzz.frames import Mutator
 from tests.fuzz.sender import TICK_EVERY, Deadline, Sender
 
@@ -62,11 +62,11 @@ def templates(engine: str, detokenizer: str) -> list[Message]:
             "",
             steps,
             requests,
-            CacheNews(0, 3, [1, 2, 3], [], True),
+            CacheChanges(0, 3, [1, 2, 3], [], True),
             5,
             has_adapters=True,
-            adapters=NEWS,
-            prompt_adapters=AdapterNews(1, [PROMPT_ENTRY]),
+            adapters=CHANGES,
+            prompt_adapters=AdapterChanges(1, [PROMPT_ENTRY]),
         ),
         KeepAlive("other-engine", 77),
         TensorBatch("other-engine", 77, [TensorRows(11, 0, 0, "logits", False, 0, (2, 1), "float32", bytes(8))]),

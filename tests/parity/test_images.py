@@ -204,7 +204,7 @@ def test_malformed_images_are_refused(prompts, oracle):
     ids = list(range(first, first + ROWS))
     forged = Image(bytes(16), ROWS, good.data)
     assert "does not match its digest" in refused(harness, ids, PromptTables(images=(forged,)))
-    assert f"must have {ROWS} rows, got 5" in refused(harness, ids, PromptTables(images=(Image.of(5, good.data),) * 4))
+    assert f"must have {ROWS} rows (got 5)" in refused(harness, ids, PromptTables(images=(Image.of(5, good.data),) * 4))
     broken = PromptTables(images=(good, Image.of(ROWS, picture(2)[:-40])))
     assert "an image is broken or truncated" in refused(harness, ids, broken)
     assert "have no probability" in refused(harness, ids, PromptTables(images=(good,)), prompt_logprobs=0)

@@ -2,7 +2,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sluice.ring.adapter_registry import REMOVED_SECONDS, AdapterRegistry, merge_all
-from sluice.ring.adapters import MAX_ADAPTERS, NEWS_ENTRIES, AdapterEntry, AdapterFiles
+from sluice.ring.adapters import MAX_ADAPTERS, MAX_MESSAGE_ENTRIES, AdapterEntry, AdapterFiles
 from tests.examples import examples
 
 NOW = 1_000_000.0
@@ -32,17 +32,17 @@ def test_registries_converge_for_any_order_and_repetition_of_changes(changes, ra
 
 @examples(200)
 @given(st.lists(st.tuples(st.integers(0, 2), entries | st.none()), max_size=30))
-def test_gossip_through_numbered_news_converges(steps):
+def test_gossip_through_numbered_changes_converges(steps):
     """Three registries. Each step changes one of them, or lets it read the changes of the next one."""
     nodes, known = [AdapterRegistry() for _ in range(3)], [0, 0, 0]
 
     def read(node: int) -> bool:
         source = nodes[(node + 1) % 3]
-        news = source.since(known[node])
-        if news is None:
+        changes = source.since(known[node])
+        if changes is None:
             return False
-        known[node] = news.last
-        merge_all(nodes[node], news.entries, NOW)
+        known[node] = changes.last
+        merge_all(nodes[node], changes.entries, NOW)
         return True
 
     for node, change in steps:
@@ -70,11 +70,11 @@ def test_the_latest_change_wins_over_older_ones():
 
 def test_changes_are_sent_in_bounded_parts_and_completely_to_readers_of_another_process():
     registry = AdapterRegistry()
-    for i in range(NEWS_ENTRIES + 1):
+    for i in range(MAX_MESSAGE_ENTRIES + 1):
         registry.merge(entry(f"a{i}", i), NOW)
     first = registry.since(0)
     second = registry.since(first.last)
-    assert (len(first.entries), len(second.entries), registry.since(second.last)) == (NEWS_ENTRIES, 1, None)
+    assert (len(first.entries), len(second.entries), registry.since(second.last)) == (MAX_MESSAGE_ENTRIES, 1, None)
     assert registry.since(10**9) == first
 
 

@@ -47,16 +47,16 @@ async def test_a_router_is_ready_while_both_kinds_of_peers_accept_work(ring, sta
         ready_grace=0.0,
     )
     assert await probe(port, "/livez") == OK
-    assert await probe(port, "/readyz") == (503, "no engine and no detokenizer takes work\n")
+    assert await probe(port, "/readyz") == (503, "no engine and no detokenizer accepts work\n")
     engine = ring.add_engine("engine")
     await client.until(lambda: client.router.ring.membership.engines.usable)
-    assert await probe(port, "/readyz") == (503, "no detokenizer takes work\n")
+    assert await probe(port, "/readyz") == (503, "no detokenizer accepts work\n")
     ring.add_detokenizer("detok")
     await client.until_serving()
     assert await probe(port, "/readyz") == OK
     engine.beating = False
     await client.until(lambda: not client.router.ring.membership.engines.usable)
-    assert await probe(port, "/readyz") == (503, "no engine takes work\n")
+    assert await probe(port, "/readyz") == (503, "no engine accepts work\n")
     engine.beating = True
     await client.until_serving()
     await client.admin.Drain(admin_pb2.DrainRequest())
@@ -81,6 +81,6 @@ async def test_a_blocked_event_loop_is_reported_by_another_thread(ring, start, p
         probes = [threads.submit(fetch_later, path) for path in ("/readyz", "/livez")]
     (ready, why), (live, _) = [future.result() for future in probes]
     assert (ready, live) == (503, 503)
-    assert why.startswith("the loop has not turned for ")
+    assert why.startswith("the loop has not run for ")
     for path in ("/readyz", "/livez"):
         await until_probe_is(OK, port, path)

@@ -75,7 +75,7 @@ async def test_watchers_are_notified_when_the_grace_ends_even_without_a_heartbea
     for detokenizer in ring.detokenizers.values():
         detokenizer.beating = False
     assert (await asyncio.wait_for(watch.read(), 60)).status == NOT_SERVING
-    expected = "no engine and no detokenizer takes work"
+    expected = "no engine and no detokenizer accepts work"
     await client.until(lambda: client.router.ring.not_ready_because() == expected)
 
 

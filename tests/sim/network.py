@@ -27,7 +27,7 @@ class SimInbox(Inbox):
     def __init__(self, network: "Network", address: str, messages) -> None:
         self.malformed = self.gaps = 0
         self.address = address
-        self.news = asyncio.Event()
+        self.arrived = asyncio.Event()
         self.on_arrival: Callable[[], None] = lambda: None
         self._expected = OrderedDict()
         self._decoder = msgspec.msgpack.Decoder(messages)
@@ -45,7 +45,7 @@ class SimInbox(Inbox):
 
     def put(self, lane: "SimLane", frame: bytes) -> None:
         self._frames.append((lane, frame))
-        self.news.set()
+        self.arrived.set()
         self.on_arrival()
 
     def receive(self, limit: int = 256):
@@ -55,7 +55,7 @@ class SimInbox(Inbox):
             lane.unread -= 1
             self._accept(frame, received)
         if not self._frames:
-            self.news.clear()
+            self.arrived.clear()
         return received
 
     def close(self) -> None:

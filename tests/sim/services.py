@@ -165,7 +165,7 @@ class SimEngine(Process):
                 await asyncio.sleep(random.uniform(0.005, 0.03))
             elif not worker._mailbox.waiting:
                 soon = worker._outbox.waiting or worker._tensors.waiting or worker._quarantined is not None
-                await wait_at_most(worker._inbox.news, 0.01 if soon else 0.25)
+                await wait_at_most(worker._inbox.arrived, 0.01 if soon else 0.25)
         self.ended = True
         worker._inbox.close()
 
@@ -206,7 +206,7 @@ class SimDetokenizer(Process):
             busy = service.waiting or service.draining_since is not None
             idle = max(0.0, min(service.heartbeat_at - loop.time(), 0.005 if busy else 0.5))
             wait = 0.0 if service.decode_loop.replaying else idle
-            await wait_at_most(self.inbox.news, wait)
+            await wait_at_most(self.inbox.arrived, wait)
         service.close(0.0)
         self.ended = True
         self.inbox.close()

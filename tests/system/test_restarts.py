@@ -137,7 +137,7 @@ def test_a_router_is_not_ready_while_its_only_engine_is_frozen(small_ring, launc
     assert get(small_ring, ROUTER) == (200, "ok\n")
     os.kill(small_ring.pids["engine-0"], signal.SIGSTOP)
     try:
-        assert wait_until(lambda: get(small_ring, ROUTER) == (503, "no engine takes work\n"))
+        assert wait_until(lambda: get(small_ring, ROUTER) == (503, "no engine accepts work\n"))
         assert get(small_ring, ROUTER, "/livez") == (200, "ok\n")
         with pytest.raises(TimeoutError):
             get(small_ring, ENGINE, timeout=1)

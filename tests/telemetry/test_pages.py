@@ -63,7 +63,7 @@ def test_the_status_of_a_service_that_runs_then_stalls(server):
     clock.now += 121
     stalled = status(server)
     assert (stalled["live"], stalled["ready"]) == (False, False)
-    assert stalled["reason"] == "the loop has not turned for 121.0 s"
+    assert stalled["reason"] == "the loop has not run for 121.0 s"
 
 
 def test_the_page_loads_nothing_from_other_servers(server):

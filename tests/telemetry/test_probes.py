@@ -54,9 +54,9 @@ def test_in_a_long_step_a_service_is_not_ready_but_live_until_the_limit(clock, h
     assert (health.dead(), health.not_ready()) == (None, None)
     clock.now += 31
     assert health.dead() is None
-    assert health.not_ready() == "the loop has not turned for 31.0 s"
+    assert health.not_ready() == "the loop has not run for 31.0 s"
     clock.now += 90
-    assert health.dead() == "the loop has not turned for 121.0 s"
+    assert health.dead() == "the loop has not run for 121.0 s"
     health.beacon.touch()
     assert (health.dead(), health.not_ready()) == (None, None)
 
@@ -64,9 +64,9 @@ def test_in_a_long_step_a_service_is_not_ready_but_live_until_the_limit(clock, h
 def test_a_loop_that_turns_without_progress_is_not_ready(clock, health):
     for _ in range(31):
         clock.now += 1
-        health.beacon.touch(moving=False)
+        health.beacon.touch(progressed=False)
     assert health.dead() is None
-    assert health.not_ready() == "there is work, and nothing has moved for 31.0 s"
+    assert health.not_ready() == "there is work, but no progress for 31.0 s"
     health.beacon.touch()
     assert health.not_ready() is None
 
@@ -80,9 +80,9 @@ def test_over_http(serve, clock, health):
     assert get(server, "/livez") == get(server, "/readyz") == (200, "ok\n")
     clock.now += 31
     assert get(server, "/livez") == (200, "ok\n")
-    assert get(server, "/readyz?verbose") == (503, "the loop has not turned for 31.0 s\n")
+    assert get(server, "/readyz?verbose") == (503, "the loop has not run for 31.0 s\n")
     clock.now += 100
-    assert get(server, "/livez") == (503, "the loop has not turned for 131.0 s\n")
+    assert get(server, "/livez") == (503, "the loop has not run for 131.0 s\n")
     assert get(server, "/metrics") == (200, "")
     not_found = "not found: the pages are /, /status.json, /metrics, /livez and /readyz\n"
     assert get(server, "/elsewhere") == (404, not_found)

@@ -36,16 +36,16 @@ def writer(path):
 
 def test_the_reader_returns_the_reported_status(reader, writer):
     reader.poll(1.0)
-    assert (reader.status, reader.turned_at) == (STARTING, None)
+    assert (reader.status, reader.ran_at) == (STARTING, None)
     for now, status in ((2.0, READY), (3.0, ServiceStatus("draining", READY.address, 7))):
         writer.report(status)
         reader.poll(now)
-        assert (reader.status, reader.turned_at) == (status, now)
+        assert (reader.status, reader.ran_at) == (status, now)
     reader.poll(4.0)
-    assert reader.turned_at == 3.0
+    assert reader.ran_at == 3.0
     reader.reset()
     reader.poll(5.0)
-    assert (reader.status, reader.turned_at) == (STARTING, None)
+    assert (reader.status, reader.ran_at) == (STARTING, None)
 
 
 def test_the_same_status_is_written_once(path, writer):
@@ -68,9 +68,9 @@ def test_turns_of_the_loop_touch_the_file_at_most_once_per_interval(path, reader
     clock.now += TOUCH_SECONDS
     beacon.touch()
     assert path.stat().st_mtime_ns > first
-    assert beacon.turns == 3
+    assert beacon.iterations == 3
     reader.poll(1.0)
-    assert (reader.status, reader.turned_at) == (READY, 1.0)
+    assert (reader.status, reader.ran_at) == (READY, 1.0)
 
 
 def test_a_failed_write_is_retried(tmp_path):
@@ -86,13 +86,13 @@ def test_a_failed_write_is_retried(tmp_path):
 
 def test_time_in_which_the_launcher_was_paused_is_excluded(reader, writer):
     reader.forgive(5.0, 9.0)
-    assert reader.turned_at is None
+    assert reader.ran_at is None
     writer.report(READY)
     reader.poll(10.0)
     reader.forgive(5.0, 20.0)
-    assert reader.turned_at == 15.0
+    assert reader.ran_at == 15.0
     reader.forgive(50.0, 20.0)
-    assert reader.turned_at == 20.0
+    assert reader.ran_at == 20.0
 
 
 def test_a_process_without_a_launcher_writes_nothing(tmp_path, monkeypatch):

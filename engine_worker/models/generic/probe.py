@@ -139,7 +139,7 @@ class TokenCountTracer(TorchDispatchMode):
         super().__init__()
         self._tokens = tokens
         self._counted: dict[int, Tensor] = {}
-        """Tainted tensors by the id of their storage. The references prevent that a storage, and its id, is reused."""
+        """Tainted tensors by the id of their storage. The references keep a storage, and its id, from being reused."""
 
     def reach(self, *tensors: Tensor) -> bool:
         """Whether any of these tensors depends on a count."""

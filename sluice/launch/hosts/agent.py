@@ -135,7 +135,7 @@ class Agent:
         remove_stale()
 
     def _localize(self, service: Service) -> Service:
-        """The service with what only its machine knows: addresses, folders, the interpreter."""
+        """The service with the values that only its machine knows: addresses, folders, the interpreter."""
         host = f"[{self._ip}]" if self._ip.version == 6 else str(self._ip)
         local: dict[str, object] = {"listen": f"tcp://{host}:*"}
         if self._keys is not None:

@@ -87,7 +87,7 @@ def test_a_captured_launch_for_generation_rows_does_not_overwrite_other_rows(mon
 def test_generation_rows_are_split_in_steps_with_context_too(monkeypatch):
     launched = []
     monkeypatch.setattr(
-        kernels, "_launch", lambda *args: launched.append((args[6], args[7], args[8] and args[8].split.most))
+        kernels, "_launch", lambda *args: launched.append((args[6], args[7], args[8] and args[8].split.max_shares))
     )
     monkeypatch.setattr(kernels, "_launch_combine", lambda *_: None)
     heads = HeadShape(4, 2, 16)

@@ -198,12 +198,12 @@ def test_a_step_with_resumed_sequences_may_fail():
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"resume": {2: [1]}}, "resume must name sequences from 0 to 1, got 2"),
-        ({"resume": {-1: [1]}}, "resume must name sequences from 0 to 1, got -1"),
-        ({"ended": [0, 2]}, "ended must name sequences from 0 to 1, got 2"),
-        ({"resume": {1: [1] * 9}}, "resume must have at most max_tokens (8) tokens, got 9 for sequence 1"),
-        ({"resume": {1: [1, 97]}}, "resume token ids must be from 0 to 96, got 97 in sequence 1"),
-        ({"resume": {0: [-1]}}, "resume token ids must be from 0 to 96, got -1 in sequence 0"),
+        ({"resume": {2: [1]}}, "resume must name sequences from 0 to 1 (got 2)"),
+        ({"resume": {-1: [1]}}, "resume must name sequences from 0 to 1 (got -1)"),
+        ({"ended": [0, 2]}, "ended must name sequences from 0 to 1 (got 2)"),
+        ({"resume": {1: [1] * 9}}, "resume must have at most 8 (max_tokens) tokens (got 9 for sequence 1)"),
+        ({"resume": {1: [1, 97]}}, "resume token ids must be from 0 to 96 (got 97 in sequence 1)"),
+        ({"resume": {0: [-1]}}, "resume token ids must be from 0 to 96 (got -1 in sequence 0)"),
     ],
 )
 def test_invalid_resumes_are_refused(fields, message):

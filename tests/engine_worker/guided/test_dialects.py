@@ -64,7 +64,7 @@ def test_outputs_that_match(guides, kind, text, right, wrong):
     ("kind", "text", "message"),
     [
         (GuideKind.JSON_SCHEMA, "{", "Expecting property name"),
-        (GuideKind.JSON_SCHEMA, "[]", "must be a JSON object, got list"),
+        (GuideKind.JSON_SCHEMA, "[]", "must be a JSON object, not list"),
         (GuideKind.JSON_SCHEMA, '{} | "x"', "Extra data"),
         (GuideKind.JSON_SCHEMA, '{"not": {}}', 'Unimplemented keys: ["not"]'),
         (GuideKind.JSON_SCHEMA, '{"type": "strin"}', "Invalid type: strin"),

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from engine_worker.kvcache.tiers import Journal
 from sluice.ring.hashing import short_hash
-from sluice.ring.heartbeats import CacheNews
+from sluice.ring.heartbeats import CacheChanges
 
 
 def digest(block: int) -> bytes:
@@ -28,21 +28,21 @@ def test_changes_are_reported_once_each():
     journal.store(digest(1))
     journal.store(digest(2))
     journal.remove(digest(1))
-    assert journal.since(0) == CacheNews(0, 3, [block(2)], [block(1)])
-    assert journal.since(1) == CacheNews(1, 3, [block(2)], [block(1)])
-    assert journal.since(2) == CacheNews(2, 3, [], [block(1)])
+    assert journal.since(0) == CacheChanges(0, 3, [block(2)], [block(1)])
+    assert journal.since(1) == CacheChanges(1, 3, [block(2)], [block(1)])
+    assert journal.since(2) == CacheChanges(2, 3, [], [block(1)])
 
 
 def test_a_router_that_is_too_far_behind_or_ahead_receives_the_full_state():
     journal = Journal(capacity=2)
     for number in range(5):
         journal.store(digest(number))
-    everything = CacheNews(0, 5, [block(number) for number in range(5)], whole=True)
+    everything = CacheChanges(0, 5, [block(number) for number in range(5)], whole=True)
     for version in (0, 2, 6, 99):
-        news = journal.since(version)
-        assert sorted(news.stored) == sorted(everything.stored)
-        assert (news.after, news.last, news.whole, news.removed) == (0, 5, True, [])
-    assert journal.since(3) == CacheNews(3, 5, [block(3), block(4)])
+        changes = journal.since(version)
+        assert sorted(changes.stored) == sorted(everything.stored)
+        assert (changes.after, changes.last, changes.whole, changes.removed) == (0, 5, True, [])
+    assert journal.since(3) == CacheChanges(3, 5, [block(3), block(4)])
 
 
 def test_after_a_flush_the_full_state_is_reported():
@@ -50,8 +50,8 @@ def test_after_a_flush_the_full_state_is_reported():
     journal.store(digest(1))
     journal.clear()
     journal.store(digest(2))
-    assert journal.since(1) == CacheNews(0, 3, [block(2)], whole=True)
-    assert journal.since(2) == CacheNews(2, 3, [block(2)])
+    assert journal.since(1) == CacheChanges(0, 3, [block(2)], whole=True)
+    assert journal.since(2) == CacheChanges(2, 3, [block(2)])
 
 
 @given(
@@ -71,9 +71,9 @@ def test_a_reader_of_changes_knows_the_findable_blocks(actions, capacity):
             findable.clear()
             journal.clear()
         elif action.startswith("read"):
-            news = journal.since(version)
+            changes = journal.since(version)
             for _ in range(2 if action == "read twice" else 1):
-                if news is not None:
-                    known = (set() if news.whole else known) - set(news.removed) | set(news.stored)
-                    version = news.last
+                if changes is not None:
+                    known = (set() if changes.whole else known) - set(changes.removed) | set(changes.stored)
+                    version = changes.last
             assert known == {block(block_hash) for block_hash in findable}

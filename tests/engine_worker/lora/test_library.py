@@ -192,7 +192,7 @@ def test_a_hostile_upload_leaves_nothing_behind(library, tuned, trap, kind):
     assert ("adapter_config.json" if "configuration" in kind else "adapter_model.safetensors") in answer.fault.message
     assert library.held() == []
     assert library.usage.used_bytes == 0
-    assert desk.news(0) is None
+    assert desk.changes_since(0) is None
     # A request with this upload ends with the same error.
     assert library.prepare(Adapter("x", files.version)).fault == answer.fault
     assert not trap.sprung

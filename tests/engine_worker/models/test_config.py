@@ -119,7 +119,7 @@ def test_windows_are_those_of_transformers(architecture, options, windows):
 @pytest.mark.parametrize(
     ("architecture", "options", "words"),
     [
-        ("Mistral", {"sliding_window": 0}, "sliding_window must be a positive integer or null, not 0"),
+        ("Mistral", {"sliding_window": 0}, "sliding_window must be a positive integer or null \\(got 0\\)"),
         ("Mistral", {"sliding_window": 8, "layer_types": [FULL, SLIDING]}, "layer_types full_attention"),
         ("Mistral", {"sliding_window": None, "layer_types": [FULL, SLIDING]}, "layer_types sliding_attention"),
         ("Qwen3", {"layer_types": [FULL, SLIDING]}, "layer_types sliding_attention"),
@@ -148,7 +148,7 @@ def test_experts():
     [
         ({"num_experts": None}, "num_experts must be a positive integer"),
         ({"num_experts_per_tok": 9}, "num_experts_per_tok 9 is more than the 8 experts"),
-        ({"moe_intermediate_size": 20}, "moe_intermediate_size must be a multiple of 8, not 20"),
+        ({"moe_intermediate_size": 20}, "moe_intermediate_size must be a multiple of 8 \\(got 20\\)"),
         ({"decoder_sparse_step": 0}, "decoder_sparse_step must be a positive integer"),
         ({"mlp_only_layers": 1}, "mlp_only_layers must be a list of layers"),
         ({"use_sliding_window": True, "sliding_window": -1}, "sliding_window must be a positive integer"),

@@ -147,7 +147,7 @@ def test_the_latest_entry_counts_and_unnamed_weights_are_freed_after_a_while_if_
     desk.library.used = {A.version}
     desk.process(named("x", A, 1.0))
     desk.process(named("x", B, 2.0))
-    assert [(entry.id, entry.version) for entry in desk.adapters.news(0).entries] == [("x", B.version)]
+    assert [(entry.id, entry.version) for entry in desk.adapters.changes_since(0).entries] == [("x", B.version)]
     desk.now += KEPT_SECONDS + 2
     desk.process()
     assert set(desk.library.host) == {A.version, B.version}
@@ -161,7 +161,7 @@ def test_the_latest_entry_counts_and_unnamed_weights_are_freed_after_a_while_if_
     desk.now += 4
     desk.process()
     assert not desk.library.host
-    assert desk.adapters.news(0).entries[0].removed
+    assert desk.adapters.changes_since(0).entries[0].removed
 
 
 def test_weights_with_two_ids_are_kept_until_both_are_removed(desk):

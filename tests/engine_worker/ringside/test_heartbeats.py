@@ -157,7 +157,7 @@ def test_the_number_of_routers_is_limited(monkeypatch):
     assert routers.on_hello(Hello("r", "mem://2"))
 
 
-def test_an_engine_is_alone_when_all_routers_have_ended(monkeypatch):
+def test_heartbeats_notice_that_all_routers_have_ended(monkeypatch):
     lanes = {}
 
     def open_lane(_, address, *__, **___):
@@ -169,20 +169,20 @@ def test_an_engine_is_alone_when_all_routers_have_ended(monkeypatch):
     heartbeats = Heartbeats(
         None, routers, lambda: heartbeat, StatsLog(), lambda known: None, no_events, structlog.get_logger()
     )
-    assert not heartbeats.alone
+    assert not heartbeats.routers_ended
     routers.on_hello(Hello("r0", "mem://r0"))
     routers.on_hello(Hello("r1", "mem://r1"))
-    alone = []
+    observed = []
     for ended in ("", "mem://r1", "mem://r0"):
         heartbeats._send()
         if ended:
             lanes[ended].refused_at = 1.0
             heartbeats._send()
-        alone.append(heartbeats.alone)
-    assert alone == [False, False, True]
+        observed.append(heartbeats.routers_ended)
+    assert observed == [False, False, True]
     lanes["mem://r0"].refused_at = None
     heartbeats._send()
-    assert not heartbeats.alone, "a router was started again"
+    assert not heartbeats.routers_ended, "a router was started again"
 
 
 def test_answers_to_calls_wait_for_a_full_lane_and_are_sent_only_to_known_routers(monkeypatch):

@@ -1,14 +1,13 @@
 """The log of statistics, its readers, and the thread that calls a user's function."""
 
 import json
-import sys
 import threading
 
 import pytest
 import structlog
 
 from engine_worker.hooks import Report
-from engine_worker.ringside.stats_log import Cursor, StatsCallback, StatsLog, find_function
+from engine_worker.ringside.stats_log import Cursor, StatsCallback, StatsLog
 from sluice.ring.stats import RequestStats, Stage, StatsSource, StepStats
 
 PATIENCE = 60
@@ -162,17 +161,3 @@ def test_reports_lost_by_a_slow_function_are_counted():
     assert [report["iteration"] for report in reports if report["type"] == "step"] == [1, 5, 6]
     assert [report["generated_tokens"] for report in reports if report["type"] == "request"] == [1, 2]
     assert (callback.lost_steps, callback.lost_requests) == (3, 8)
-
-
-@pytest.mark.parametrize("name", ["json", "json:", ":dumps", "no_such_module:f", "json:nothing", "json:__name__"])
-def test_an_invalid_name_is_refused(name):
-    with pytest.raises(ValueError, match="stats_callback: "):
-        find_function(name)
-
-
-def test_a_function_in_the_working_directory_is_found(tmp_path, monkeypatch):
-    (tmp_path / "my_statistics.py").write_text("def echo(text): return text\n")
-    monkeypatch.chdir(tmp_path)
-    assert find_function("my_statistics:echo")("x") == "x"
-    assert str(tmp_path) not in sys.path
-    sys.modules.pop("my_statistics")

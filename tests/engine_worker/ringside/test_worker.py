@@ -83,10 +83,10 @@ def test_a_blocked_step_loses_readiness_soon_and_liveness_late(start, runner, mo
     world.submit(1, [1, 2, 3])
     assert entered.wait(LIMIT)
     clock.now += 2.0
-    assert probe(world, "/readyz") == (503, "the loop has not turned for 2.0 s\n")
+    assert probe(world, "/readyz") == (503, "the loop has not run for 2.0 s\n")
     assert probe(world, "/livez") == (200, "ok\n")
     clock.now += 29.0
-    assert probe(world, "/livez") == (503, "the loop has not turned for 31.0 s\n")
+    assert probe(world, "/livez") == (503, "the loop has not run for 31.0 s\n")
     may_continue.set()
     world.read(world.ends)
     assert wait_until(lambda: probe(world, "/readyz")[0] == 200)

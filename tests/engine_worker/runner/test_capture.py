@@ -149,7 +149,9 @@ def loaded(tmp_path, monkeypatch):
             load, "choose", lambda _, site: ChosenBackend(backend(site.heads), "fake", site.tokens_per_block)
         )
         warnings = []
-        runner = load_runner(open_written(tmp_path), config, lambda *_: None, warn=lambda *news: warnings.append(news))
+        runner = load_runner(
+            open_written(tmp_path), config, lambda *_: None, warn=lambda *warning: warnings.append(warning)
+        )
         return runner, warnings, warm_ups
 
     return loaded
@@ -169,7 +171,7 @@ def test_warms_up_again_after_the_captures(loaded):
     runner, warnings, warm_ups = loaded(PagedTorch)
     assert runner.choices["cuda_graphs"] == "4 up to 5 and 4 up to 64 with context"
     assert warnings == []
-    assert warm_ups == ["beside the KV cache (see kv_memory_fraction) and CUDA graphs"]
+    assert warm_ups == ["in addition to the KV cache (see kv_memory_fraction) and CUDA graphs"]
 
 
 class Pair(Shard):
@@ -216,5 +218,5 @@ def test_attention_fell_back_on_a_gpu_is_reported():
         (reference, torch.device("cpu")),
         (ChosenBackend(attention, "fine", 16), CUDA),
     ):
-        load._warn_if_slow(chosen, device, lambda *news: warnings.append(news))
+        load._warn_if_slow(chosen, device, lambda *warning: warnings.append(warning))
     assert warnings == [("attention_fell_back", "nothing faster runs here. Triton: no compiler")]

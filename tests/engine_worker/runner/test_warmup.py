@@ -103,8 +103,8 @@ def test_too_little_memory_is_reported_with_the_numbers(monkeypatch):
         MemoryTooSmallError, match=r"300 MiB .* max_tokens_per_step = 50 tokens and max_batch_size = 6 sequences"
     ):
         warm_up(OutOfMemoryModel(model), cache(1), attention, CONFIG, 30)
-    with pytest.raises(MemoryTooSmallError, match=r"300 MiB are free beside all else: .* max_batch_size = 6 sequences"):
-        warm_up(OutOfMemoryModel(model), cache(1), attention, CONFIG, 30, where="beside all else")
+    with pytest.raises(MemoryTooSmallError, match=r"300 MiB are free somewhere: .* max_batch_size = 6 sequences"):
+        warm_up(OutOfMemoryModel(model), cache(1), attention, CONFIG, 30, where="somewhere")
     with pytest.raises(MemoryTooSmallError, match=r"300 MiB .* graphs of 6 sequences; lower kv_memory_fraction"):
         capture_graphs(OutOfMemoryModel(model), cache(20), attention, CONFIG, 30, FakeCapture(), lambda *_: None)
 

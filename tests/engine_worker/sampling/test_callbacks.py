@@ -184,7 +184,7 @@ def test_which_functions_an_engine_can_import() -> None:
 
 
 def test_a_value_that_is_not_callable() -> None:
-    with pytest.raises(TypeError, match=r"the logits processor 'x' must be a function or .*, got 7"):
+    with pytest.raises(TypeError, match=r"the logits processor 'x' must be a function or .* \(got 7\)"):
         Callbacks().settings({"x": 7}, None)
     assert Callbacks().settings({"x": "a:b"}, "c:d") == {
         "logits_processors": {"x": "a:b"},

@@ -76,11 +76,12 @@ def test_rows_that_are_no_distribution(dtype):
 
 def test_sizes():
     assert proposals_problem(spec(), VOCAB) is None
-    assert "must have 72 bytes, 6 logits for each of 3 draft tokens, got 60" in proposals_problem(spec(), VOCAB + 1)
+    problem = proposals_problem(spec(), VOCAB + 1)
+    assert "has 60 bytes, must have 72: 6 logits in float32 for each of 3 draft tokens" in problem
     assert "must have 40" in proposals_problem(spec(tokens=TOKENS[:2]), VOCAB)
     assert "must have 0" in proposals_problem(spec(tokens=()), VOCAB)
     odd = Speculation(draft_token_ids=TOKENS, draft_logits=DraftLogits("float32", pack("<f", 1.0) + b"x"))
-    assert "got 5" in proposals_problem(spec_of([1], speculation=odd), VOCAB)
+    assert "has 5 bytes" in proposals_problem(spec_of([1], speculation=odd), VOCAB)
     empty = Speculation(draft_token_ids=(), draft_logits=DraftLogits("float32", b""))
     assert "must have 0" in proposals_problem(spec_of([1], speculation=empty), VOCAB)
 

@@ -124,7 +124,7 @@ async def test_a_refused_upload_leaves_nothing_behind(ring, serving):
         assert (details.code, details.fields) == (StatusCode.INVALID_ARGUMENT, [expected_field])
         assert not (await listed(client)).loras
         assert client.router.ring.adapters.files.nbytes == 0
-    assert all(engine.adapters.news(0) is None for engine in ring.engines.values())
+    assert all(engine.adapters.changes_since(0) is None for engine in ring.engines.values())
     assert not libraries(ring)[1].host
     # Files that an id refers to are kept, even if another load of them fails.
     await load(client, "y", "/b")

@@ -52,11 +52,13 @@ async def test_every_router_and_a_new_engine_know_what_is_loaded(ring, serving, 
     (engine,) = ring.engines.values()
     engine.epoch += 1
     engine.serve_adapters().folders["/b"] = B
-    await client.until(lambda: {entry.id for entry in (engine.adapters.news(0) or A_NEWS).entries} == {"x", "y"})
+    await client.until(
+        lambda: {entry.id for entry in (engine.adapters.changes_since(0) or NO_CHANGES).entries} == {"x", "y"}
+    )
     assert (await client.events(text_spec(lora_id="y")))[-1].HasField("done")
 
 
-class A_NEWS:  # noqa: N801 - stands for a message without entries
+class NO_CHANGES:  # noqa: N801 - stands for a message without entries
     entries = ()
 
 
@@ -117,7 +119,7 @@ async def test_a_request_that_arrives_before_any_heartbeat(ring, serving, start,
     client = await serving()
     await load(client, "x", "/a")
     (engine,) = ring.engines.values()
-    await client.until(lambda: engine.adapters.news(0) is not None)
+    await client.until(lambda: engine.adapters.changes_since(0) is not None)
     await client.router.stop(0.0)
     monkeypatch.setattr("router.peers.learning.LEARN_SECONDS", 60.0)
     other_client = await start(wait=False, listen=f"ipc://{folder}/other")

@@ -128,9 +128,9 @@ async def test_a_caller_that_disconnects_leaves_no_state(client, ring):
         ({"method": ""}, "method: is '', must be 1 to 128 characters of A-Z a-z 0-9 _ . : -"),
         ({"method": "x" * 129}, "method: is 'xxxx"),
         ({"method": "a b"}, "method: is 'a b'"),
-        ({"args_json": "{}"}, "args_json: must be an array, is '{}'"),
+        ({"args_json": "{}"}, "args_json: is '{}', must be an array"),
         ({"args_json": "[NaN]"}, "args_json: cannot be read as JSON: NaN is not JSON"),
-        ({"kwargs_json": "[]"}, r"kwargs_json: must be an object, is '\[\]'"),
+        ({"kwargs_json": "[]"}, r"kwargs_json: is '\[\]', must be an object"),
         ({"kwargs_json": "{"}, "kwargs_json: cannot be read as JSON: "),
         (
             {"args_json": f'["{"x" * MAX_JSON_BYTES}"]'},

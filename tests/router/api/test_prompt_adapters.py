@@ -160,7 +160,7 @@ async def test_bad_files_leave_nothing_behind(ring, client, tmp_path):
     assert not await listed(client)
     assert version_at(client, "x") is None
     (engine,) = ring.engines.values()
-    assert engine.prompt_adapters.news(0) is None
+    assert engine.prompt_adapters.changes_since(0) is None
     assert not trap.sprung
 
 

@@ -73,7 +73,9 @@ async def test_a_router_that_starts_later_knows_all_adapters_from_its_first_requ
     await load(client, "gone", A)
     await unload(client, "gone")
     (engine,) = ring.engines.values()
-    await client.until(lambda: engine.prompt_adapters.news(0) and len(engine.prompt_adapters.news(0).entries) == 21)
+    await client.until(
+        lambda: engine.prompt_adapters.changes_since(0) and len(engine.prompt_adapters.changes_since(0).entries) == 21
+    )
     await client.router.stop(0.0)
     # No router is running now, so only the engine has the rows.
     new_client = await start(listen=f"ipc://{folder}/other")
@@ -86,7 +88,7 @@ async def test_a_router_that_starts_later_knows_all_adapters_from_its_first_requ
 async def test_a_request_that_arrives_before_any_heartbeat(ring, start, folder, client, monkeypatch):
     await load(client, "x", A)
     (engine,) = ring.engines.values()
-    await client.until(lambda: engine.prompt_adapters.news(0) is not None)
+    await client.until(lambda: engine.prompt_adapters.changes_since(0) is not None)
     started = (await client.events(named("x")))[0].started
     await client.router.stop(0.0)
     monkeypatch.setattr(learning, "LEARN_SECONDS", 60.0)
@@ -103,7 +105,7 @@ async def test_rows_are_read_from_another_engine_if_one_dies(ring, start, folder
     """Even if the router has just started, and the engine that reported them dies before sending them."""
     await load(client, "x", A)
     (engine,) = ring.engines.values()
-    await client.until(lambda: engine.prompt_adapters.news(0) is not None)
+    await client.until(lambda: engine.prompt_adapters.changes_since(0) is not None)
     on_message, engine.prompt_adapters.on_message = engine.prompt_adapters.on_message, lambda _: None
     monkeypatch.setattr(learning, "LEARN_SECONDS", 60.0)
     new_client = await start(listen=f"ipc://{folder}/other")
@@ -119,7 +121,9 @@ async def test_an_engine_that_starts_later_gets_all_adapters(ring, client):
         await load(client, f"id-{number}", some_rows(number))
     (engine,) = ring.engines.values()
     engine.restart()
-    await client.until(lambda: engine.prompt_adapters.news(0) and len(engine.prompt_adapters.news(0).entries) == 3)
+    await client.until(
+        lambda: engine.prompt_adapters.changes_since(0) and len(engine.prompt_adapters.changes_since(0).entries) == 3
+    )
 
 
 async def test_a_stream_keeps_its_rows(ring, client):
@@ -170,7 +174,7 @@ async def test_rows_that_do_not_arrive_are_reported_as_missing(ring, start, fold
     monkeypatch.setattr(prompt_adapters, "SETTLE_SECONDS", 0.2)
     await load(client, "x", A)
     (engine,) = ring.engines.values()
-    await client.until(lambda: engine.prompt_adapters.news(0) is not None)
+    await client.until(lambda: engine.prompt_adapters.changes_since(0) is not None)
     engine.prompt_adapters.on_message = lambda _: None
     new_client = await start(listen=f"ipc://{folder}/other")
     await new_client.until(lambda: not new_client.router.ring.prompt_adapters.is_unknown("x"))

@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 
 from router.peers.placement import SEQUENCE_WORK, SPREAD_SLACK, Placement
 from sluice.ring.hashing import Domain, block_chain, root_hash, short_hash
-from sluice.ring.heartbeats import CacheNews, DetokenizerHeartbeat, EngineHeartbeat
+from sluice.ring.heartbeats import CacheChanges, DetokenizerHeartbeat, EngineHeartbeat
 from sluice.ring.stats import StepStats
 from sluice.ring.timing import CACHE_REPORT_SECONDS
 
@@ -31,8 +31,8 @@ def place(placement, prompt, engines=ENGINES, salt="", n=1):
 def report(placement, heartbeat, prompt):
     """Report that this engine has the prompt cached."""
     stored = [short_hash(block) for block in block_chain(root_hash("f"), prompt, 16)]
-    news = CacheNews(0, len(stored), stored, whole=True)
-    placement.on_engine_heartbeat(msgspec.structs.replace(heartbeat, cache=news))
+    changes = CacheChanges(0, len(stored), stored, whole=True)
+    placement.on_engine_heartbeat(msgspec.structs.replace(heartbeat, cache=changes))
     while placement.update_cache():
         pass
 

@@ -130,7 +130,7 @@ async def test_changes_in_lost_heartbeats_are_reported_again(two_engines):
     await caught_up(client, first, second)
     version_before = version(client, first)
     first.journal.store(*blocks(PROMPT)[4:])
-    lost = first.journal.news(version_before)
+    lost = first.journal.changes_since(version_before)
     first.journal.remove(*blocks(PROMPT)[10:])
     # A heartbeat that continues after the lost one.
     client.router.ring.placement.on_engine_heartbeat(
