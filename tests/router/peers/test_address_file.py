@@ -92,7 +92,7 @@ async def test_a_forbidden_address_is_refused_like_an_invalid_line(file, warning
     file.write_text("tcp://10.0.0.1:5\n")
     addresses = Addresses((f"file://{file}",), check=PLAIN.check, log=warnings.log())
     assert await addresses.look_up() == {}
-    assert "create keys" in warnings[0]["error"]
+    assert "can be reached by other users or machines: create keys" in warnings[0]["error"]
 
 
 @pytest.mark.parametrize("host", ["a", "a_b.c-d", "[::1]", "::1", "10.0.0.1", "-", "a b", "é", "a/b", "*", "a\x01"])
