@@ -123,7 +123,7 @@ class UserScheduler:
 
 @pytest.mark.parametrize("name", [each.name for each in fields(SchedulerConfig)])
 def test_a_class_in_place_of_its_name(name) -> None:
-    with pytest.raises(TypeError, match=rf"^{name} must be .*; got <class '.*UserScheduler'>"):
+    with pytest.raises(TypeError, match=rf"^{name} must be .* \(got <class '.*UserScheduler'>\)"):
         SchedulerConfig(**{name: UserScheduler})
 
 
