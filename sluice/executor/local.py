@@ -23,13 +23,20 @@ class LocalRing:
         self._ring = Ring(model, observe=_log_problem, **options)
         self._stop = threading.Event()
         self._started = threading.Event()
+        # Not `Thread.join`: until Python 3.13, an interrupt during it marks a running thread as ended (gh-90882).
+        self._ended = threading.Event()
         self._error: BaseException | None = None
         self._owner = os.getpid()
         # Child processes die with the thread that started them, and the caller's thread may end before the executor.
         self._thread = threading.Thread(target=self._run, name="sluice ring", daemon=True)
         # Registered before the thread starts, so that an interrupt at any point leaves no ring behind.
         atexit.register(self._close_at_exit)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError:
+            # The system refused another thread.
+            self._ended.set()
+            raise
         try:
             while not self._started.wait(SLICE_SECONDS):
                 pass
@@ -53,10 +60,10 @@ class LocalRing:
         if os.getpid() != self._owner:
             # The ring belongs to the process that started it, not to a fork of that process.
             return
-        self._stop.set()
         try:
-            while self._thread.is_alive():
-                self._thread.join(SLICE_SECONDS)
+            self._stop.set()
+            while not self._ended.wait(SLICE_SECONDS):
+                pass
         except BaseException:
             self._kill()
             raise
@@ -72,7 +79,7 @@ class LocalRing:
     def _kill(self) -> None:
         self._stop.set()
         self._ring.kill()
-        self._thread.join()
+        self._ended.wait()
 
     def _run(self) -> None:
         try:
@@ -83,6 +90,7 @@ class LocalRing:
             self._error = error
         finally:
             self._started.set()
+            self._ended.set()
 
 
 def _log_problem(line: LogLine) -> None:
