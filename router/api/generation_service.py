@@ -14,8 +14,7 @@ from router.requests.pipeline import RequestPipeline
 from router.requests.request_state import RequestState
 from router.text.tokenizer_pool import TokenizerPool
 from router.validate.chat import ChatPrompt, parse_chat
-from router.validate.model import Limits, Model
-from router.validate.spec import check_model
+from router.validate.model import Limits, Model, check_model
 from sluice.v1 import generation_pb2 as pb
 
 

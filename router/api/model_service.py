@@ -13,8 +13,7 @@ from router.errors import Reason, RequestError, Violation, Violations
 from router.peers.adapters import LOAD_SECONDS, Adapters
 from router.peers.engine_features import EngineFeatures
 from router.validate.adapter import adapter_not_found, check_id, parse_files
-from router.validate.model import Model
-from router.validate.spec import check_model
+from router.validate.model import Model, check_model
 from sluice.ring.adapters import MAX_CONFIG_BYTES, MAX_FILE_BYTES, AdapterEntry, AdapterFiles
 from sluice.ring.errors import ErrorCode
 from sluice.v1 import admin_pb2 as pb

@@ -8,9 +8,8 @@ from router.errors import Reason, RequestError, Violations
 from router.peers.engine_features import EngineFeatures
 from router.peers.prompt_adapters import PromptAdapters
 from router.validate.adapter import adapter_not_found, check_form
-from router.validate.model import Limits, Model
+from router.validate.model import Limits, Model, check_model
 from router.validate.prompt_files import PromptFiles, read_folder, read_rows
-from router.validate.spec import check_model
 from router.validate.tables import check_hidden_size, check_rows
 from sluice.ring.adapters import AdapterEntry
 from sluice.ring.errors import ErrorCode

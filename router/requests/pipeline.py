@@ -27,8 +27,8 @@ from router.validate.context import fit
 from router.validate.images import check_image_rows
 from router.validate.logprobs import check_prompt_logprobs
 from router.validate.model import Limits, Model
+from router.validate.parse import parse
 from router.validate.sampling import ban_words, check_processors
-from router.validate.spec import parse
 from router.validate.tables import check_hidden_size
 from router.validate.tensors import check_context_rows, check_tensors
 from sluice.ring.adapters import AdapterFiles

@@ -4,8 +4,9 @@ import struct
 from dataclasses import dataclass
 from typing import Any
 
-from router.errors import Range
+from router.errors import Range, RequestError, shown
 from sluice.ring.checkpoint import Checkpoint, CheckpointError
+from sluice.ring.errors import ErrorCode
 from sluice.ring.message import MAX_DRAFT_LOGITS_BYTES
 from sluice.ring.params import SamplingParams
 from sluice.ring.vision import Vision
@@ -136,3 +137,11 @@ class Limits:
 def limits_of(settings: ClientLimits, context_tokens: int) -> Limits:
     by_context = min(max(context_tokens * PROMPT_BYTES_PER_TOKEN, SMALLEST_PROMPT_BYTES), LARGEST_PROMPT_BYTES)
     return Limits(settings.max_prompt_bytes or by_context, max(4 * context_tokens, SMALLEST_PROMPT_IDS), settings.max_n)
+
+
+def check_model(name: str, model: Model, field: str) -> None:
+    """Raises RequestError MODEL_NOT_FOUND unless `name` is the served model or empty."""
+    if name not in ("", model.name):
+        message = f"{field} is {shown(name)}; the model served here is {model.name!r}"
+        metadata = {"model": shown(name), "served": model.name}
+        raise RequestError(ErrorCode.MODEL_NOT_FOUND, message, metadata=metadata, private=True)

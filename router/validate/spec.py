@@ -1,35 +1,18 @@
-"""A validated request. `parse` builds it from a sluice.v1.GenerationSpec."""
+"""A validated request."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
 
-from router.errors import Range, Reason, RequestError, Violations, shown
-from router.validate.adapter import Began, Find, parse_adapter
-from router.validate.beams import parse_beams
-from router.validate.fields import reject_unbuilt
-from router.validate.guide import parse_guide
-from router.validate.images import GivenImages, parse_images
-from router.validate.logprobs import parse_logprobs
-from router.validate.model import Limits, Model
-from router.validate.prompt import Prompt, Retention, parse_prompt, parse_retention
-from router.validate.request_id import parse_request_id
-from router.validate.resume import check_seed, parse_began, parse_resume
-from router.validate.sampling import Stopping, parse_bad_words, parse_sampling, parse_stopping
-from router.validate.speculation import parse_speculation
-from router.validate.tables import FindTable, GivenTable, no_tables, parse_table
-from router.validate.tensors import parse_tensors
+from router.validate.adapter import Began
+from router.validate.images import GivenImages
+from router.validate.prompt import Prompt, Retention
+from router.validate.sampling import Stopping
+from router.validate.tables import GivenTable
 from sluice.ring.adapters import Adapter, AdapterFiles
-from sluice.ring.errors import ErrorCode
 from sluice.ring.hashing import Domain
 from sluice.ring.params import Guide, SamplingParams, Speculation, TextParams
 from sluice.ring.tables import Table
 from sluice.ring.tensors import NO_TENSORS, TensorParams
-from sluice.v1 import generation_pb2 as pb
-
-UNARY_INTERVAL = 128
-"""Tokens per text batch of a unary request. A failed attempt loses fewer tokens than this."""
-ENGINE_DEATHS_RANGE = Range(0, 8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,184 +110,3 @@ class Spec:
     def echoes(self, index: int) -> bool:
         """Whether this output begins with the prompt's text. A resumed stream has sent it already."""
         return self.echo and index not in self.resume and not any(self.resume.values())
-
-
-def no_adapters(_: str) -> None:
-    """See `Find`."""
-
-
-class _Weights(NamedTuple):
-    """What a request uses besides the served model's own weights."""
-
-    began: Began
-    adapter: Adapter | None
-    adapter_files: AdapterFiles | None
-    table: GivenTable | None
-
-
-class _Outputs(NamedTuple):
-    """How many sequences a request generates, how their tokens are sampled, and where they begin and stop."""
-
-    n: int
-    num_outputs: int
-    logprobs: int | None
-    prompt_logprobs: int | None
-    sampling: SamplingParams
-    stopping: Stopping
-    resume: Mapping[int, tuple[int, ...]]
-
-
-def parse(
-    spec: pb.GenerationSpec,
-    model: Model,
-    limits: Limits,
-    streaming: bool,
-    find_adapter: Find = no_adapters,
-    find_table: FindTable = no_tables,
-    hashed: AdapterFiles | None = None,
-) -> Spec:
-    """`hashed`: the files in `spec.lora_weights`, if their version was computed already.
-
-    Raises RequestError: MODEL_NOT_FOUND, else NOT_BUILT_YET, else ADAPTER_NOT_FOUND, ADAPTER_MISSING or MODEL_CHANGED,
-    else INVALID_ARGUMENT with every invalid field.
-    """
-    # First the errors that make all violations pointless, then all violations in one error.
-    if find_adapter(spec.model) is None:
-        check_model(spec.model, model, "spec.model")
-    reject_unbuilt(spec)
-    bad = Violations()
-    began = parse_began(spec.resume, bad)
-    adapter, adapter_files = parse_adapter(spec, model, find_adapter, began.adapter, bad, hashed)
-    table = parse_table(spec, limits, bad, find_table, began)
-    weights = _Weights(began, adapter, adapter_files, table)
-    outputs = _parse_outputs(spec, model, limits, streaming, bad)
-    parsed = _build(spec, weights, outputs, model, limits, streaming, bad)
-    bad.at_most("spec.kv_cache.salt", len(spec.kv_cache.salt.encode()), limits.salt_bytes, "bytes")
-    bad.within("spec.engine_deaths", spec.engine_deaths, ENGINE_DEATHS_RANGE)
-    bad.raise_if_any()
-    return parsed
-
-
-def _parse_outputs(spec: pb.GenerationSpec, model: Model, limits: Limits, streaming: bool, bad: Violations) -> _Outputs:
-    stopping = parse_stopping(spec.stopping, model, limits, bad)
-    num_outputs, n = _n(spec, limits, streaming, bad)
-    logprobs, prompt_logprobs = parse_logprobs(spec.output, model, limits, bad)
-    # Outputs are ranked by their logprobs, even if logprobs are not returned.
-    sampled_logprobs = 0 if logprobs is None and num_outputs < n else logprobs
-    sampling = parse_sampling(spec.sampling, sampled_logprobs, model, limits, bad)
-    sampling = parse_beams(spec, sampling, n, bad)
-    resume = parse_resume(spec.resume, n, stopping, model, bad)
-    check_seed(resume, sampling.greedy, spec.sampling.HasField("seed"), bad)
-    if any(resume.values()):
-        # The caller has them already.
-        prompt_logprobs = None
-    return _Outputs(n, num_outputs, logprobs, prompt_logprobs, sampling, stopping, resume)
-
-
-def _build(
-    spec: pb.GenerationSpec,
-    weights: _Weights,
-    outputs: _Outputs,
-    model: Model,
-    limits: Limits,
-    streaming: bool,
-    bad: Violations,
-) -> Spec:
-    return Spec(
-        request_id=parse_request_id(spec.request_id, bad),
-        prompt=parse_prompt(spec, model, limits, bad, weights.table),
-        keep_prompt_tokens=_keep_prompt_tokens(spec, bad),
-        retention=parse_retention(spec.kv_cache, limits, bad),
-        bad_words=parse_bad_words(spec.sampling, limits, bad),
-        text=_text_params(spec.output, outputs.stopping, model, streaming, bad),
-        priority=_priority(spec.priority, bad),
-        salt=spec.kv_cache.salt,
-        time_limit=_time_limit(spec, limits, bad),
-        token_ids=spec.output.token_ids,
-        echo=spec.output.echo,
-        timings=spec.output.timings,
-        streaming=streaming,
-        engine_deaths=spec.engine_deaths,
-        guide=parse_guide(spec.guided, limits, bad),
-        speculation=parse_speculation(spec.speculation, model, limits, bad),
-        client_id=spec.client_id if spec.HasField("client_id") else None,
-        resume_model=weights.began.model,
-        adapter=weights.adapter,
-        adapter_files=weights.adapter_files,
-        tensors=parse_tensors(spec, bad),
-        table=weights.table,
-        images=parse_images(spec, model, limits, weights.table, bad),
-        **outputs._asdict(),
-    )
-
-
-def check_model(name: str, model: Model, field: str) -> None:
-    """Raises RequestError MODEL_NOT_FOUND unless `name` is the served model or empty."""
-    if name not in ("", model.name):
-        message = f"{field} is {shown(name)}; the model served here is {model.name!r}"
-        metadata = {"model": shown(name), "served": model.name}
-        raise RequestError(ErrorCode.MODEL_NOT_FOUND, message, metadata=metadata, private=True)
-
-
-def _keep_prompt_tokens(spec: pb.GenerationSpec, bad: Violations) -> int | None:
-    if not spec.HasField("truncate_prompt_tokens"):
-        return None
-    if spec.truncate_prompt_tokens == 0:
-        bad.add("spec.truncate_prompt_tokens", "is 0, must be at least 1", reason=Reason.OUT_OF_RANGE)
-    return spec.truncate_prompt_tokens
-
-
-def _text_params(
-    output: pb.OutputOptions, stopping: Stopping, model: Model, streaming: bool, bad: Violations
-) -> TextParams:
-    interval = output.stream_interval if output.HasField("stream_interval") else 1
-    if interval == 0:
-        bad.add("spec.output.stream_interval", "is 0, must be at least 1", reason=Reason.OUT_OF_RANGE)
-    return TextParams(
-        stop=stopping.strings,
-        include_stop=stopping.include_stop,
-        min_tokens=stopping.min_tokens,
-        skip_special_tokens=output.skip_special_tokens if output.HasField("skip_special_tokens") else True,
-        interval=min(interval, model.max_context_tokens) if streaming else UNARY_INTERVAL,
-    )
-
-
-def _n(spec: pb.GenerationSpec, limits: Limits, streaming: bool, bad: Violations) -> tuple[int, int]:
-    """(number of outputs to return, number of sequences to generate)."""
-    n = spec.n if spec.HasField("n") else 1
-    if not 1 <= n <= limits.n:
-        bad.add("spec.n", f"is {n}, must be in [1, {limits.n}]", reason=Reason.OUT_OF_RANGE)
-        n = 1
-    best_of = spec.best_of if spec.HasField("best_of") else n
-    if not n <= best_of <= limits.n:
-        bad.add("spec.best_of", f"is {best_of}, must be in [{n} (n), {limits.n}]", reason=Reason.OUT_OF_RANGE)
-        best_of = n
-    if streaming and best_of > n:
-        bad.add(
-            "spec.best_of",
-            f"is {best_of}, must be {n} (n) in a stream: only Generate can choose among outputs",
-            reason=Reason.CONFLICT,
-        )
-    if spec.resume and best_of > n:
-        bad.add(
-            "spec.best_of",
-            f"is {best_of}, must be {n} (n) with resume: the logprobs of resumed tokens are unknown",
-            reason=Reason.CONFLICT,
-        )
-    return n, best_of
-
-
-def _priority(value: int, bad: Violations) -> int:
-    if value == pb.PRIORITY_UNSPECIFIED:
-        return int(pb.PRIORITY_NORMAL)
-    if value not in pb.Priority.values():
-        bad.add(
-            "spec.priority", f"is {value}, must be one of {', '.join(pb.Priority.keys())}", reason=Reason.UNKNOWN_VALUE
-        )
-    return value
-
-
-def _time_limit(spec: pb.GenerationSpec, limits: Limits, bad: Violations) -> float | None:
-    if not spec.HasField("time_limit"):
-        return None
-    return bad.duration("spec.time_limit", spec.time_limit, limits.time_limit)

@@ -1,7 +1,7 @@
 import asyncio
 import math
 
-from router.validate.spec import UNARY_INTERVAL
+from router.validate.parse import UNARY_INTERVAL
 from sluice.ring.errors import FinishReason
 from sluice.ring.params import derive_seed
 from sluice.ring.rows import TokenLogprob

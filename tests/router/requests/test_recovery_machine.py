@@ -11,7 +11,7 @@ from hypothesis.stateful import initialize, invariant, precondition, rule
 from router.errors import RequestError
 from router.requests.request_phase import RequestPhase
 from router.validate.model import limits_of
-from router.validate.spec import parse
+from router.validate.parse import parse
 from sluice.ring.errors import ErrorCode
 from sluice.ring.params import RetentionParams
 from sluice.settings.services import RouterSettings

@@ -13,7 +13,7 @@ from router.validate.model import describe
 from sluice.ring.params import RetentionParams
 from sluice.v1 import generation_pb2 as pb
 from tests.router.requests.states import PAGE, attempt, diagram, permit, phase_table, submit
-from tests.router.validate.test_spec import spec_of
+from tests.router.validate.test_parse import spec_of
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from sluice.ring.rows import Started, TextRow
 from sluice.ring.stats import StepStats
 from sluice.v1 import generation_pb2 as pb
 from tests.router.requests.states import submit
-from tests.router.validate.test_spec import spec_of
+from tests.router.validate.test_parse import spec_of
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ from router.errors import RequestError
 from router.validate import fields as unbuilt
 from router.validate.fields import REJECTED
 from router.validate.model import describe, limits_of
+from router.validate.parse import UNARY_INTERVAL, parse
 from router.validate.request_id import new_request_id
-from router.validate.spec import UNARY_INTERVAL, parse
 from sluice.ring.adapters import Adapter
 from sluice.ring.errors import ErrorCode
 from sluice.ring.params import DraftLogits, Guide, GuideKind, SamplingParams, Speculation
