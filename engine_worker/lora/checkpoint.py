@@ -6,20 +6,19 @@ weights are only read from safetensors.
 
 import re
 from collections.abc import Iterable, Mapping
-from math import isfinite, sqrt
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import msgspec
 import torch
 from torch import Tensor
 
 from engine_worker.layers.adapters import Target
+from engine_worker.lora.adapter_config import CONFIG, AdapterConfig, AdapterError, shown
 from engine_worker.lora.tensor_file import MAX_HEADER_BYTES, read_matrices
 from sluice.ring.adapters import MAX_CONFIG_BYTES, MAX_FILE_BYTES, AdapterFiles, Data
-from sluice.ring.tensor_file import INVALID_JSON, TensorFileError
+from sluice.ring.tensor_file import TensorFileError
 
-CONFIG, WEIGHTS, PICKLE = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"
+WEIGHTS, PICKLE = "adapter_model.safetensors", "adapter_model.bin"
 WRAPPER = "base_model.model."
 """Prefix of all tensor names, by peft."""
 DECODERS = ("language_model.model.", "model.language_model.", "model.")
@@ -27,44 +26,6 @@ DECODERS = ("language_model.model.", "model.language_model.", "model.")
 text model."""
 SIDES = ("lora_A", "lora_B")
 TENSOR = re.compile(r"(?P<path>layers\.\d{1,5}\.\w{1,32}\.\w{1,32})\.(?P<side>lora_[AB])\.weight", re.ASCII)
-MAX_PATTERN = 4096
-"""Entries of rank_pattern and of alpha_pattern."""
-PLAIN_KEY = re.compile(r"(?P<name>\^?[\w.]{1,256})\$?", re.ASCII)
-"""A key of rank_pattern and alpha_pattern: ^ and a module's name, or the end of a name. peft allows any regular
-expression."""
-NEUTRAL_INITS = ("gaussian", "eva", "orthogonal", "true", "false")
-"""Values of init_lora_weights that do not change the base weights."""
-WITHOUT_EFFECT = frozenset(
-    [
-        "task_type",
-        "auto_mapping",
-        "peft_version",
-        "base_model_name_or_path",
-        "revision",
-        "inference_mode",
-        "target_modules",
-        "exclude_modules",
-        "lora_dropout",
-        "layers_to_transform",
-        "layers_pattern",
-        "megatron_core",
-        "loftq_config",
-        "eva_config",
-        "corda_config",
-        "lora_ga_config",
-        "qalora_group_size",
-        "runtime_config",
-    ]
-)
-"""Options that only matter in training, or that follow from the tensors."""
-READ = frozenset(
-    ["peft_type", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern", "bias", "init_lora_weights"]
-)
-"""Options that are read. All other options must be off."""
-
-
-class AdapterError(ValueError):
-    """An adapter that cannot be served; the message says why."""
 
 
 class ModuleWeights(NamedTuple):
@@ -132,14 +93,14 @@ def read_adapter(
     """`targets`: by path. Raises AdapterError."""
     if len(files.config) > MAX_CONFIG_BYTES:
         raise AdapterError(f"{CONFIG} has {len(files.config)} bytes, at most {MAX_CONFIG_BYTES} are allowed")
-    config = _Config.read(files.config)
+    config = AdapterConfig.read(files.config)
     tensors = _tensors(files.weights, max_file_bytes(targets.values(), max_rank))
     pairs: dict[str, _Pair] = {}
     for name, tensor in tensors.items():
         parsed = _parse_name(name, targets)
         pair = pairs.setdefault(parsed.path, _Pair(parsed.module, {}))
         if pair.module != parsed.module:
-            raise AdapterError(f"{_shown(pair.module)} and {_shown(parsed.module)} are the same module of this model")
+            raise AdapterError(f"{shown(pair.module)} and {shown(parsed.module)} are the same module of this model")
         pair.sides[parsed.side] = tensor
     if not pairs:
         raise AdapterError(f"{WEIGHTS} has no tensors")
@@ -166,94 +127,6 @@ class _Pair(NamedTuple):
     sides: dict[str, Tensor]
 
 
-class _Config(NamedTuple):
-    rank: int
-    alpha: float
-    by_root: bool
-    """Scaled by alpha / sqrt(r) (rank-stabilized LoRA, arXiv:2312.03732); otherwise by alpha / r."""
-    ranks: Mapping[str, int]
-    """rank_pattern; keys as in PLAIN_KEY."""
-    alphas: Mapping[str, float]
-    """alpha_pattern; keys as in PLAIN_KEY."""
-
-    @classmethod
-    def read(cls, data: bytes) -> "_Config":
-        try:
-            raw = msgspec.json.decode(data, type=dict[str, Any])
-        except INVALID_JSON as error:
-            raise AdapterError(f"{CONFIG} is not a JSON object: {error}") from error
-        if raw.get("peft_type") != "LORA":
-            raise AdapterError(f"{CONFIG}: peft_type must be LORA (got {_shown(raw.get('peft_type'))})")
-        for name, value in raw.items():
-            if name not in WITHOUT_EFFECT and name not in READ and value not in (None, False, [], {}, ""):
-                raise AdapterError(f"{CONFIG}: {_shown(name)} = {_shown(value)} is not supported")
-        if raw.get("bias", "none") != "none":
-            raise AdapterError(f"{CONFIG}: bias must be none (got {_shown(raw['bias'])})")
-        init = raw.get("init_lora_weights")
-        if init is not None and str(init).lower() not in NEUTRAL_INITS:
-            raise AdapterError(
-                f"{CONFIG}: init_lora_weights = {_shown(init)} changes the base weights; convert the adapter first"
-            )
-        return cls(
-            _rank(raw.get("r", 8)),
-            _alpha(raw.get("lora_alpha", 8)),
-            raw.get("use_rslora") is True,
-            {_key("rank_pattern", key): _rank(value) for key, value in _pattern(raw, "rank_pattern").items()},
-            {_key("alpha_pattern", key): _alpha(value) for key, value in _pattern(raw, "alpha_pattern").items()},
-        )
-
-    def rank_of(self, module: str) -> int:
-        rank: int = _find(self.ranks, module, self.rank)
-        return rank
-
-    def scaling(self, module: str, rank: int) -> float:
-        alpha: float = _find(self.alphas, module, self.alpha)
-        return alpha / (sqrt(rank) if self.by_root else rank)
-
-
-def _find(pattern: Mapping[str, Any], module: str, default: Any) -> Any:
-    # As in peft, the first matching key counts.
-    return next((value for key, value in pattern.items() if _fits(key, module)), default)
-
-
-def _fits(key: str, module: str) -> bool:
-    return module == key[1:] if key.startswith("^") else f".{module}".endswith(f".{key}")
-
-
-def _key(option: str, key: str) -> str:
-    match = PLAIN_KEY.fullmatch(key)
-    if match is None:
-        raise AdapterError(
-            f"{CONFIG}: keys of {option} must be names of modules, not expressions such as {_shown(key)}"
-        )
-    return match["name"]
-
-
-def _pattern(raw: Mapping[str, Any], option: str) -> dict[str, Any]:
-    pattern = raw.get(option) or {}
-    if not isinstance(pattern, dict) or len(pattern) > MAX_PATTERN:
-        raise AdapterError(
-            f"{CONFIG}: {option} must be an object of at most {MAX_PATTERN} modules (got {_shown(pattern)})"
-        )
-    return pattern
-
-
-def _rank(value: Any) -> int:
-    if type(value) is not int or value < 1:
-        raise AdapterError(f"{CONFIG}: a rank must be a positive integer (got {_shown(value)})")
-    return value
-
-
-def _alpha(value: Any) -> float:
-    if type(value) not in (int, float) or abs(value) > 1e9 or not isfinite(value):
-        raise AdapterError(f"{CONFIG}: lora_alpha must be a number up to 1e9 (got {_shown(value)})")
-    return float(value)
-
-
-def _shown(value: Any) -> str:
-    return repr(value)[:80]
-
-
 def _tensors(data: Data, limit: int) -> dict[str, Tensor]:
     if len(data) > limit:
         raise AdapterError(f"{WEIGHTS} has {len(data)} bytes; an adapter for this model has at most {limit}")
@@ -267,9 +140,9 @@ def _parse_name(name: str, targets: Mapping[str, Target]) -> _TensorName:
     decoder = next((prefix for prefix in DECODERS if name.startswith(WRAPPER + prefix)), None)
     match = None if decoder is None else TENSOR.fullmatch(name.removeprefix(WRAPPER + decoder))
     if decoder is None or match is None:
-        raise AdapterError(f"tensor {_shown(name)} is not supported: {_why_unsupported(name)}")
+        raise AdapterError(f"tensor {shown(name)} is not supported: {_why_unsupported(name)}")
     if match["path"] not in targets:
-        raise AdapterError(f"tensor {_shown(name)}: adapters of this model cannot change {match['path']}")
+        raise AdapterError(f"tensor {shown(name)}: adapters of this model cannot change {match['path']}")
     return _TensorName(match["path"], decoder + match["path"], match["side"])
 
 
@@ -288,7 +161,7 @@ def _why_unsupported(name: str) -> str:
     return f"expected {WRAPPER}{DECODERS[-1]}layers.N.MODULE.lora_A.weight and lora_B.weight"
 
 
-def _module(target: Target, pair: _Pair, config: _Config, max_rank: int, dtype: torch.dtype) -> ModuleWeights:
+def _module(target: Target, pair: _Pair, config: AdapterConfig, max_rank: int, dtype: torch.dtype) -> ModuleWeights:
     path, (module, sides) = target.path, pair
     if missing := [side for side in SIDES if side not in sides]:
         raise AdapterError(f"{path} has no {missing[0]}")

@@ -15,7 +15,8 @@ import msgspec
 import torch
 
 from engine_worker.layers.adapters import Target
-from engine_worker.lora.checkpoint import CONFIG, AdapterError, AdapterWeights, read_adapter, read_files
+from engine_worker.lora.adapter_config import CONFIG, AdapterError
+from engine_worker.lora.checkpoint import AdapterWeights, read_adapter, read_files
 from engine_worker.lora.host import HostAdapters
 from engine_worker.lora.loading import Loaded, Loading
 from engine_worker.lora.uploads import WaitingUploads

@@ -10,7 +10,8 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM
 
-from engine_worker.lora.checkpoint import CONFIG, WEIGHTS
+from engine_worker.lora.adapter_config import CONFIG
+from engine_worker.lora.checkpoint import WEIGHTS
 from sluice.ring.adapters import Adapter, AdapterFiles
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
