@@ -8,7 +8,6 @@ from safetensors.torch import load_file, save_file
 
 from sluice.ring.checkpoint import CheckpointError
 from sluice.ring.images import Image
-from sluice.ring.params import Speculation, StopParams
 from sluice.ring.tables import PromptTables
 from tests.fakes.llava import ROWS, picture, write_llava
 from tests.fakes.tables import table_of
@@ -21,6 +20,7 @@ from tests.parity.vision import (
     Prompt,
     check_beams,
     check_chunks,
+    check_draft_tokens,
     check_preemptions,
     check_resume,
     check_two_ranks,
@@ -183,15 +183,8 @@ def test_beam_search_equals_transformers(prompts, oracle):
 
 
 def test_draft_tokens_change_no_token(prompts, oracle):
-    """The caller's draft tokens are right, so that some are accepted with any model."""
     line = prompts[16][:9]
-    prompt = [*line, picture(7), *line, picture(7), *line]
-    expected = oracle.generate(prompt, max_new_tokens=40)
-    harness = EngineHarness(oracle.folder)
-    speculation = Speculation(4, draft_token_ids=tuple(expected[:30]))
-    number = submit(harness, oracle, prompt, stopping=StopParams(40), speculation=speculation)
-    assert tokens_of(harness, number) == expected
-    assert len(harness.steps) < 30
+    check_draft_tokens(submit, oracle, [*line, picture(7), *line, picture(7), *line])
 
 
 def test_two_ranks_return_the_same_tokens(prompts, oracle):

@@ -6,7 +6,6 @@ from safetensors.torch import load_file, save_file
 from engine_worker.positions import Positions
 from sluice.ring.checkpoint import open_checkpoint
 from sluice.ring.images import Image
-from sluice.ring.params import Speculation, StopParams
 from sluice.ring.pictures import upright_size
 from sluice.ring.scaling import Grid
 from sluice.ring.tables import PromptTables
@@ -20,6 +19,7 @@ from tests.parity.vision import (
     Prompt,
     check_beams,
     check_chunks,
+    check_draft_tokens,
     check_preemptions,
     check_resume,
     check_two_ranks,
@@ -166,15 +166,9 @@ def test_beam_search_equals_transformers(prompts, oracle):
 
 @pytest.mark.parametrize("overlap", [False, True])
 def test_draft_tokens_change_no_token(prompts, oracle, overlap):
-    """The caller's draft tokens are right, so that some are accepted with any model."""
     line = prompts[16][:9]
     prompt = [*line, picture(7, WIDE), *line, picture(7, TALL), *line]
-    expected = oracle.generate(prompt, max_new_tokens=40)
-    harness = EngineHarness(oracle.folder, overlap=overlap)
-    speculation = Speculation(4, draft_token_ids=tuple(expected[:30]))
-    number = submit(harness, oracle, prompt, stopping=StopParams(40), speculation=speculation)
-    assert tokens_of(harness, number) == expected
-    assert len(harness.steps) < 30
+    check_draft_tokens(submit, oracle, prompt, overlap=overlap)
 
 
 def test_two_ranks_return_the_same_tokens(prompts, oracle):

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable
 from contextlib import closing
 
-from sluice.ring.params import BeamSearchParams, SamplingParams, StopParams
+from sluice.ring.params import BeamSearchParams, SamplingParams, Speculation, StopParams
 from sluice.ring.tables import PromptTables
 from tests.parity.harness import EngineHarness
 
@@ -80,6 +80,16 @@ def check_beams(submit: Submit, oracle, prompt: Prompt) -> None:
     number = submit(harness, oracle, prompt, sampling=beams, n=2)
     harness.run()
     assert harness.stream(number).tokens == oracle.generate(prompt, num_beams=4, num_return_sequences=1)
+
+
+def check_draft_tokens(submit: Submit, oracle, prompt: Prompt, **options) -> None:
+    """The caller's draft tokens are right, so that some are accepted with any model. `options`: of the engine."""
+    expected = oracle.generate(prompt, max_new_tokens=40)
+    harness = EngineHarness(oracle.folder, **options)
+    speculation = Speculation(4, draft_token_ids=tuple(expected[:30]))
+    number = submit(harness, oracle, prompt, stopping=StopParams(40), speculation=speculation)
+    assert tokens_of(harness, number) == expected
+    assert len(harness.steps) < 30
 
 
 def check_two_ranks(submit: Submit, oracle, prompt: Prompt) -> None:

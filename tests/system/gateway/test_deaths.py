@@ -9,32 +9,14 @@ import time
 
 import httpx
 import pytest
-from openai import OpenAI
 
 from sluice import AsyncClient, Client
 from sluice.client import Unavailable
 from sluice.launch import Ring
 from tests.fakes.processes import wait_until
-from tests.system.gateway_ring import SEEDED, USER, ring_with_gateway
+from tests.system.gateway.conftest import SEEDED, USER
 
 pytestmark = pytest.mark.process
-
-
-@pytest.fixture(scope="module")
-def ring():
-    with ring_with_gateway() as ring:
-        yield ring
-
-
-@pytest.fixture(scope="module")
-def url(ring) -> str:
-    return f"http://{ring.http_address}/v1"
-
-
-@pytest.fixture(scope="module")
-def client(url):
-    with OpenAI(base_url=url, api_key="none", max_retries=0) as client:
-        yield client
 
 
 async def test_streams_survive_the_death_of_their_router(ring, url):

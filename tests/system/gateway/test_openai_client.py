@@ -5,31 +5,14 @@ import json
 
 import openai
 import pytest
-from openai import AsyncOpenAI, OpenAI
+from openai import AsyncOpenAI
 from pydantic import BaseModel
 
 from sluice import Client
 from tests.fakes.processes import wait_until
-from tests.system.gateway_ring import SEEDED, USER, ring_with_gateway
+from tests.system.gateway.conftest import SEEDED, USER
 
 pytestmark = pytest.mark.process
-
-
-@pytest.fixture(scope="module")
-def ring():
-    with ring_with_gateway() as ring:
-        yield ring
-
-
-@pytest.fixture(scope="module")
-def url(ring) -> str:
-    return f"http://{ring.http_address}/v1"
-
-
-@pytest.fixture(scope="module")
-def client(url):
-    with OpenAI(base_url=url, api_key="none", max_retries=0) as client:
-        yield client
 
 
 @pytest.fixture
