@@ -28,11 +28,11 @@ class LocalRing:
         self._error: BaseException | None = None
         self._owner = os.getpid()
         # Child processes die with the thread that started them, and the caller's thread may end before the executor.
-        self._thread = threading.Thread(target=self._run, name="sluice ring", daemon=True)
+        thread = threading.Thread(target=self._run, name="sluice ring", daemon=True)
         # Registered before the thread starts, so that an interrupt at any point leaves no ring behind.
         atexit.register(self._close_at_exit)
         try:
-            self._thread.start()
+            thread.start()
         except RuntimeError:
             # The system refused another thread.
             self._ended.set()
