@@ -26,7 +26,7 @@ class StreamTable:
         self._capacity = capacity
 
     def attempt(self, request: int) -> int | None:
-        """The live attempt of this request; None if there is none."""
+        """The live attempt of this request; None if no attempt is live."""
         streams = self._requests.get(request)
         return streams[0].key[1] if streams else None
 

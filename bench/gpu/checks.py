@@ -229,7 +229,7 @@ def parity(ours: list[list[Drawn]], rounded: list[Tensor], exact: list[Tensor]) 
 
 
 def _largest(differences: Tensor) -> float:
-    """Infinite if there are none, since then nothing was sampled."""
+    """The largest absolute difference. Infinite if `differences` is empty, since then nothing was sampled."""
     return float(differences.abs().nan_to_num(nan=torch.inf).max()) if len(differences) else torch.inf
 
 

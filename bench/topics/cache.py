@@ -145,7 +145,8 @@ class CachePoint(msgspec.Struct, frozen=True):
 
     @property
     def saved(self) -> float:
-        """Share of the first side's recomputed tokens that the second side does not recompute; 0 if there are none."""
+        """Share of the first side's recomputed tokens that the second side does not recompute; 0 if the first side
+        recomputes no tokens."""
         first, second, *_ = self.sides
         return 1 - second.recomputed / first.recomputed if first.recomputed else 0.0
 

@@ -75,7 +75,7 @@ class PeerEntry(msgspec.Struct, frozen=True):
     by_best: float | None
     """Tokens per second divided by those of the fastest peer: median of the rounds' ratios. None without a peer."""
     by_best_alike: float | None
-    """The same for the fastest peer of this precision. None if there is none."""
+    """The same for the fastest peer of this precision. None if no peer has this precision."""
     same: int
     """Number of requests with the same greedy tokens as the first system."""
 

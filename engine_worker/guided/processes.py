@@ -165,8 +165,8 @@ class GuideProcesses:
         """Guide workers forked since the start."""
 
     def template(self, lost: TemplateLink | None = None) -> TemplateLink:
-        """The current template process, started if there is none or only `lost`, which has ended. Raises
-        GuidesLostError."""
+        """The current template process. A new one is started if none runs, or if the current one is
+        `lost`, which has ended. Raises GuidesLostError."""
         with self._lock:
             return self._current_template(lost)
 
@@ -181,8 +181,8 @@ class GuideProcesses:
             self._lock.release()
 
     def worker(self, lost: WorkerLink | None = None) -> tuple[int, WorkerLink]:
-        """(signal that ended `lost`, or 0 if unknown; the current guide worker). A new one is forked if there is none
-        or only `lost`, which is killed if it still runs. Raises GuidesLostError."""
+        """(signal that ended `lost`, or 0 if unknown; the current guide worker). If none runs, or `lost` is the current
+        one, a new one is forked, and `lost` is killed if it still runs. Raises GuidesLostError."""
         with self._lock:
             if self._worker is not None and self._worker is not lost:
                 return 0, self._worker
@@ -203,7 +203,7 @@ class GuideProcesses:
 
     @property
     def generation(self) -> int:
-        """Number of the current guide worker; 0 if there is none."""
+        """Number of the current guide worker; 0 if no worker runs."""
         return 0 if self._worker is None else self.forks
 
     def close(self) -> None:

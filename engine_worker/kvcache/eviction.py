@@ -120,7 +120,7 @@ class EvictionOrder:
             del self._levels[priority]
 
     def pop(self) -> int:
-        """Remove and return the block to evict first. Raises IndexError if there is none."""
+        """Remove and return the block to evict first. Raises IndexError if no block can be evicted."""
         if not self._retentions:
             raise IndexError("nothing to evict")
         block = next(iter(self._levels[self.lowest()]))

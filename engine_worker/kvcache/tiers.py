@@ -171,7 +171,7 @@ class Journal:
             self._last += 1
 
     def since(self, known: int) -> CacheChanges | None:
-        """The changes after number `known`, or the full state if they are no longer kept; None if there are none."""
+        """The changes after number `known`; the full state if they are no longer kept; None if nothing changed."""
         with self._lock:
             last, behind = self._last, self._last - known
             if not behind:

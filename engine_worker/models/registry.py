@@ -29,7 +29,7 @@ class ResolvedModel(NamedTuple):
 
 
 def model_class(raw: Mapping[str, Any]) -> Architecture:
-    """Sluice's class for `architectures` of config.json. Raises NotNativeError if there is none."""
+    """Sluice's class for `architectures` of config.json. Raises NotNativeError if Sluice has no such class."""
     names = [str(name) for name in raw.get("architectures") or []]
     for name in names:
         if name in MODELS:

@@ -88,8 +88,8 @@ def build(model: CausalLM, weights: Weights, output_layers: Sequence[int] = ()) 
         if index in output_layers:
             layers[index] = op.gather(x, kept, _int64(0)).output(0)
     hidden = _parameter("hidden", ov.Type.f32, [-1, config.hidden_size])
-    # Kept rows are returned before the last norm, which the head graph computes: in most steps there are none, and even
-    # an operation on no rows costs microseconds.
+    # Kept rows are returned before the last norm, which the head graph computes: most steps return no such rows, and
+    # even an operation on no rows costs microseconds.
     kept_rows, head = op.gather(x, kept, _int64(0)), weights.vocabulary.node(model.lm_head.weight)
     sampled_rows = op.gather(x, rows, _int64(0))
     normed_sampled, normed_hidden = (

@@ -41,7 +41,7 @@ FEW_INPUTS, MANY_INPUTS = 1024, 2064
 """Input sizes for which there are separate kernels. Both are multiples of 16, as in nearly all models."""
 
 Find = Callable[[torch.device], tuple[FusedKernels, SamplingKernels]]
-"""Returns the kernels for a device; raises any exception if there are none."""
+"""Returns the kernels for a device; raises any exception if the device has no such kernels."""
 
 
 class Fused(NamedTuple):

@@ -58,7 +58,7 @@ class MaxUtilization:
             if len(fitting) >= self._max_batch_size:
                 break
             needed = headroom.needed(sequence)
-            # It needs at least one block: if there is none, skip the look-up of its prefix.
+            # It needs at least one block: if no block is free, skip the look-up of its prefix.
             room = needed < forecast.available
             if room and forecast.awaits(sequence):
                 continue

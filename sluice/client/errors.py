@@ -42,7 +42,7 @@ class SluiceError(Exception):
         super().__init__(message)
         self.message = message
         self.reason = reason
-        """The server's error code, such as "CONTEXT_OVERFLOW"; empty if there is none."""
+        """The server's error code, such as "CONTEXT_OVERFLOW"; empty if the server sent no code."""
         self.violations = violations
         """The invalid fields of an InvalidRequest."""
         self.retry_after = retry_after

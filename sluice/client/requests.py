@@ -73,7 +73,7 @@ def _reject_unknown(options: Mapping[str, Any], known: Set[str]) -> None:
 
 
 def _option_with_key(name: str, known: Set[str]) -> str:
-    """An option whose mapping has this key, such as "guided={'json_schema': ...}"; "" if there is none."""
+    """An option whose mapping has this key, such as "guided={'json_schema': ...}"; "" if no option has it."""
     types = {option: _option_type(option) for option in sorted(known)}
     matches = (option for option, kind in types.items() if kind is not None and name in kind.fields_by_name)
     return next((f"{option}={{{name!r}: ...}}" for option in matches), "")

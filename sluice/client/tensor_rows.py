@@ -30,7 +30,7 @@ class ReceivedRows:
         return min((rows.get(name, 0) for name in self._names), default=0)
 
     def new(self, tensor: Tensor) -> Tensor | None:
-        """The rows of a part that were not received before; None if there are none.
+        """The rows of a part that were not received before; None if all of them were.
 
         Raises LostEvents if rows before the part are missing.
         """

@@ -117,14 +117,14 @@ class CompletionOutput:
 
     @property
     def generation_logits(self) -> Any:
-        """Logits of the output as read so far, a numpy array [tokens, vocabulary]; None if there are none.
+        """Logits of the output as read so far, a numpy array [tokens, vocabulary]; None if none were read.
 
         Requested with `SamplingParams.return_generation_logits`.
         """
         return self.tensor(GENERATION_LOGITS)
 
     def tensor(self, name: str, *, context: bool = False) -> Any:
-        """The rows read so far of a requested tensor, as a numpy array; None if there are none.
+        """The rows read so far of a requested tensor, as a numpy array; None if no rows were read.
 
         `context`: the rows of the prompt, which output 0 carries, in place of those of the output.
         """

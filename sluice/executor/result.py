@@ -94,7 +94,7 @@ class GenerationResult:
 
     @property
     def context_logits(self) -> Any:
-        """Logits of the prompt as read so far, a numpy array [prompt tokens, vocabulary]; None if there are none.
+        """Logits of the prompt as read so far, a numpy array [prompt tokens, vocabulary]; None if none were read.
 
         Requested with `SamplingParams.return_context_logits`.
         """

@@ -51,7 +51,8 @@ class StepsLog:
     def take_steps(self, timeout: Timeout) -> list[pb.EngineStats]:
         """Wait for steps and return all of them, oldest first; empty at the timeout.
 
-        Raises the SluiceError that ended the feed, or RuntimeError after `close`, once all steps have been returned.
+        Raises the SluiceError that ended the feed, even if steps remain; RuntimeError after `close`, once all steps
+        have been returned.
         """
         with self._lock:
             self._wait(lambda: bool(self._steps), timeout)

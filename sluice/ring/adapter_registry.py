@@ -64,7 +64,7 @@ class AdapterRegistry:
         return True
 
     def since(self, known: int) -> AdapterChanges | None:
-        """The next changes after number `known`. None if there are none.
+        """The next changes after number `known`; None if nothing has changed since.
 
         A number beyond the last change is that of a former process here, and yields everything.
         """

@@ -83,7 +83,7 @@ class SafeStream(io.TextIOBase):
         return self._terminal
 
     def fileno(self) -> int:
-        """Raises UnsupportedOperation, which is an OSError, if there is none."""
+        """Raises UnsupportedOperation, which is an OSError, if the output has no file descriptor."""
         if self._descriptor is None:
             raise io.UnsupportedOperation("the standard stream was closed when the process started")
         return self._descriptor

@@ -117,7 +117,7 @@ class StatusSource(Protocol):
     """Reads the reports of one service."""
 
     def read(self, seen: Version) -> tuple[Version, bytes] | None:
-        """The latest report; None if there is none, or none newer than `seen`."""
+        """The latest report; None without a report, or without one newer than `seen`."""
 
     def reset(self) -> None:
         """Delete the report before a new process of the service is started."""
