@@ -81,7 +81,14 @@ class Leader:
         self._sender = sender
         # Started now, since a rank may already die while it loads.
         self._watchdog = Watchdog(
-            sender, rank_env.size, self._exit_reason, self._end_group, self._waiting_since, start_seconds, step_seconds
+            sender,
+            rank_env.size,
+            self._exit_reason,
+            self._end_group,
+            self._has_loaded,
+            self._waiting_since,
+            start_seconds,
+            step_seconds,
         )
         self._watchdog.start()
 
@@ -185,6 +192,9 @@ class Leader:
         except ChannelError as error:
             self._end_group(str(error))
         return self._sender.sent
+
+    def _has_loaded(self) -> bool:
+        return self._runner is not None
 
     def _waiting_since(self) -> float | None:
         return None if self._runner is None else self._runner.waiting_since

@@ -22,17 +22,20 @@ class Watchdog(threading.Thread):
         size: int,
         exit_reason: Callable[[int], str | None],
         on_lost: Callable[[str], None],
+        has_loaded: Callable[[], bool],
         waiting_since: Callable[[], float | None],
         load_seconds: float,
         step_seconds: float,
     ) -> None:
         """`exit_reason`: how the process of a rank has ended, if it has. `on_lost`: called with the reason.
-        `waiting_since`: see `ModelRunner.waiting_since`. Time limits: `load_seconds` for the first command, which loads
-        the model; `step_seconds` for every other command, and for the results of a step."""
+        `has_loaded`: whether rank 0 knows that all ranks have loaded. `waiting_since`: see `ModelRunner.waiting_since`.
+        Time limits: `load_seconds` for the first command, which loads the model; `step_seconds` for every other
+        command, and for the results of a step."""
         super().__init__(name="watchdog", daemon=True)
         self._sender = sender
         self._exit_reason = exit_reason
         self._on_lost = on_lost
+        self._has_loaded = has_loaded
         self._waiting_since = waiting_since
         self._load_seconds = load_seconds
         self._step_seconds = step_seconds
@@ -80,7 +83,8 @@ class Watchdog(threading.Thread):
         for rank, completed_before in self._completed.items():
             if self._sender.disconnected(rank):
                 return f"rank {rank} {self._exit_reason(rank) or 'has disconnected'}"
-            completed = self._completed[rank] = self._sender.completed(rank)
+            # A rank that hangs between the group's barrier and its report has nevertheless loaded.
+            completed = self._completed[rank] = max(self._sender.completed(rank), int(self._has_loaded()))
             progress = completed > completed_before or completed >= sent
             self._stalled[rank] = 0.0 if progress else self._stalled[rank] + passed
             limit = self._step_seconds if completed else self._load_seconds

@@ -35,13 +35,20 @@ def waiting_since():
 
 
 @pytest.fixture
-def watch(sender, lost, waiting_since):
+def has_loaded():
+    """Whether rank 0 knows that all ranks have loaded: the last element."""
+    return [False]
+
+
+@pytest.fixture
+def watch(sender, lost, has_loaded, waiting_since):
     """A watchdog that is not started: most tests call `tick`, so that they do not depend on the speed of a thread."""
     watch = Watchdog(
         sender,
         3,
         lambda rank: {2: "was killed by SIGKILL"}.get(rank),
         lost.append,
+        lambda: has_loaded[-1],
         lambda: waiting_since[-1],
         load_seconds=3600.0,
         step_seconds=STEP_SECONDS,
@@ -122,6 +129,15 @@ def test_loading_may_take_longer(sender, watch):
     keep_up = keeping_up(sender, 2)
     assert tick_for(watch, 1.0, keep_up) is None
     sender.through[1] = 1
+    assert tick_for(watch, 0.3, keep_up) is None
+    assert tick_for(watch, 2.0, keep_up) == "rank 1 has made no progress for 0.5 s"
+
+
+def test_a_rank_that_hangs_before_it_reports_that_it_has_loaded(sender, watch, has_loaded):
+    sender.through = {1: 0, 2: 1}
+    keep_up = keeping_up(sender, 2)
+    assert tick_for(watch, 1.0, keep_up) is None
+    has_loaded.append(True)
     assert tick_for(watch, 0.3, keep_up) is None
     assert tick_for(watch, 2.0, keep_up) == "rank 1 has made no progress for 0.5 s"
 
