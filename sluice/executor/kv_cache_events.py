@@ -1,14 +1,12 @@
 """KV cache events under TensorRT-LLM's names, and the log that keeps them until the caller reads them."""
 
-import threading
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
-from sluice.client import SluiceError
-from sluice.executor.errors import SHUT_DOWN
-from sluice.executor.waiting import Timeout, wait_for
+from sluice.executor.report_log import ReportLog
+from sluice.executor.waiting import Timeout
 from sluice.v1 import admin_pb2 as pb
 
 CAPACITY = 1 << 14
@@ -109,18 +107,15 @@ class KVCacheEvent:
         return {"event_id": self.event_id, "data": _data_as_dict(self.data)} | origin
 
 
-class KVCacheEventLog:
+class KVCacheEventLog(ReportLog):
     """Keeps the events of all engines until they are read, and skips events that it has received before."""
 
     def __init__(self, capacity: int = CAPACITY) -> None:
+        super().__init__()
         self._capacity = capacity
-        self._lock = threading.Lock()
-        self._condition = threading.Condition(self._lock)
         self._events: deque[KVCacheEvent] = deque()
         self._next: dict[str, tuple[int, int]] = {}
         """(epoch, number of the next event) by engine."""
-        self._error: SluiceError | None = None
-        self._closed = False
 
     @property
     def full(self) -> bool:
@@ -140,29 +135,15 @@ class KVCacheEventLog:
             self._next[engine] = epoch, next_id
             self._condition.notify_all()
 
-    def fail(self, error: SluiceError) -> None:
-        with self._lock:
-            self._error = error
-            self._condition.notify_all()
-
-    def close(self) -> None:
-        with self._lock:
-            self._closed = True
-            self._condition.notify_all()
-
     def take(self, timeout: Timeout) -> list[KVCacheEvent]:
         """Wait for events and return all of them; empty at the timeout.
 
         Raises the SluiceError that ended the feed, or RuntimeError after `close`, once all events have been returned.
         """
         with self._lock:
-            wait_for(self._condition, lambda: bool(self._events) or self._closed or self._error is not None, timeout)
+            self._wait(lambda: bool(self._events), timeout)
             events = list(self._events)
             self._events.clear()
-            if not events and self._error is not None:
-                raise self._error
-            if not events and self._closed:
-                raise RuntimeError(SHUT_DOWN)
             return events
 
 

@@ -22,8 +22,8 @@ class EngineReports:
         """Return the steps of all engines since the last call, oldest first.
 
         Waits up to `timeout` (seconds or a timedelta; None: without limit) for the first step. Engines report twice a
-        second, and nothing while idle. Raises SluiceError if the server does not provide statistics; RuntimeError after
-        `shutdown`, once every step has been read.
+        second, and nothing while idle. Once every step has been read: raises SluiceError if the server does not provide
+        statistics (any more), RuntimeError after `shutdown`.
         """
         return [read_step(stats) for stats in self._session.steps.take_steps(timeout)]
 
