@@ -74,8 +74,7 @@ class RequestPipeline:
         """
         trace = read_traceparent(traceparent) or (new_context() if self._on_trace else None)
         request = await self._enter(message, caller, peer, streaming, trace)
-        # The outcome if the call is cancelled: CancelledError is not an Exception, so no clause below changes it.
-        outcome = status = "CANCELLED"
+        outcome = status = ""
         refusal: dict[str, Any] = {}
         try:
             # Keep the files for later attempts too: engines that do not have them get them from this router.
@@ -84,16 +83,13 @@ class RequestPipeline:
                 yield request
             reasons = sorted({sequence.end.reason.name for sequence in request.log.sequences if sequence.end})
             outcome, status = ",".join(reasons), "OK"
-        except RequestError as error:
-            outcome, status = error.code.name, error.code.status
-            if request.suspicion.deaths:
+        except BaseException as error:
+            outcome, status = _outcome_of(error)
+            refusal = _refusal(error, peer)
+            if isinstance(error, RequestError) and request.suspicion.deaths:
                 # The client passes the count to another router, so that a poison request is not retried from scratch
                 # there.
                 error.metadata["engine_deaths"] = str(request.suspicion.deaths)
-            refusal = _refusal(error, peer)
-            raise
-        except Exception:
-            outcome = status = "INTERNAL"
             raise
         finally:
             # Close the log first: it tells the dispatcher that no further attempt is wanted.
@@ -116,7 +112,7 @@ class RequestPipeline:
     async def _enter(
         self, message: GenerationSpec, caller: Principal, peer: str, streaming: bool, trace: TraceContext | None
     ) -> RequestState:
-        """Validate and register a request. Raises RequestError, after logging and counting the refusal."""
+        """Validate and register a request. Raises RequestError. Logs and counts the calls that end here."""
         # The id is not validated yet, so shorten and escape it for the log.
         request_id, arrived = logged(message.request_id), time.monotonic()
         try:
@@ -128,13 +124,14 @@ class RequestPipeline:
             spec = parse(message, self._model, self._limits, streaming, find_adapter, find_table, hashed)
             request_id = spec.request_id
             return self._requests.add(spec, caller.tenant, trace)
-        except RequestError as error:
-            fields = {"outcome": error.code.name, "stream": streaming, "tenant": caller.tenant} | _refusal(error, peer)
+        except BaseException as error:
+            outcome, status = _outcome_of(error)
+            fields = {"outcome": outcome, "stream": streaming, "tenant": caller.tenant} | _refusal(error, peer)
             fields |= {} if trace is None else {"trace_id": trace.hex_id}
             self._log.info("request_ended", request_id=request_id, **fields)
             if self._on_trace is not None and trace is not None:
-                self._on_trace(trace_refused(trace, arrived, self._model.name, request_id, error.code.name))
-            self._counters.on_refused(error.code.name, error.code.status)
+                self._on_trace(trace_refused(trace, arrived, self._model.name, request_id, outcome))
+            self._counters.on_refused(outcome, status)
             raise
 
     async def _settle(self, message: GenerationSpec) -> None:
@@ -231,7 +228,17 @@ async def _hashed_files(message: GenerationSpec) -> AdapterFiles | None:
     return files
 
 
-def _refusal(error: RequestError, peer: str) -> dict[str, Any]:
+def _outcome_of(error: BaseException) -> tuple[str, str]:
+    """Outcome and gRPC status of a call that ends with this exception."""
+    if isinstance(error, RequestError):
+        return error.code.name, error.code.status
+    name = "INTERNAL" if isinstance(error, Exception) else "CANCELLED"
+    return name, name
+
+
+def _refusal(error: BaseException, peer: str) -> dict[str, Any]:
     """Fields for the log line of a failed request: the invalid fields, the reason, the client's address."""
+    if not isinstance(error, RequestError):
+        return {}
     fields = [violation.field for violation in error.violations[:MAX_LOGGED_FIELDS]]
     return {"fields": fields, "reason": logged(error.loggable), "peer": peer}

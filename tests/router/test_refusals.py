@@ -1,7 +1,10 @@
 """Log lines of refused requests: what they contain, and what they never contain."""
 
+import asyncio
+
 import pytest
 
+from router.peers.adapters import Adapters
 from sluice.v1 import generation_pb2 as pb
 from sluice.v1.sampling_pb2 import SamplingParams, StoppingCriteria
 from tests.router.conftest import refused, text_spec
@@ -49,6 +52,31 @@ async def test_the_log_line_of_a_served_request_names_no_client(client):
     await client.events(text_spec())
     (line,) = client.lines()
     assert not {"fields", "reason", "peer"} & line.keys()
+
+
+async def test_the_log_line_of_a_call_that_is_cancelled_before_its_request_is_known(client, monkeypatch):
+    waiting = asyncio.Event()
+
+    async def settle(*_) -> None:
+        waiting.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(Adapters, "settle", settle)
+    call = client.stream(text_spec(lora_id="x", request_id="early"))
+    await waiting.wait()
+    call.cancel()
+    await client.until(client.lines)
+    (line,) = client.lines()
+    assert (line["request_id"], line["outcome"]) == ("early", "CANCELLED")
+    assert client.router.ring.counters.requests["CANCELLED", "CANCELLED"] == 1
+
+
+async def test_the_log_line_of_a_request_whose_parsing_fails_unexpectedly(client, monkeypatch):
+    monkeypatch.setattr("router.requests.pipeline.parse", None)
+    await refused(client.events(text_spec(request_id="odd")))
+    (line,) = client.lines()
+    assert (line["request_id"], line["outcome"]) == ("odd", "INTERNAL")
+    assert client.router.ring.counters.requests["INTERNAL", "INTERNAL"] == 1
 
 
 QUOTING = {
