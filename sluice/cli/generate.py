@@ -1,16 +1,29 @@
 """`sluice generate`: completes a prompt and streams the output to the terminal."""
 
 import json
+import shlex
 import sys
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from sluice.cli.common import LoraId, MaxTokens, PromptAdapterId, Seed, Server, Temperature, TopK, TopP, with_server
 from sluice.cli.stream_printer import print_stream
 from sluice.client import Options, Prompt
+
+
+class GenerateCommand(TyperCommand):
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Raises a usage error with a hint if the prompt is not quoted."""
+        ctx.allow_extra_args = True
+        extra = super().parse_args(ctx, args)
+        if extra and not ctx.resilient_parsing:
+            prompt = " ".join([ctx.params["text"], *extra])
+            ctx.fail(f"the prompt must be one argument: put it in quotes, as in {shlex.quote(prompt)}")
+        return extra
 
 
 @with_server

@@ -165,6 +165,13 @@ def test_a_schema_that_is_not_json_is_reported_with_its_place(sluice, script, tm
     assert not script.seen
 
 
+def test_a_prompt_without_quotes_is_refused_with_a_hint(sluice, script) -> None:
+    result = sluice("generate", "def", "f(x):", "--seed", "3")
+    assert result.exit_code == 2
+    assert "the prompt must be one argument: put it in quotes, as in 'def f(x):'" in result.stderr
+    assert not script.seen
+
+
 def test_prompt_from_stdin(sluice, script) -> None:
     sluice("generate", "-", stdin="from a pipe")
     assert script.seen[-1].spec.text == "from a pipe"
