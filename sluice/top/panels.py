@@ -143,6 +143,7 @@ REQUESTS = Panel(
         Column("prompt", lambda row: f"{row.prompt_tokens:,}"),
         Column("cached", lambda row: f"{row.cached_tokens:,}"),
         Column("tokens", lambda row: f"{row.completion_tokens:,}"),
+        Column("tokens/s", lambda row: f"{row.tokens_per_second:,.0f}"),
         Column("attempts", lambda row: str(row.attempts)),
         Column("engine", lambda row: Text(row.engine), right=False),
         Column("detokenizer", lambda row: Text(row.detokenizer), right=False),

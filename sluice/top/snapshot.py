@@ -87,6 +87,11 @@ class RequestRow(msgspec.Struct, frozen=True):
     engine: str
     detokenizer: str
 
+    @property
+    def tokens_per_second(self) -> float:
+        """From the request's arrival until now, or until its end."""
+        return self.completion_tokens / self.seconds if self.seconds else 0.0
+
 
 class Snapshot(msgspec.Struct, frozen=True):
     time: float

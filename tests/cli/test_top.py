@@ -74,6 +74,7 @@ async def test_every_panel_is_filled(screen):
         assert column(screen, "routers", 1) == ["serving", "no answer"]
         assert column(screen, "tenants") == ["none", "search"]
         assert column(screen, "requests") == ["new", "old", "done"]
+        assert column(screen, "requests", 7) == ["6", "8", "20"]
         await until(pilot, lambda: len(screen.query_one(Sparkline).data or ()) > 5)
 
 
