@@ -1,7 +1,7 @@
 """Reads settings from flags, the environment, a YAML file and defaults, in that order of precedence.
 
-`assign` reads settings of several services from one place, such as `engine.max_batch_size`, or `log_level` for every
-service that has this setting. Unknown names are errors.
+`assign` reads settings of several services from one place, such as `engine.max_batch_size`, or without a service, such
+as `log_level`, for every service that has the setting. Unknown names are errors.
 """
 
 import json
@@ -77,14 +77,12 @@ def read_settings(cls: type[S], argv: Sequence[str], environment: Mapping[str, s
 def assign(pairs: Iterable[tuple[str, Any]]) -> dict[str, dict[str, Any]]:
     """Values by service and setting name, from pairs of key and value. If a key occurs twice, the last pair counts.
 
-    A key is SERVICE.NAME, or NAME for all services that have the setting; values for all services are under ALL. Raises
-    SettingsError.
+    A key is SERVICE.NAME, or NAME for all services that have the setting; values for several services are under ALL.
+    Raises SettingsError.
     """
     assigned: dict[str, dict[str, Any]] = {service: {} for service in (ALL, *SERVICES)}
-    for key, value in pairs:
-        if key not in assignable():
-            hint = did_you_mean(key_of(key.rpartition(".")[2]) or key, assignable())
-            raise SettingsError(f"unknown setting {key}{hint}")
+    for given_key, value in pairs:
+        key = _full_key(given_key)
         service, _, name = key.rpartition(".")
         try:
             assigned[service or ALL][name] = _parse_setting(assignable()[key], name, value)
@@ -118,6 +116,18 @@ def assignable() -> Mapping[str, type[ProcessSettings]]:
 def key_of(name: str) -> str | None:
     """The key that assigns the setting `name`, such as engine.max_batch_size. None if the name is unknown."""
     return name if name in assignable() else next((key for key in assignable() if key.endswith(f".{name}")), None)
+
+
+def _full_key(key: str) -> str:
+    """The key in `assignable`: with SERVICE for the name of a setting that only one service has. Raises
+    SettingsError."""
+    if key in assignable():
+        return key
+    owned = [known for known in assignable() if known.partition(".")[2] == key]
+    if len(owned) == 1:
+        return owned[0]
+    hint = did_you_mean(key_of(key.rpartition(".")[2]) or key, assignable())
+    raise SettingsError(f"unknown setting {key}{hint}")
 
 
 def _parse_setting(cls: type[ProcessSettings], name: str, value: Any) -> Any:

@@ -77,6 +77,17 @@ def test_any_setting_of_any_service(settings_by_role):
     assert detokenizer.max_streams == 5
 
 
+def test_a_setting_of_one_service_needs_no_service(settings_by_role):
+    texts = ("lora=true", "max_live=7", "max_streams=5", "tool_parser=hermes")
+    arguments = (part for text in texts for part in ("--set", text))
+    settings = settings_by_role("--http-port", "8000", "--max-batch-size", "8", *arguments, "--set", "max_batch_size=3")
+    assert settings["engine"].lora
+    assert settings["engine"].max_batch_size == 3, "--set overrides the option, as it does with the service's name"
+    assert settings["router"].max_live == 7
+    assert settings["detok"].max_streams == 5
+    assert settings["gateway"].tool_parser == "hermes"
+
+
 def test_the_last_value_and_the_value_of_a_service_take_precedence(settings_by_role):
     settings = settings_by_role(
         *("--set", "engine.max_batch_size=7", "--max-batch-size", "8", "--set", "engine.max_batch_size=9"),
@@ -91,7 +102,9 @@ def test_the_last_value_and_the_value_of_a_service_take_precedence(settings_by_r
     [
         ("engine.max_batch_size", "must have the form SERVICE.NAME=VALUE"),
         ("engine.max_batch_sise=8", "unknown setting engine.max_batch_sise; did you mean engine.max_batch_size?"),
-        ("max_batch_size=8", "did you mean engine.max_batch_size?"),
+        ("max_batch_sise=8", "unknown setting max_batch_sise; did you mean engine.max_batch_size?"),
+        ("max_batch_size=0", "engine.max_batch_size: must be greater than or equal to 1 (got '0')"),
+        ("metrics_port=9100", "unknown setting metrics_port; did you mean router.metrics_port?"),
         ("engin.overlap=yes", "did you mean engine.overlap?"),
         ("engine.max_batch_size=0", "engine.max_batch_size: must be greater than or equal to 1 (got '0')"),
         ("engine.dtype=int4", "engine.dtype: must be 'auto', 'float32'"),
