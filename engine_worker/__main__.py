@@ -35,6 +35,7 @@ from sluice.ring.descriptors import (
 )
 from sluice.ring.ports import PortError, check_ports
 from sluice.ring.process import die_with_parent, on_stop_signal, run_service
+from sluice.settings.changed import changed_settings
 from sluice.settings.engine import ProcessorNames
 from sluice.settings.fields import section_of
 from sluice.settings.read import load_settings
@@ -93,7 +94,8 @@ def serve(
     gc.collect()
     gc.freeze()
     on_stop_signal(worker.stop)
-    log.info("ready", address=worker.address, model=checkpoint.name, **runner.choices, **worker.sizes())
+    limits = runner.choices | worker.sizes()
+    log.info("ready", address=worker.address, model=checkpoint.name, **limits, settings=changed_settings(settings))
     worker.serve()
 
 

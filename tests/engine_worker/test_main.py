@@ -58,6 +58,7 @@ def test_an_engine_serves_the_bundled_model_and_drains(tmp_path):
         assert loading[-1]["done"] == loading[-1]["total"] > 0
         expected = {"id": "e0", "device": "cpu", "dtype": "float32", "attention": "openvino", "kv_tokens": 4096}
         assert expected.items() <= ready.items()
+        assert {"threads": 1, "kv_cache_tokens": 4096}.items() <= ready["settings"].items()
         with zmq.Context() as context:
             router = Inbox(context, f"ipc://{tmp_path}/router", EngineHeartbeat)
             detokenizer = Inbox(context, f"ipc://{tmp_path}/detokenizer", TokenBatch | KeepAlive)
