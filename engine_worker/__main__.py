@@ -22,6 +22,7 @@ from engine_worker.parallel.rank_env import RankEnv, read_rank_env
 from engine_worker.protocol import Runner
 from engine_worker.ringside import tensor_outbox
 from engine_worker.ringside.heartbeats import MAX_ROUTERS
+from engine_worker.ringside.identity import why_context_is_limited
 from engine_worker.ringside.outbox import MAX_LANES
 from engine_worker.ringside.worker import Worker, open_metrics_port
 from engine_worker.scheduling.build import find_classes
@@ -94,6 +95,8 @@ def serve(
     gc.collect()
     gc.freeze()
     on_stop_signal(worker.stop)
+    if (reason := why_context_is_limited(settings, checkpoint, worker.terms)) is not None:
+        log.warning("context_limited", reason=reason)
     limits = runner.choices | worker.sizes()
     log.info("ready", address=worker.address, model=checkpoint.name, **limits, settings=changed_settings(settings))
     worker.serve()

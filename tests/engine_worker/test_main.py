@@ -106,13 +106,14 @@ def unused(*_): ...
 """
 
 
-def test_the_metrics_port_answers_while_an_engine_loads(tmp_path):
+def test_the_metrics_port_answers_while_an_engine_loads_and_a_small_cache_is_a_warning(tmp_path):
     # Loading blocks until the test has checked the answers during loading.
     (tmp_path / "waiting.py").write_text(WAITING)
     port = free_ports(1)
     process = start(
         *("--model", str(MODEL), "--listen", f"ipc://{tmp_path}/engine", "--threads", "1"),
         *("--metrics-port", str(port), "--logits-processors", '{"unused": "waiting:unused"}'),
+        *("--kv-cache-tokens", "1024"),
         working=tmp_path,
     )
     try:
@@ -122,7 +123,10 @@ def test_the_metrics_port_answers_while_an_engine_loads(tmp_path):
         assert reason.startswith(("starting", "loading"))
         assert "sluice_engine_loading_ratio " in get(port, "/metrics")[1]
         (tmp_path / "go").touch()
-        events(process, "ready")
+        (warning,) = (entry for entry in events(process, "ready") if entry["level"] == "warning")
+        assert warning["event"] == "context_limited"
+        assert "1024 tokens, fewer than the model's context of 2048" in warning["reason"]
+        assert "raise kv_cache_tokens" in warning["reason"]
         assert wait_until(lambda: get(port, "/readyz") == (200, "ok\n"))
         assert "sluice_engine_loading_ratio 1.0" in get(port, "/metrics")[1]
     finally:
