@@ -126,10 +126,35 @@ def test_options_have_the_bounds_of_the_services_settings(refused):
     assert "engine.max_batch_size: must be less than or equal to 4096" in refused("--max-batch-size", "4097")
 
 
-def test_conflicting_settings_are_refused_before_anything_starts():
-    result = CliRunner().invoke(app, ["serve", "--max-batch-size", "8", "--set", "engine.max_tokens_per_step=4"])
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            ("max_batch_size=8", "max_tokens_per_step=4"),
+            "max_tokens_per_step: must be at least max_batch_size, 8 (got 4)",
+        ),
+        (("lora=true", "quantize=int8"), "lora = True contradicts quantize = int8: OpenVINO has no adapters"),
+        (
+            ("device=cuda", "backend=openvino"),
+            "device = cuda contradicts backend = openvino: OpenVINO computes on",
+        ),
+        (("tensor_parallel=2", "quantize=int4"), "tensor_parallel = 2 contradicts quantize = int4"),
+        (("device=cpu", "dtype=bfloat16", "lora=true"), "lora = True contradicts dtype = bfloat16"),
+        (("backend=torch", "quantize=int8"), "quantize = int8 needs backend = openvino, not torch"),
+        (("kv_cache_tokens=10",), "kv_cache_tokens: must be at least one block, 16 (got 10)"),
+        (("kv_cache_tokens=20", "backend=openvino"), "kv_cache_tokens: must be at least one block, 32 (got 20)"),
+        (("kv_cache_tokens=20", "tokens_per_block=64"), "kv_cache_tokens: must be at least one block, 64 (got 20)"),
+    ],
+)
+def test_conflicting_settings_are_refused_before_anything_starts(settings, message):
+    result = CliRunner().invoke(app, ["serve", *(part for text in settings for part in ("--set", text))])
     assert result.exit_code == 1
-    assert "engine_worker: max_tokens_per_step: must be at least max_batch_size, 8 (got 4)" in result.stderr
+    assert f"engine_worker: {message}" in " ".join(result.stderr.split())
+
+
+def test_settings_that_depend_on_the_device_are_left_to_the_engine(engine_settings):
+    settings = ("--set", "dtype=bfloat16", "--set", "lora=true")
+    assert engine_settings(*settings).lora, "on a GPU, bfloat16 does not need OpenVINO"
 
 
 @pytest.mark.parametrize(

@@ -139,7 +139,7 @@ def test_the_metrics_port_answers_while_an_engine_loads_and_a_small_cache_is_a_w
     [
         (["--model", "/nowhere"], "neither a folder on this machine nor a Hugging Face id"),
         (["--model", str(MODEL), "--listen", "tcp://nonsense"], "cannot listen on tcp://nonsense"),
-        (["--model", str(MODEL), "--kv-cache-tokens", "3"], "less than one block of 32 tokens"),
+        (["--model", str(MODEL), "--kv-cache-tokens", "20"], "less than one block of 32 tokens"),
         (["--model", str(MODEL), "--kv-host-memory", "lots"], "kv_host_memory: could not parse"),
         (["--model", str(MODEL), "--kv-host-memory", "1KiB"], "that a block of 32 tokens takes"),
         (["--model", str(MODEL), "--max-batch-size", "600"], "must be at least max_batch_size, 600"),
