@@ -78,16 +78,19 @@ def assign(pairs: Iterable[tuple[str, Any]]) -> dict[str, dict[str, Any]]:
     """Values by service and setting name, from pairs of key and value. If a key occurs twice, the last pair counts.
 
     A key is SERVICE.NAME, or NAME for all services that have the setting; values for several services are under ALL.
-    Raises SettingsError.
+    Raises SettingsError, which names all that is wrong.
     """
     assigned: dict[str, dict[str, Any]] = {service: {} for service in (ALL, *SERVICES)}
+    problems = []
     for given_key, value in pairs:
-        key = _full_key(given_key)
-        service, _, name = key.rpartition(".")
         try:
-            assigned[service or ALL][name] = _parse_setting(assignable()[key], name, value)
+            key = _full_key(given_key)
+            service, _, name = key.rpartition(".")
+            assigned[service or ALL][name] = _parse_setting(key, value)
         except SettingsError as error:
-            raise SettingsError(f"{service}.{error}" if service else str(error)) from error
+            problems.append(str(error))
+    if problems:
+        raise SettingsError("; ".join(problems))
     return assigned
 
 
@@ -130,13 +133,16 @@ def _full_key(key: str) -> str:
     raise SettingsError(f"unknown setting {key}{hint}")
 
 
-def _parse_setting(cls: type[ProcessSettings], name: str, value: Any) -> Any:
+def _parse_setting(key: str, value: Any) -> Any:
     """Parses and validates a single setting. `value` is text or from YAML. Raises SettingsError."""
+    cls, (service, _, name) = assignable()[key], key.rpartition(".")
     try:
         declared = get_type_hints(cls, include_extras=True)[name]
         return TypeAdapter(declared).validate_python(_from_text(settings_of(cls)[name], value))
     except ValidationError as error:
-        raise SettingsError("; ".join(_problem({**detail, "loc": (name,)}) for detail in error.errors())) from error
+        raise SettingsError("; ".join(_problem({**detail, "loc": (key,)}) for detail in error.errors())) from error
+    except SettingsError as error:
+        raise SettingsError(f"{service}.{error}" if service else str(error)) from error
 
 
 class _Parser(ArgumentParser):
@@ -188,9 +194,10 @@ def _read_yaml(cls: type[ProcessSettings], file: str | None) -> dict[str, Any]:
         raise SettingsError(
             f"the settings file {file} sets config: only a flag or an environment variable may name a settings file"
         )
-    for key in values:
-        if key not in settings_of(cls):
-            raise SettingsError(f"{file}: unknown setting {key}{did_you_mean(str(key), settings_of(cls))}")
+    unknown = [key for key in values if key not in settings_of(cls)]
+    if unknown:
+        problems = (f"unknown setting {key}{did_you_mean(str(key), settings_of(cls))}" for key in unknown)
+        raise SettingsError(f"{file}: {'; '.join(problems)}")
     return values
 
 
