@@ -92,7 +92,8 @@ class Options(TypedDict, total=False):
     truncate_prompt_tokens: int | None
     """Keep only this many of the last prompt tokens."""
     guided: Mapping[str, Any] | None
-    """Constraint on the outputs, such as `{"json_schema": …}`; fields of sluice.v1.GuidedDecoding."""
+    """Constraint on the outputs: `{"json_schema": schema}`, `{"json_object": True}`, `{"regex": …}`, `{"ebnf": …}`,
+    `{"choice": ["yes", "no"]}` or `{"structural_tag": …}`; see docs/guided.md."""
     kv_cache: KvCache | None
     """Sharing of cached prefixes, and retention of the request's blocks."""
     resume: Sequence[Mapping[str, Any]] | None

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from sluice.client import Options
-from sluice.executor.errors import check_name
+from sluice.executor.errors import check_name, check_type
 
 NO_END = -1
 """The `end_id` that disables the end token, as in TensorRT-LLM."""
@@ -70,8 +70,8 @@ class AdditionalModelOutput:
 class SamplingParams:
     """Sampling, stopping and output options of one request. Fields that are None have the model's or server's default.
 
-    The server checks the ranges of values. Raises ValueError for contradictory options, TypeError for a logits
-    processor in place of its name.
+    The server checks the ranges of values. Raises ValueError for contradictory options, TypeError for a value
+    of the wrong type, such as a logits processor in place of its name.
     """
 
     max_tokens: int | None = 32
@@ -161,6 +161,10 @@ class SamplingParams:
         for name in ("length_penalty", "early_stopping", "beam_search_diversity_rate"):
             if getattr(self, name) is not None and not self.use_beam_search:
                 raise ValueError(f"{name} needs use_beam_search=True")
+        if self.guided_decoding is not None:
+            check_type("guided_decoding", self.guided_decoding, GuidedDecodingParams)
+        for output in self.additional_model_outputs or ():
+            check_type("additional_model_outputs: each value", output, AdditionalModelOutput)
         processors = self.logits_processor or ()
         several = isinstance(processors, Sequence) and not isinstance(processors, str)
         for processor in processors if several else [processors]:

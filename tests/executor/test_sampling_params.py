@@ -93,6 +93,21 @@ def test_sampling_parameters_set_their_fields() -> None:
     assert json.loads(message.guided.json_schema) == {"type": "object"}
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"guided_decoding": {"json": "{}"}}, "guided_decoding must be a GuidedDecodingParams, not dict"),
+        (
+            {"additional_model_outputs": ["hidden"]},
+            "additional_model_outputs: each value must be a AdditionalModelOutput, not str",
+        ),
+    ],
+)
+def test_a_value_of_the_wrong_type_is_an_error_at_once(options, message) -> None:
+    with pytest.raises(TypeError, match=message):
+        SamplingParams(**options)
+
+
 def test_guided_choice() -> None:
     message = spec(SamplingParams(guided_decoding=GuidedDecodingParams(choice=["yes", "no"])))
     assert list(message.guided.choice.choices) == ["yes", "no"]
