@@ -1,9 +1,8 @@
 """Builds request messages. Each option sets the field of that name, in the first message of PARTS that has it."""
 
 import json
-from collections.abc import Iterable, Mapping, MutableSequence, Sequence, Set
+from collections.abc import Iterable, Mapping, MutableSequence, Sequence
 from datetime import timedelta
-from difflib import get_close_matches
 from typing import Any
 
 from google.protobuf.duration_pb2 import Duration
@@ -15,6 +14,7 @@ from sluice.client.errors import InvalidRequest, Violation
 from sluice.client.guides import guide_fields
 from sluice.client.options import OPTION_NAMES, TOKENIZE_OPTION_NAMES, Message, Prompt
 from sluice.client.refused_values import must_be, refused_value
+from sluice.ring.names import check_options
 from sluice.v1 import generation_pb2 as pb
 from sluice.v1.sampling_pb2 import GuidedDecoding
 
@@ -22,6 +22,16 @@ PARTS = ("sampling", "stopping", "output", "chat", "")
 """Sub-messages of the spec with options, in search order; "" is the spec itself."""
 CHAT_OPTIONS = ("tools_json", "template_kwargs", "continue_final_message")
 """Options of `tokenize` that set a field of the chat."""
+OTHER_LIBRARIES = {
+    **dict.fromkeys(("stop_strings", "stop_sequences", "stop_words"), "'stop'"),
+    **dict.fromkeys(("max_new_tokens", "max_completion_tokens", "max_output_tokens"), "'max_tokens'"),
+    **dict.fromkeys(("response_format", "structured_outputs"), "guided={'json_schema': ...}"),
+    **dict.fromkeys(("num_beams", "use_beam_search"), "beam_search={'width': ...}"),
+    "top_logprobs": "'logprobs'",
+    "num_return_sequences": "'n'",
+    "tools": "tools_json=json.dumps(tools)",
+}
+"""What to write in place of options of other libraries whose names are not close to the right ones."""
 
 
 def set_engine_deaths(request: ProtoMessage, engine_deaths: int) -> None:
@@ -32,7 +42,7 @@ def set_engine_deaths(request: ProtoMessage, engine_deaths: int) -> None:
 
 def tokenize_request(text: str | Sequence[Message], options: Mapping[str, Any]) -> pb.TokenizeRequest:
     """Raises TypeError for an option that is unknown or not for texts, InvalidRequest for an unencodable value."""
-    _reject_unknown(options, TOKENIZE_OPTION_NAMES)
+    check_options(options, TOKENIZE_OPTION_NAMES)
     request = pb.TokenizeRequest()
     set_options = {name: value for name, value in options.items() if value is not None}
     chat_options = [name for name in set_options if name in CHAT_OPTIONS]
@@ -59,7 +69,9 @@ def detokenize_request(token_ids: Sequence[int], model: str, skip_special_tokens
 
 def build_spec(prompt: Prompt, options: Mapping[str, Any]) -> pb.GenerationSpec:
     """Raises TypeError for an unknown option or a value of the wrong type, InvalidRequest for an unencodable value."""
-    _reject_unknown(options, OPTION_NAMES)
+    # The names of keys are only read for an error: they take longer to find than a request to build.
+    if not options.keys() <= OPTION_NAMES:
+        check_options(options, OPTION_NAMES, _keys_of_options() | OTHER_LIBRARIES)
     spec = pb.GenerationSpec()
     _set_prompt(spec, prompt)
     for name, value in options.items():
@@ -68,18 +80,15 @@ def build_spec(prompt: Prompt, options: Mapping[str, Any]) -> pb.GenerationSpec:
     return spec
 
 
-def _reject_unknown(options: Mapping[str, Any], known: Set[str]) -> None:
-    for name in options.keys() - known:
-        close = get_close_matches(name, known, n=1)
-        suggestion = repr(close[0]) if close else _option_with_key(name, known)
-        raise TypeError(f"unknown option {name!r}" + (f"; did you mean {suggestion}?" if suggestion else ""))
-
-
-def _option_with_key(name: str, known: Set[str]) -> str:
-    """An option whose mapping has this key, such as "guided={'json_schema': ...}"; "" if no option has it."""
-    types = {option: _option_type(option) for option in sorted(known)}
-    matches = (option for option, kind in types.items() if kind is not None and name in kind.fields_by_name)
-    return next((f"{option}={{{name!r}: ...}}" for option in matches), "")
+def _keys_of_options() -> dict[str, str]:
+    """Keys of options that are mappings: "json_schema" is in "guided={'json_schema': ...}"."""
+    kinds = {name: _option_type(name) for name in sorted(OPTION_NAMES, reverse=True)}
+    return {
+        key: f"{name}={{{key!r}: ...}}"
+        for name, kind in kinds.items()
+        if kind is not None
+        for key in kind.fields_by_name
+    }
 
 
 def _option_type(name: str) -> Any:

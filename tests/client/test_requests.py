@@ -179,6 +179,10 @@ def test_an_unknown_option_suggests_the_closest() -> None:
         build_spec("x", {"regex": "a"})
     with pytest.raises(TypeError, match=r"unknown option 'temprature'; did you mean 'temperature'\?"):
         build_spec("x", {"temprature": 1})
+    with pytest.raises(TypeError, match=r"unknown option 'stop_strings'; did you mean 'stop'\?"):
+        build_spec("x", {"stop_strings": ["a"]})
+    with pytest.raises(TypeError, match=r"unknown option 'json_schema'; did you mean guided=\{'json_schema': ...\}\?"):
+        build_spec("x", {"json_schema": {}})
 
 
 @pytest.mark.parametrize(
