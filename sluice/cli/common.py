@@ -11,7 +11,8 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from sluice.client import DEFAULT_ADDRESS, Client, SluiceError, TlsOptions, Unavailable
+from sluice.cli.field_options import with_option_names
+from sluice.client import DEFAULT_ADDRESS, Client, SluiceError, TlsOptions, Unauthenticated, Unavailable
 
 MaxTokens = Annotated[
     int | None,
@@ -68,7 +69,9 @@ def describe(error: SluiceError, address: str) -> str:
             )
         cause = error.message.rsplit(": ", 1)[-1]
         return f"no Sluice server answers at {address} ({cause}); start one with: sluice serve"
-    return error.message
+    if isinstance(error, Unauthenticated):
+        return f"{error.message} (--token or SLUICE_TOKEN)"
+    return with_option_names(error.message)
 
 
 def with_options(

@@ -15,6 +15,7 @@ from sluice.launch.gpus import OptionsError
 from sluice.launch.hosts import LOCAL, open_hosts
 from sluice.launch.installed import check_installed
 from sluice.launch.logs import Observe, ignore
+from sluice.launch.options import RING_OPTIONS, check_ring_options
 from sluice.launch.plan import Plan, reached_at, services
 from sluice.launch.servable import check_servable
 from sluice.launch.slot import Slot
@@ -40,8 +41,8 @@ class Ring:
     are those of `Plan`. Once all services have been ready, a service that exits is restarted at the same address.
     `observe` is called with every log line, including those of the launcher. The services end with this process.
 
-    Raises CheckpointError if the model cannot be opened or served, OptionsError for invalid options, RingError if a
-    port is in use or a service fails to start.
+    Raises CheckpointError if the model cannot be opened or served, TypeError for an unknown option, OptionsError for
+    invalid options, RingError if a port is in use or a service fails to start.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class Ring:
         observe: Observe = ignore,
         **options: Any,
     ) -> None:
+        check_ring_options(options, RING_OPTIONS)
         if on == LOCAL and "python" not in options:
             check_installed()
         if model is None:
