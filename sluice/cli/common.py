@@ -12,7 +12,17 @@ import typer
 from rich.console import Console
 
 from sluice.cli.field_options import with_option_names
-from sluice.client import DEFAULT_ADDRESS, Client, SluiceError, TlsOptions, Unauthenticated, Unavailable
+from sluice.client import (
+    DEFAULT_ADDRESS,
+    Client,
+    ClientOptions,
+    SluiceError,
+    TlsOptions,
+    Unauthenticated,
+    Unavailable,
+    Unreachable,
+    WrongServer,
+)
 
 MaxTokens = Annotated[
     int | None,
@@ -37,8 +47,6 @@ LoraId = Annotated[str | None, typer.Option(metavar="ID", help="LoRA adapter to 
 PromptAdapterId = Annotated[
     str | None, typer.Option(metavar="ID", help="Prompt adapter to use, see `sluice prompt-adapter`.")
 ]
-HTTP_1 = "http1.x server"
-"""Part of gRPC's error message for a server that does not speak HTTP/2."""
 PEM = {"exists": True, "dir_okay": False, "metavar": "PEM"}
 
 
@@ -60,15 +68,11 @@ def fail(message: str) -> typer.Exit:
 
 def describe(error: SluiceError, address: str) -> str:
     """The message for an error of a request to `address`."""
-    # Without a reason, no router has answered: the message is gRPC's, which ends with the cause.
-    if isinstance(error, Unavailable) and not error.reason:
-        if HTTP_1 in error.message:
-            return (
-                f"{address} speaks HTTP/1, so it may be a gateway: use the address of a router, "
-                f"by default {DEFAULT_ADDRESS}"
-            )
-        cause = error.message.rsplit(": ", 1)[-1]
-        return f"no Sluice server answers at {address} ({cause}); start one with: sluice serve"
+    if isinstance(error, Unreachable) and not isinstance(error, WrongServer):
+        return f"no Sluice server answers at {address} ({error.cause}); start one with: sluice serve"
+    # Without a reason, the error is not an answer of a router.
+    if type(error) is Unavailable and not error.reason:
+        return f"the call to {address} was interrupted: {error.message}"
     if isinstance(error, Unauthenticated):
         return f"{error.message} (--token or SLUICE_TOKEN)"
     return with_option_names(error.message)
@@ -110,9 +114,15 @@ class Server:
 
     @contextmanager
     def client(self, timeout: float | None = None) -> Iterator[Client]:
-        """A client. If it raises SluiceError, prints one line to stderr and exits with code 1."""
+        """A client. If it raises SluiceError, prints one line to stderr and exits with code 1.
+
+        Without `timeout`, reports to stderr when a call waits for a router that is gone.
+        """
+        options = ClientOptions(timeout=timeout, tls=self.tls, token=self.token, tenant=self.tenant)
+        if timeout is None:
+            options["on_waiting"] = self._report_wait
         try:
-            client = Client(self.addresses, timeout=timeout, tls=self.tls, token=self.token, tenant=self.tenant)
+            client = Client(self.addresses, **options)
         except (ValueError, OSError) as error:
             raise fail(str(error)) from error
         try:
@@ -120,6 +130,13 @@ class Server:
                 yield client
         except SluiceError as error:
             raise fail(describe(error, " or ".join(self.addresses))) from error
+
+    def _report_wait(self, seconds: float) -> None:
+        addresses = " or ".join(self.addresses)
+        # On a line of its own: stdout may be in the middle of one, on the same terminal.
+        line_break = "\n" if sys.stdout.isatty() and sys.stderr.isatty() else ""
+        text = f"connection to {addresses} lost; waiting up to {seconds:.0f} s for a server (Ctrl-C ends)"
+        notes().print(line_break + text, style="dim", markup=False)
 
     def each(self) -> "list[Server]":
         """One server per address."""

@@ -23,7 +23,9 @@ from sluice.client.errors import (
     SluiceError,
     Unauthenticated,
     Unavailable,
+    Unreachable,
     Violation,
+    WrongServer,
 )
 from sluice.client.feeds import AsyncCacheEvents, AsyncSteps, CacheEvents, Steps
 from sluice.client.loras import Lora, LoraWeights, RouterLoras, read_lora
@@ -51,5 +53,5 @@ __all__ = [
     "Overloaded", "Poison", "Prompt", "PromptAdapter", "PromptEmbeds", "RankAnswer", "RouterLoras",
     "RouterPromptAdapters", "ServerError", "ServingVersion", "SluiceError", "Steps", "Stream", "Tensor", "Timings",
     "TlsOptions", "TokenLogprob", "TokenRangeRetention", "Tokenization", "TokenizeOptions", "Unauthenticated",
-    "Unavailable", "Usage", "Violation", "embeddings_of", "read_lora",
+    "Unavailable", "Unreachable", "Usage", "Violation", "WrongServer", "embeddings_of", "read_lora",
 ]  # fmt: skip

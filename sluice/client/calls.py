@@ -10,7 +10,7 @@ import grpc
 from sluice.client import loras, requests
 from sluice.client.connection import Metadata, Method, Router, Routers, any_true
 from sluice.client.each_router import Listing
-from sluice.client.errors import SluiceError, from_rpc_error, is_task_cancelled
+from sluice.client.errors import SluiceError, is_task_cancelled
 
 
 class Calls:
@@ -30,7 +30,7 @@ class Calls:
                 retries.on_admitted()
                 return answer
             except grpc.RpcError as failure:
-                error = from_rpc_error(failure)
+                error = router.error(failure)
             time.sleep(self._routers.on_failure(router, error, retries))
             self._routers.check_open()
             requests.set_engine_deaths(request, retries.engine_deaths)
@@ -42,7 +42,7 @@ class Calls:
         try:
             return method(router)(request, timeout=seconds_left, metadata=self._routers.metadata)
         except grpc.RpcError as failure:
-            error = from_rpc_error(failure)
+            error = router.error(failure)
             self._routers.on_only_failure(router, error)
             raise error from None
 
@@ -72,8 +72,10 @@ class Calls:
         """Make the calls concurrently, and return the answer or the error of each."""
         seconds_left = self._routers.begin(timeout).time_left(time.monotonic())
         sent = self._routers.metadata_with(metadata)
-        running = [method(router).future(request, timeout=seconds_left, metadata=sent) for router, request in calls]
-        return [_answer(call) for call in running]
+        running = [
+            (router, method(router).future(request, timeout=seconds_left, metadata=sent)) for router, request in calls
+        ]
+        return [_answer(router, call) for router, call in running]
 
 
 class AsyncCalls:
@@ -149,12 +151,12 @@ class AsyncCalls:
                     raise
                 if tries_left and loras.is_cut_short(request, error):
                     continue
-                raise from_rpc_error(error) from None
+                raise router.error(error) from None
         raise AssertionError("the last try returns or raises")
 
 
-def _answer(call: Any) -> Any:
+def _answer(router: Router, call: Any) -> Any:
     try:
         return call.result()
     except grpc.RpcError as error:
-        return from_rpc_error(error)
+        return router.error(error)

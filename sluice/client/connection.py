@@ -13,8 +13,9 @@ from weakref import WeakSet
 import grpc
 from grpc_health.v1 import health_pb2_grpc
 
-from sluice.client.errors import Cancelled, SluiceError
+from sluice.client.errors import Cancelled, SluiceError, Unreachable, WrongServer, from_rpc_error
 from sluice.client.retries import Retries, is_router_failure
+from sluice.client.wrong_server import explain
 from sluice.ring.names import checks_options
 from sluice.v1 import admin_pb2_grpc, generation_pb2_grpc
 
@@ -76,7 +77,7 @@ class ClientOptions(TypedDict, total=False):
     Default 0: each address is tried once."""
     resume_timeout: float
     """How long to try to resume a broken stream, in seconds since its latest token, and to wait for routers that have
-    answered before. Default 60; 0: do neither."""
+    answered before or accepted a connection. Default 60; 0: do neither."""
     tls: TlsOptions | None
     token: str | None
     """Bearer token."""
@@ -84,6 +85,9 @@ class ClientOptions(TypedDict, total=False):
     """Tenant of the requests, if the token does not name one."""
     credentials: grpc.ChannelCredentials | None
     """gRPC's channel credentials, in place of `tls`."""
+    on_waiting: Callable[[float], None] | None
+    """Called when a call has waited 2 s for a router that is gone, with the seconds that it may wait in all. Called in
+    the thread, or the event loop, of the call."""
     metadata: Metadata
     """Metadata to send with every call."""
 
@@ -93,6 +97,7 @@ class Router:
 
     def __init__(self, api: Any, address: str, credentials: grpc.ChannelCredentials | None) -> None:
         self.address = address
+        self._uses_tls = credentials is not None
         self.channel = (
             api.insecure_channel(address, CHANNEL_OPTIONS)
             if credentials is None
@@ -102,6 +107,14 @@ class Router:
         self.models: Any = admin_pb2_grpc.ModelServiceStub(self.channel)
         self.admin: Any = admin_pb2_grpc.AdminServiceStub(self.channel)
         self.health: Any = health_pb2_grpc.HealthStub(self.channel)
+
+    def error(self, failure: Any) -> SluiceError:
+        """The exception for the failure of a call, see `from_rpc_error`."""
+        error = from_rpc_error(failure)
+        if not isinstance(error, Unreachable):
+            return error
+        explanation = explain(error.message, self.address, self._uses_tls)
+        return error if explanation is None else WrongServer(explanation)
 
 
 Method = Callable[[Router], Any]
@@ -135,6 +148,7 @@ class Routers:
         token: str | None = None,
         tenant: str | None = None,
         credentials: grpc.ChannelCredentials | None = None,
+        on_waiting: Callable[[float], None] | None = None,
         metadata: Metadata = (),
     ) -> None:
         self.addresses = (addresses,) if isinstance(addresses, str) else tuple(addresses)
@@ -152,6 +166,7 @@ class Routers:
         self._timeout = timeout
         self._retry_timeout = retry_timeout
         self._resume_timeout = resume_timeout
+        self._on_waiting = on_waiting
         credentials = credentials if tls is None else tls.credentials()
         self.all = [Router(api, address, credentials) for address in self.addresses]
         # Random, so that clients with the same list of addresses spread across the routers.
@@ -197,7 +212,11 @@ class Routers:
         if is_router_failure(error):
             self.skip(router)
         self.check_open()
-        return retries.on_failure(error, time.monotonic())
+        now = time.monotonic()
+        pause = retries.on_failure(error, now)
+        if self._on_waiting is not None and (seconds := retries.long_wait(error, now + pause)) is not None:
+            self._on_waiting(seconds)
+        return pause
 
     def on_only_failure(self, router: Router, error: SluiceError) -> None:
         """Note the failure of a call that is not retried: the next call goes to another router, if that may help."""

@@ -87,6 +87,23 @@ class Unavailable(SluiceError):
     retryable = True
 
 
+class Unreachable(Unavailable):
+    """No connection was established: nothing listens at the address, or its name is unknown."""
+
+    @property
+    def cause(self) -> str:
+        """Why, in a few words, with which gRPC's message ends."""
+        return self.message.rsplit(": ", 1)[-1]
+
+
+class WrongServer(Unreachable):
+    """A server answers at the address, but not a router, or only one side uses TLS. The message says what to check."""
+
+    @property
+    def cause(self) -> str:
+        return self.message
+
+
 class NotImplementedByServer(SluiceError):
     """The server does not implement the option or the call."""
 
@@ -147,6 +164,15 @@ CONNECTION_LOST = {
     grpc.StatusCode.INTERNAL: ("rst_stream", "http2", "http/2", "connection", "goaway"),
 }
 
+# How gRPC's messages for calls without a connection begin. Every other failure without a reason broke a connection.
+NOT_CONNECTED = (
+    "failed to connect to ",
+    "connections to all backends failing",
+    "errors resolving ",
+    "dns resolution failed",
+    "empty address list",
+)
+
 
 def is_task_cancelled() -> bool:
     """Whether an asyncio.CancelledError means that this task was cancelled, not only its gRPC call."""
@@ -174,6 +200,8 @@ def from_rpc_error(error: Any) -> SluiceError:
     kind = _BY_REASON.get(reason) or _BY_STATUS.get(error.code(), ServerError)
     if not reason and any(mark in message.lower() for mark in CONNECTION_LOST.get(error.code(), ())):
         kind = Unavailable
+    if kind is Unavailable and not reason and message.lower().startswith(NOT_CONNECTED):
+        kind = Unreachable
     return kind(
         message,
         reason=reason,

@@ -6,7 +6,7 @@ from typing import Any, Generic, Self, TypeVar
 import grpc
 
 from sluice.client.connection import Router, Routers
-from sluice.client.errors import from_rpc_error, is_task_cancelled
+from sluice.client.errors import is_task_cancelled
 from sluice.client.streams import AsyncOpenCall, OpenCall
 from sluice.v1 import admin_pb2 as pb
 
@@ -35,7 +35,7 @@ class Feed(OpenCall, Generic[R]):
             if self._closed.is_set():
                 raise StopIteration from None
             self._routers.skip(self._router)
-            raise from_rpc_error(error) from None
+            raise self._router.error(error) from None
         return response
 
 
@@ -65,7 +65,7 @@ class AsyncFeed(AsyncOpenCall, Generic[R]):
             if self._closed.is_set():
                 raise StopAsyncIteration from None
             self._routers.skip(self._router)
-            raise from_rpc_error(error) from None
+            raise self._router.error(error) from None
         return response
 
 

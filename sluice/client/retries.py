@@ -3,10 +3,20 @@
 import random
 import threading
 
-from sluice.client.errors import AlreadyExists, Cancelled, LostEvents, Overloaded, SluiceError, Unavailable
+from sluice.client.errors import (
+    AlreadyExists,
+    Cancelled,
+    LostEvents,
+    Overloaded,
+    SluiceError,
+    Unavailable,
+    Unreachable,
+)
 
 SHORTEST_PAUSE_SECONDS = 0.1
 LONGEST_PAUSE_SECONDS = 2.0
+LONG_WAIT_SECONDS = 2.0
+"""From when on a wait for a router is reported."""
 SERVER_GAVE_UP = frozenset({"ENGINE_LOST", "DETOKENIZER_LOST", "ROWS_LOST"})
 """Reasons after which each other router gets only one attempt: the server has already retried the request, which may
 itself kill engines."""
@@ -18,6 +28,11 @@ def is_router_failure(error: SluiceError) -> bool:
     """Whether another router may succeed immediately."""
     # Cancelled means by gRPC or a proxy: a call that this client cancels does not get here.
     return isinstance(error, (Unavailable, LostEvents, Cancelled))
+
+
+def is_broken_connection(error: SluiceError) -> bool:
+    """Whether a connection that was established broke, so that its router existed and may have begun the request."""
+    return is_router_failure(error) and not error.reason and not isinstance(error, Unreachable)
 
 
 class Retries:
@@ -32,7 +47,8 @@ class Retries:
         now: float,
         answered: threading.Event | None = None,
     ) -> None:
-        """`addresses`: number of routers. `answered`: set once any router has answered the client."""
+        """`addresses`: number of routers. `answered`: set once any router has answered the client, or has
+        accepted a connection."""
         self.engine_deaths = 0
         """Consecutive engine deaths that routers have attributed to this request."""
         self._answered = answered or threading.Event()
@@ -42,8 +58,12 @@ class Retries:
         self._retry_timeout = retry_timeout
         self._resume_timeout = resume_timeout
         self._admitted = False
+        self._sent = False
+        """Whether a router may have begun an earlier attempt, whose connection broke."""
         self._failures = 0
         self._broken_at: float | None = None
+        self._reported = False
+        """Whether the present wait was reported."""
 
     def on_admitted(self) -> None:
         """A router accepted the request, so `resume_timeout` applies from now on."""
@@ -52,7 +72,7 @@ class Retries:
 
     def on_progress(self) -> None:
         """New tokens were received, so the next failure counts as the first."""
-        self._failures, self._broken_at, self.engine_deaths = 0, None, 0
+        self._failures, self._broken_at, self.engine_deaths, self._reported = 0, None, 0, False
 
     def elapsed(self, now: float) -> float:
         """Seconds since the start of the request."""
@@ -65,8 +85,10 @@ class Retries:
     def on_failure(self, error: SluiceError, now: float) -> float:
         """Return the seconds to wait before the next attempt. Raises `error` if it is final."""
         self._failures += 1
-        if error.reason:
+        is_broken = is_broken_connection(error)
+        if error.reason or is_broken:
             self._answered.set()
+        self._sent = self._sent or is_broken
         self.engine_deaths = error.engine_deaths or self.engine_deaths
         if self._broken_at is None:
             self._broken_at = now
@@ -76,19 +98,43 @@ class Retries:
         if is_router_failure(error) and self._failures < self._addresses:
             return 0.0
         pause = self._pause(error)
-        limit = self._resume_timeout if self._admitted or self._is_restarting(error) else self._retry_timeout
-        if error.reason in SERVER_GAVE_UP or now + pause > self._broken_at + limit:
-            raise error
+        if error.reason in SERVER_GAVE_UP or now + pause > self._broken_at + self._limit(error):
+            raise self._final(error, now - self._broken_at)
         left = self.time_left(now)
         return pause if left is None else min(pause, left)
 
+    def long_wait(self, error: SluiceError, until: float) -> float | None:
+        """How many seconds the wait for a router may take in all, once for each wait that has become long.
+
+        `error`: the latest failure. `until`: when the next attempt begins. None: there is nothing to report.
+        """
+        began = self._broken_at
+        if self._reported or began is None or not self._is_restarting(error) or until < began + LONG_WAIT_SECONDS:
+            return None
+        self._reported = True
+        limit = self._limit(error)
+        return limit if self._end is None else min(limit, self._end - began)
+
+    def _final(self, error: SluiceError, waited: float) -> SluiceError:
+        if not isinstance(error, Unreachable) or not self._is_restarting(error) or self._failures <= self._addresses:
+            return error
+        # gRPC's message says only why the last attempt failed, as if there had never been a connection.
+        return Unavailable(f"the connection was lost, and no router has answered for {waited:.0f} s ({error.cause})")
+
     def _is_retryable(self, error: SluiceError) -> bool:
         busy = isinstance(error, Overloaded) and error.retry_after is not None
-        if not self._admitted:
-            return busy or is_router_failure(error)
         # The request id is in use at a router that has not noticed the end of our last attempt.
-        is_own_id = isinstance(error, AlreadyExists)
-        return self._resume_timeout > 0 and (busy or is_own_id or is_router_failure(error))
+        is_own_id = isinstance(error, AlreadyExists) and self._resume_timeout > 0 and (self._admitted or self._sent)
+        can_retry = self._resume_timeout > 0 or not self._admitted
+        return is_own_id or (can_retry and (busy or is_router_failure(error)))
+
+    def _limit(self, error: SluiceError) -> float:
+        """Seconds after the first failure at which to give up."""
+        if self._admitted:
+            return self._resume_timeout
+        if self._sent or self._is_restarting(error):
+            return max(self._resume_timeout, self._retry_timeout)
+        return self._retry_timeout
 
     def _is_restarting(self, error: SluiceError) -> bool:
         # Routers that answered before and do not answer now are probably restarting, which is worth waiting for.

@@ -11,7 +11,7 @@ import grpc
 
 from sluice.client.collected import Collected
 from sluice.client.connection import Metadata, Routers
-from sluice.client.errors import Cancelled, LostEvents, SluiceError, Unavailable, from_rpc_error, is_task_cancelled
+from sluice.client.errors import Cancelled, LostEvents, SluiceError, Unavailable, is_task_cancelled
 from sluice.client.results import Chunk, Generation, Timings, TokenLogprob, Usage
 from sluice.client.stream_state import StreamState
 from sluice.v1 import generation_pb2 as pb
@@ -200,7 +200,7 @@ class Stream(StreamInfo, OpenCall):
                 raise
             error = self._cut_short()
         except grpc.RpcError as failure:
-            error = from_rpc_error(failure)
+            error = self._router.error(failure)
         except SluiceError as failure:
             error = failure
         self._recover(error)
@@ -259,7 +259,7 @@ class AsyncStream(StreamInfo, AsyncOpenCall):
         except (grpc.RpcError, asyncio.CancelledError) as failure:
             if is_task_cancelled():
                 raise
-            error = from_rpc_error(failure)
+            error = self._router.error(failure)
         except SluiceError as failure:
             error = failure
         await self._recover(error)

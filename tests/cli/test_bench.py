@@ -4,6 +4,7 @@ import json
 
 import grpc
 import pytest
+from google.rpc.error_details_pb2 import ErrorInfo
 
 from tests.fakes import openai_server
 from tests.fakes.failures import Failure
@@ -168,7 +169,7 @@ def test_concurrency_is_limited(sluice, http_address, openai) -> None:
 
 
 def test_a_server_that_refuses_everything(sluice, address, script) -> None:
-    script.failure = Failure(grpc.StatusCode.UNAVAILABLE, "no engine")
+    script.failure = Failure(grpc.StatusCode.UNAVAILABLE, "no engine", (ErrorInfo(reason="NO_ENGINE"),))
     result = sluice("bench", address)
     assert result.exit_code == 1
     assert "no engine" in result.stderr

@@ -9,6 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from sluice.cli.commands import app
+from sluice.client.connection import Routers
 from tests.fakes.breaking_routers import GONE, Plan, run_router, run_routers
 from tests.fakes.certificates import Authority
 from tests.fakes.server import serve
@@ -53,7 +54,28 @@ def test_the_port_of_a_gateway_is_recognized(sluice) -> None:
         result = sluice("generate", "x", "--address", f"127.0.0.1:{server.server_address[1]}")
         server.shutdown()
     assert result.exit_code == 1
-    assert "speaks HTTP/1, so it may be a gateway: use the address of a router" in result.stderr
+    assert "does not speak HTTP/2, so it may be the port of a gateway or of metrics: use the" in result.stderr
+
+
+def test_a_stream_without_a_server_is_reported_once_and_ends_as_interrupted(sluice, monkeypatch) -> None:
+    plan = Plan()
+    monkeypatch.setattr("sluice.client.retries.LONG_WAIT_SECONDS", 0.1)
+    with run_router(0, plan) as (address, server):
+
+        def die(_) -> None:
+            server.stop(None).wait()
+            # The call must not end before its connection.
+            threading.Event().wait(0.1)
+
+        plan.breaks.append((4, die))
+        monkeypatch.setitem(Routers.__init__.__kwdefaults__, "resume_timeout", 1.0)
+        result = sluice("generate", "x", "--max-tokens", "9", "--address", address)
+    assert result.exit_code == 1
+    assert result.stdout.strip()
+    waits, ends = result.stderr.splitlines()
+    assert waits == f"connection to {address} lost; waiting up to 1 s for a server (Ctrl-C ends)"
+    assert ends.startswith(f"error: the call to {address} was interrupted: the connection was lost, and no router has ")
+    assert ends.endswith("(Connection refused)")
 
 
 def test_health_shows_every_router(sluice, address) -> None:
@@ -92,6 +114,8 @@ def test_tls(tmp_path) -> None:
         run = ["generate", "x", "--max-tokens", "5", "--address", address, "--tls-ca", str(authority.certificate)]
         mutual = ["--tls-cert", str(client.certificate), "--tls-key", str(client.key)]
         assert CliRunner().invoke(app, [*run, *mutual]).exit_code == 0
-        assert CliRunner().invoke(app, run).exit_code == 1
+        refused = CliRunner().invoke(app, run)
+        assert refused.exit_code == 1
+        assert "may require a client certificate: --tls-cert and --tls-key" in " ".join(refused.stderr.split())
         half = CliRunner().invoke(app, [*run, *mutual[:2]])
         assert (half.exit_code, half.stderr.startswith("error: --tls-cert and --tls-key")) == (1, True)

@@ -2,12 +2,17 @@
 
 import asyncio
 import shutil
+from contextlib import closing
 
 import grpc
 import pytest
+from prometheus_client import CollectorRegistry
 
 from sluice import AsyncClient, Client
-from sluice.client import Forbidden, TlsOptions, Unauthenticated, Unavailable, connection
+from sluice.client import Forbidden, TlsOptions, Unauthenticated, Unavailable, WrongServer, connection
+from sluice.telemetry.pages import Page
+from sluice.telemetry.server import Health, StatusServer
+from sluice.telemetry.service_status import ProgressBeacon
 from tests.fakes.breaking_routers import Plan, run_router, with_reason
 from tests.fakes.certificates import Authority
 from tests.fakes.http2 import frozen_server
@@ -28,15 +33,39 @@ def credentials(authority: Authority, mutual: bool) -> grpc.ServerCredentials:
 
 async def test_tls(authority, tmp_path) -> None:
     stranger = Authority(tmp_path, "stranger")
+    cases = ((TlsOptions(ca=stranger.certificate), "is not trusted"), (None, "may require TLS: --tls-ca FILE"))
     with run_router(0, Plan(), credentials(authority, mutual=False)) as (address, _):
         tls = TlsOptions(ca=authority.certificate)
         with Client(address, tls=tls) as client:
             assert client.generate("p").text == "served by 0"
         async with AsyncClient(address, tls=tls) as client:
             assert [chunk async for chunk in client.stream("p")]
-        for rejected in (TlsOptions(ca=stranger.certificate), None):
-            with Client(address, tls=rejected) as client, pytest.raises(Unavailable):
+        for rejected, explanation in cases:
+            with Client(address, tls=rejected) as client, pytest.raises(WrongServer, match=explanation):
                 client.generate("p")
+
+
+async def test_a_server_without_tls_or_without_http_2_is_recognized(authority) -> None:
+    tls = TlsOptions(ca=authority.certificate)
+    with (
+        run_router(0, Plan()) as (address, _),
+        Client(address, tls=tls) as client,
+        pytest.raises(WrongServer, match=f"{address} does not answer with TLS"),
+    ):
+        client.health()
+    health = Health(ProgressBeacon(), 120, 30, lambda: None)
+    with closing(StatusServer(Page(CollectorRegistry(), health), "127.0.0.1", 0)) as metrics:
+        address = f"127.0.0.1:{metrics.port}"
+        message = f"{address} does not speak HTTP/2, so it may be the port of a gateway or of metrics"
+        with Client(address) as client, pytest.raises(WrongServer, match=message):
+            client.generate("p")
+        async with AsyncClient(address) as client:
+            with pytest.raises(WrongServer, match=message):
+                await client.generate("p")
+            with pytest.raises(WrongServer, match=message):
+                _ = [chunk async for chunk in client.stream("p")]
+            with pytest.raises(WrongServer, match=message):
+                _ = [step async for step in client.stream_steps()]
 
 
 async def test_mutual_tls(authority, tmp_path) -> None:

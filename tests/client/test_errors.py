@@ -16,6 +16,7 @@ from sluice.client import (
     Overloaded,
     ServerError,
     Unavailable,
+    Unreachable,
     Violation,
 )
 from tests.fakes.failures import Failure, bad_request
@@ -39,12 +40,12 @@ TABLE = [
 @pytest.mark.parametrize(("code", "kind"), TABLE)
 async def test_each_status_has_its_exception(script, address, code, kind) -> None:
     script.failure = Failure(code, "why")
-    with Client(address) as client:
+    with Client(address, resume_timeout=0) as client:
         for call in (lambda: client.generate("x"), lambda: next(client.stream("x"))):
             with pytest.raises(kind, match="why") as caught:
                 call()
             assert type(caught.value) is kind
-    async with AsyncClient(address) as client:
+    async with AsyncClient(address, resume_timeout=0) as client:
         with pytest.raises(kind, match="why"):
             await client.generate("x")
         with pytest.raises(kind, match="why"):
@@ -64,11 +65,11 @@ def test_violations(script, address) -> None:
 @pytest.mark.parametrize("code", [grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE])
 async def test_retry_after(script, address, code) -> None:
     script.failure = Failure(code, details=(RETRY,))
-    with Client(address) as client, pytest.raises(SluiceError) as caught:
+    with Client(address, resume_timeout=0) as client, pytest.raises(SluiceError) as caught:
         client.generate("x")
     assert caught.value.retryable
     assert caught.value.retry_after == 1.5
-    async with AsyncClient(address) as client:
+    async with AsyncClient(address, resume_timeout=0) as client:
         with pytest.raises(SluiceError) as caught:
             await client.generate("x")
     assert caught.value.retry_after == 1.5
@@ -81,16 +82,17 @@ def test_broken_details_do_not_hide_the_status(script, address) -> None:
             context.abort(self.code, self.message)
 
     script.failure = Broken(grpc.StatusCode.UNAVAILABLE, "router lost")
-    with Client(address) as client, pytest.raises(Unavailable, match="router lost"):
+    with Client(address, resume_timeout=0) as client, pytest.raises(Unavailable, match="router lost"):
         client.generate("x")
 
 
 async def test_no_server() -> None:
-    with Client("127.0.0.1:1") as client, pytest.raises(Unavailable):
-        client.generate("x")
-    async with AsyncClient("127.0.0.1:1") as client:
-        with pytest.raises(Unavailable):
-            await client.generate("x")
+    for unreachable in ("127.0.0.1:1", "nothing.invalid:1"):
+        with Client(unreachable) as client, pytest.raises(Unreachable):
+            client.generate("x")
+        async with AsyncClient(unreachable) as client:
+            with pytest.raises(Unreachable):
+                await client.generate("x")
 
 
 async def test_timeout(script, address) -> None:

@@ -9,7 +9,8 @@ import pytest
 
 from sluice import AsyncClient, Client
 from sluice.client import AlreadyExists, Cancelled, Overloaded, Unavailable
-from tests.fakes.breaking_routers import GONE, bare, with_reason
+from tests.fakes.breaking_routers import GONE, Plan, bare, run_router, with_reason
+from tests.fakes.http2 import dying_router
 
 CODE = grpc.StatusCode
 LIMIT = 60
@@ -58,10 +59,26 @@ async def test_calls_wait_while_the_only_router_restarts(plan, addresses) -> Non
         assert (await client.generate("p")).text == "served by 0"
         plan.breaks.extend([(0, GONE)] * 2)
         assert [chunk async for chunk in client.stream("p")]
-    plan.breaks.append((0, GONE))
-    with Client(address) as client, pytest.raises(Unavailable):
-        client.generate("p")
     assert not plan.breaks
+
+
+async def test_the_first_call_is_retried_if_its_connection_was_established() -> None:
+    """The only router dies before the first event, and the next one is not there at once."""
+    plan = Plan()
+    with run_router(0, plan) as (target, _):
+        async with dying_router(target) as address:
+            with Client(address) as client:
+                stream = client.stream("p", request_id="mine")
+                assert await asyncio.to_thread(list, stream)
+                assert (stream.request_id, stream.resumed) == ("mine", 0)
+        async with dying_router(target) as address, AsyncClient(address) as client:
+            assert [chunk async for chunk in client.stream("p")]
+        async with dying_router(target) as address, AsyncClient(address) as client:
+            assert (await client.generate("p")).text == "served by 0"
+        async with dying_router(target) as address, AsyncClient(address, resume_timeout=0) as client:
+            with pytest.raises(Unavailable):
+                await client.generate("p")
+    assert len(plan.seen) == 3
 
 
 @pytest.mark.parametrize("routers", [1, 2])

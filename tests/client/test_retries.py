@@ -4,10 +4,21 @@ import threading
 
 import pytest
 
-from sluice.client import AlreadyExists, Cancelled, InvalidRequest, LostEvents, Overloaded, SluiceError, Unavailable
+from sluice.client import (
+    AlreadyExists,
+    Cancelled,
+    InvalidRequest,
+    LostEvents,
+    Overloaded,
+    SluiceError,
+    Unavailable,
+    Unreachable,
+    WrongServer,
+)
 from sluice.client.retries import LONGEST_PAUSE_SECONDS, Retries
 
 LOST = Unavailable("it broke")
+REFUSED = Unreachable("nothing listens there")
 
 
 def new_retries(addresses: int = 1, timeout: float | None = None, retry: float = 0.0, resume: float = 60.0) -> Retries:
@@ -95,16 +106,15 @@ def test_routers_that_have_answered_are_waited_for() -> None:
     def retries_after_answer(resume: float = 10.0) -> Retries:
         return Retries(1, None, 0.0, resume, 100.0, answered)
 
-    for error in (LOST, LostEvents("a hole")):
-        with pytest.raises(type(error)):
-            retries_after_answer().on_failure(error, 100.0)
+    with pytest.raises(Unreachable):
+        retries_after_answer().on_failure(REFUSED, 100.0)
     retries_after_answer().on_admitted()
     draining = Unavailable("it stops", reason="DRAINING", retry_after=0.5)
-    for error in (LOST, LostEvents("a hole"), Cancelled("not by this client"), draining):
+    for error in (REFUSED, LOST, LostEvents("a hole"), Cancelled("not by this client"), draining):
         retries = retries_after_answer()
         assert retries.on_failure(error, 100.0) > 0
         assert retries.on_failure(error, 105.0) > 0
-        with pytest.raises(type(error)):
+        with pytest.raises(Unavailable if error is REFUSED else type(error)):
             retries.on_failure(error, 111.0)
         with pytest.raises(type(error)):
             retries_after_answer(resume=0.0).on_failure(error, 100.0)
@@ -118,6 +128,53 @@ def test_an_error_with_a_reason_counts_as_an_answer() -> None:
     retries = Retries(1, None, 0.0, 10.0, 100.0, answered)
     assert retries.on_failure(Unavailable("it stops", reason="DRAINING", retry_after=0.5), 100.0) > 0
     assert answered.is_set()
+
+
+@pytest.mark.parametrize("broken", [LOST, LostEvents("a hole"), Cancelled("not by this client")])
+def test_a_connection_that_broke_is_worth_waiting_for(broken) -> None:
+    """Even if no router has ever answered: the connection was established, so the address is right."""
+    retries = new_retries(resume=10.0)
+    assert retries.on_failure(broken, 100.0) > 0
+    # The router may have begun the request and not have noticed that the connection broke, or have no engines yet.
+    for error in (REFUSED, AlreadyExists("it lives"), Unavailable("none there", reason="NO_ENGINE"), REFUSED):
+        assert retries.on_failure(error, 105.0) > 0
+    with pytest.raises(Unavailable):
+        retries.on_failure(REFUSED, 111.0)
+    for retry, ends in ((0.0, 100.0), (20.0, 121.0)):
+        without_resume = new_retries(resume=0.0, retry=retry)
+        assert retry == 0.0 or without_resume.on_failure(broken, 100.0) > 0
+        with pytest.raises(SluiceError):
+            without_resume.on_failure(broken, ends)
+
+
+def test_a_long_wait_for_a_router_is_reported_once() -> None:
+    retries = new_retries(resume=60.0, timeout=50.0)
+    retries.on_admitted()
+    retries.on_failure(LOST, 110.0)
+    assert retries.long_wait(LOST, 111.9) is None
+    assert retries.long_wait(Overloaded("full", retry_after=1.0), 112.0) is None
+    retries.on_failure(REFUSED, 111.9)
+    assert retries.long_wait(REFUSED, 112.0) == 40.0
+    assert retries.long_wait(REFUSED, 113.0) is None
+    retries.on_progress()
+    assert retries.long_wait(LOST, 120.0) is None
+    retries.on_failure(LOST, 120.0)
+    assert retries.long_wait(LOST, 122.0) == 30.0
+    never_connected = new_retries(retry=60.0)
+    never_connected.on_failure(REFUSED, 100.0)
+    assert never_connected.long_wait(REFUSED, 110.0) is None
+
+
+def test_the_last_error_says_that_there_was_a_connection() -> None:
+    retries = new_retries(resume=10.0)
+    retries.on_failure(LOST, 100.0)
+    refused = Unreachable("failed to connect to all addresses; last error: UNKNOWN: ipv4:1.2.3.4:1: Connection refused")
+    with pytest.raises(Unavailable, match=r"was lost, and no router has answered for 11 s \(Connection refused\)"):
+        retries.on_failure(refused, 111.0)
+    retries = new_retries(resume=10.0)
+    retries.on_failure(LOST, 100.0)
+    with pytest.raises(Unavailable, match=r"for 11 s \(a:1 closes connections without TLS: check that\)"):
+        retries.on_failure(WrongServer("a:1 closes connections without TLS: check that"), 111.0)
 
 
 def test_the_timeout_shortens_a_pause() -> None:

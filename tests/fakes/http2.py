@@ -1,6 +1,6 @@
 """Raw HTTP/2 (RFC 9113, with literal headers of RFC 7541), for what gRPC libraries do not do.
 
-A client that can send malformed calls, and a server that accepts connections and then never answers.
+A client that can send malformed calls, servers that accept connections and then never answer, or break.
 """
 
 import asyncio
@@ -108,3 +108,44 @@ async def frozen_server() -> AsyncIterator[int]:
         yield server.sockets[0].getsockname()[1]
     finally:
         server.close()
+
+
+@asynccontextmanager
+async def dying_router(target: str, absent_seconds: float = 0.3) -> AsyncIterator[str]:
+    """A router that dies after it has received a call, and is back at the same address after `absent_seconds`.
+
+    `target`: address of the router to which later connections are forwarded. Yields the address.
+    """
+    host, port = target.split(":")
+
+    async def die(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        server.close()
+        for flags in (0, ACK):
+            writer.write(FRAME.pack(0, 0, SETTINGS, flags, 0))
+        await reader.readexactly(len(PREFACE))
+        kind = SETTINGS
+        while kind != HEADERS:
+            high, low, kind, _, _ = FRAME.unpack(await reader.readexactly(FRAME.size))
+            await reader.readexactly(high << 16 | low)
+        writer.close()
+        await asyncio.sleep(absent_seconds)
+        servers.append(await asyncio.start_server(forward, *address))
+
+    async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        incoming, outgoing = await asyncio.open_connection(host, int(port))
+        await asyncio.gather(_copy(reader, outgoing), _copy(incoming, writer))
+
+    server = await asyncio.start_server(die, "127.0.0.1", 0)
+    address = server.sockets[0].getsockname()
+    servers = [server]
+    try:
+        yield f"{address[0]}:{address[1]}"
+    finally:
+        for each in servers:
+            each.close()
+
+
+async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while block := await reader.read(1 << 16):
+        writer.write(block)
+    writer.close()
