@@ -55,7 +55,9 @@ def check_options(given: Iterable[str], known: Collection[str], elsewhere: Mappi
     others = elsewhere or {}
     for name in given:
         if name not in known:
-            close = [name] if name in others else get_close_matches(name, [*known, *others], n=1)
+            close = [name] if name in others else get_close_matches(name, known, n=1)
+            # There are many other names, so that one is always somewhat close.
+            close = close or get_close_matches(name, others, n=1, cutoff=0.8)
             hints = [repr(found) if found in known else others[found] for found in close]
             raise TypeError(f"unknown option {name!r}" + "".join(f"; did you mean {hint}?" for hint in hints))
 

@@ -19,6 +19,7 @@ def test_the_options_are_those_of_the_constructor():
     ("option", "hint"),
     [
         ("tensor_parallel_size", "engine_args={'tensor_parallel': ...}"),
+        ("tensor_paralel", "engine_args={'tensor_parallel': ...}"),
         ("dtype", "engine_args={'dtype': ...}"),
         ("gpu_memory_utilization", "engine_args={'kv_memory_fraction': ...}"),
         ("max_tenant_requests", "router_args={'max_tenant_requests': ...}"),
@@ -34,5 +35,7 @@ def test_an_unknown_option(start, option, hint):
 def test_options_of_an_executor_are_known():
     with pytest.raises(TypeError, match="did you mean 'max_batch_size'"):
         LLM(max_batch_siz=2)
+    with pytest.raises(TypeError, match=r"unknown option 'max_model_len'$"):
+        LLM(max_model_len=99)
     with pytest.raises(TypeError, match="unknown option 'observe'"):
         LLM(observe=print)
