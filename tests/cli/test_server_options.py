@@ -1,5 +1,6 @@
 """The options for connecting to a server: address, TLS, token and tenant."""
 
+import inspect
 import shutil
 import threading
 from socketserver import StreamRequestHandler, ThreadingTCPServer
@@ -68,7 +69,7 @@ def test_a_stream_without_a_server_is_reported_once_and_ends_as_interrupted(slui
             threading.Event().wait(0.1)
 
         plan.breaks.append((4, die))
-        monkeypatch.setitem(Routers.__init__.__kwdefaults__, "resume_timeout", 1.0)
+        monkeypatch.setitem(inspect.unwrap(Routers.__init__).__kwdefaults__, "resume_timeout", 1.0)
         result = sluice("generate", "x", "--max-tokens", "9", "--address", address)
     assert result.exit_code == 1
     assert result.stdout.strip()
