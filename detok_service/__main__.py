@@ -30,6 +30,7 @@ from sluice.ring.lane import Lane
 from sluice.ring.ports import PortError, check_ports
 from sluice.ring.socket_file import ListenError
 from sluice.ring.wire import ToDetokenizer
+from sluice.settings.changed import changed_settings
 from sluice.settings.read import load_settings
 from sluice.settings.services import DetokenizerSettings
 from sluice.telemetry import configure
@@ -84,7 +85,8 @@ def main() -> None:
     on_stop_signal(service.drain)
     # The token tables are never freed. Without this, every full garbage collection would traverse them.
     gc.freeze()
-    log.info("ready", address=address, model=checkpoint.name, decoder=decoders.kind)
+    changed = changed_settings(settings)
+    log.info("ready", address=address, model=checkpoint.name, decoder=decoders.kind, settings=changed)
     serve(service, inbox, settings, beacon, status_file, log)
     metrics_port.close()
     inbox.close()

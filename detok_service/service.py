@@ -25,6 +25,7 @@ from sluice.ring.timing import (
 )
 from sluice.ring.wire import Drop
 from sluice.telemetry.histogram import Histogram
+from sluice.telemetry.rate import Rate
 
 PAUSE_SECONDS = 2.0
 """If a heartbeat is later than this, the process was paused."""
@@ -62,7 +63,7 @@ class Detokenizer:
         self.backlog = 0
         """Number of messages in the latest call of `handle`."""
         self.tokens_per_second = 0.0
-        """Rate of tokens received between the latest two heartbeats."""
+        """Rate of tokens received in the last second before the latest heartbeat."""
         self.identity = identity
         self._log = log
         self._clock = clock
@@ -74,6 +75,7 @@ class Detokenizer:
         """When the next heartbeat is due, by `clock`."""
         self._last_heartbeat_at = self.heartbeat_at
         self._last_heartbeat_tokens = 0
+        self._rate = Rate()
 
     @property
     def streams(self) -> int:
@@ -201,7 +203,8 @@ class Detokenizer:
             log("router_lost", address=address, reason=reason, streams=len(dropped), rows=rows)
 
     def _send_heartbeat(self, now: float) -> None:
-        elapsed = now - self._last_heartbeat_at
+        self._rate.add(self._last_heartbeat_at, now, self.decode_loop.tokens - self._last_heartbeat_tokens)
+        self.tokens_per_second = self._rate.at(now)
         heartbeat = DetokenizerHeartbeat(
             detokenizer=self.identity.name,
             epoch=self.identity.epoch,
@@ -209,12 +212,11 @@ class Detokenizer:
             draining=self.draining_since is not None,
             streams=self.streams,
             queue_depth=self.backlog + self.waiting,
-            tokens_per_second=(self.decode_loop.tokens - self._last_heartbeat_tokens) / elapsed if elapsed > 0 else 0.0,
+            tokens_per_second=self.tokens_per_second,
             tokenizer=self.identity.tokenizer,
             missed=dict(self._engines.missed),
             version=self.identity.version,
         )
-        self.tokens_per_second = heartbeat.tokens_per_second
         self._last_heartbeat_tokens = self.decode_loop.tokens
         self._last_heartbeat_at = now
         self._links.heartbeat(heartbeat, now)

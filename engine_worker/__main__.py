@@ -22,6 +22,7 @@ from engine_worker.parallel.rank_env import RankEnv, read_rank_env
 from engine_worker.protocol import Runner
 from engine_worker.ringside import tensor_outbox
 from engine_worker.ringside.heartbeats import MAX_ROUTERS
+from engine_worker.ringside.identity import why_context_is_limited
 from engine_worker.ringside.outbox import MAX_LANES
 from engine_worker.ringside.worker import Worker, open_metrics_port
 from engine_worker.scheduling.build import find_classes
@@ -35,6 +36,7 @@ from sluice.ring.descriptors import (
 )
 from sluice.ring.ports import PortError, check_ports
 from sluice.ring.process import die_with_parent, on_stop_signal, run_service
+from sluice.settings.changed import changed_settings
 from sluice.settings.engine import ProcessorNames
 from sluice.settings.fields import section_of
 from sluice.settings.read import load_settings
@@ -93,7 +95,10 @@ def serve(
     gc.collect()
     gc.freeze()
     on_stop_signal(worker.stop)
-    log.info("ready", address=worker.address, model=checkpoint.name, **runner.choices, **worker.sizes())
+    if (reason := why_context_is_limited(settings, checkpoint, worker.terms)) is not None:
+        log.warning("context_limited", reason=reason)
+    limits = runner.choices | worker.sizes()
+    log.info("ready", address=worker.address, model=checkpoint.name, **limits, settings=changed_settings(settings))
     worker.serve()
 
 

@@ -10,9 +10,7 @@ from engine_worker.runner.runner import ModelRunner
 from engine_worker.runner.weights import Progress
 from sluice.ring.checkpoint import Checkpoint
 from sluice.ring.draft_model import check_draft_model
-
-TOKENS_PER_BLOCK = 32
-"""Block size of OpenVINO's attention."""
+from sluice.settings import backend
 
 
 def load_runner(
@@ -69,22 +67,7 @@ def _load(
 def requires_openvino(config: RunnerConfig) -> str | None:
     """The setting that requires OpenVINO, as `name = value`; None if no setting does. Raises ValueError if settings
     contradict each other."""
-    required_by = [
-        f"{name} = {value}"
-        for name, value, off in (
-            ("quantize", config.quantize, "none"),
-            ("kv_precision", config.kv_precision, "auto"),
-            ("weights_folder", config.weights_folder, None),
-        )
-        if value != off
-    ]
-    if config.dtype == "bfloat16" and config.backend != "torch" and find_device(config).type == "cpu":
-        required_by.append("dtype = bfloat16")
-    if config.backend == "openvino":
-        return "backend = openvino"
-    if config.backend == "torch" and required_by:
-        raise ValueError(f"{required_by[0]} needs backend = openvino, not torch")
-    return required_by[0] if required_by else None
+    return backend.requires_openvino(config, find_device(config).type)
 
 
 def check_openvino(config: RunnerConfig, required_by: str, ranks: int = 1) -> None:
@@ -95,24 +78,13 @@ def check_openvino(config: RunnerConfig, required_by: str, ranks: int = 1) -> No
 
 def _unsupported(config: RunnerConfig, ranks: int = 1) -> list[tuple[str, str]]:
     """Settings that OpenVINO does not support, each with the reason."""
-    device = find_device(config).type
-    return [
-        (f"{name} = {value}", reason)
-        for name, value, supported, reason in (
-            ("lora", config.lora, not config.lora, "has no adapters in its graphs"),
-            ("tensor_parallel", ranks, ranks == 1, "runs in one process"),
-            ("device", device, device == "cpu", "computes on a CPU"),
-            ("dtype", config.dtype, config.dtype != "float16", "computes in float32 or bfloat16"),
-            ("attention", config.attention, config.attention == "auto", "has its own attention"),
-            (
-                "tokens_per_block",
-                config.tokens_per_block,
-                config.tokens_per_block in (0, TOKENS_PER_BLOCK),
-                f"has blocks of {TOKENS_PER_BLOCK} tokens",
-            ),
-        )
-        if not supported
-    ]
+    return backend.unsupported_by_openvino(
+        config,
+        find_device(config).type,
+        lora=config.lora,
+        tokens_per_block=config.tokens_per_block,
+        ranks=ranks,
+    )
 
 
 class _NoOpenVinoError(Exception):

@@ -17,6 +17,7 @@ from gateway.api.gateway import Gateway
 from gateway.app import build_app
 from gateway.connection import Connection
 from sluice.client import AsyncClient, ClientOptions, SluiceError, TlsOptions
+from sluice.settings.changed import changed_settings
 from sluice.settings.gateway import GatewaySettings
 from sluice.telemetry.server import MetricsPort
 from sluice.telemetry.service_status import ProgressBeacon, ServiceStatus, StatusFile
@@ -133,7 +134,10 @@ async def _watch(gateway: Gateway, server: Server, status: StatusFile, address: 
         if gateway.ready and not gateway.served_model:
             await _fetch_served_model(gateway)
         if gateway.ready != was_ready:
-            gateway.log.info("ready" if gateway.ready else "routers_lost", address=address)
+            if gateway.ready:
+                gateway.log.info("ready", address=address, settings=changed_settings(gateway.settings))
+            else:
+                gateway.log.info("routers_lost", address=address)
         if server.should_exit:
             status.report(ServiceStatus("draining", address))
         elif gateway.ready:

@@ -27,6 +27,7 @@ from router.text.tokenizer_pool import TokenizerPool
 from router.trace_queue import TraceQueue
 from router.validate.model import describe, limits_of
 from sluice.ring.checkpoint import Checkpoint
+from sluice.settings.changed import changed_settings
 from sluice.settings.services import RouterSettings
 from sluice.telemetry.pages import PortOwner
 from sluice.telemetry.server import MetricsPort
@@ -136,6 +137,7 @@ class RouterApp:
             inbox=self.ring.address,
             model=self._model.name,
             router=self.settings.id,
+            settings=changed_settings(self.settings),
         )
         self._status_file.report(ServiceStatus("ready", self._listeners[0].address))
         self._report_peers()

@@ -13,9 +13,8 @@ from engine_worker.sequence import State
 from engine_worker.speculative.drafting import DraftCounts
 from sluice.ring.stats import RequestStats, Stage, StepStats
 from sluice.telemetry.histogram import Histogram
+from sluice.telemetry.rate import Rate
 
-RATE_SECONDS = 1.0
-"""Time over which tokens per second are averaged."""
 REFRESH_SECONDS = 0.5
 """Interval between two reports of a running request."""
 REFRESHED_PER_STEP = 4
@@ -26,24 +25,6 @@ STEP_SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.
 """Histogram buckets of step durations."""
 STEP_SEQUENCES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 """Histogram buckets of sequences per step."""
-
-
-class Rate:
-    """Tokens per second over the last RATE_SECONDS, or over the last step if that took longer."""
-
-    def __init__(self) -> None:
-        self._steps: deque[tuple[float, float, int]] = deque()
-        self._tokens = 0
-
-    def add(self, start: float, end: float, tokens: int) -> None:
-        self._steps.append((start, end, tokens))
-        self._tokens += tokens
-
-    def at(self, now: float) -> float:
-        """Tokens per second at `now`, which must not decrease between calls."""
-        while self._steps and self._steps[0][1] <= now - RATE_SECONDS:
-            self._tokens -= self._steps.popleft()[2]
-        return self._tokens / max(RATE_SECONDS, now - self._steps[0][0]) if self._steps else 0.0
 
 
 class Stats:

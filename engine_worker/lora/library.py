@@ -262,7 +262,8 @@ class AdapterLibrary:
         except (OSError, ValueError, RuntimeError) as error:
             raise AdapterError(f"{path!r} is not a folder: {error}") from error
         if not self._folders:
-            raise AdapterError(f"{path!r} is a folder of the engine, but lora_folders is empty: upload it instead")
+            upload = "upload it instead (sluice lora load ID --upload FOLDER)"
+            raise AdapterError(f"{path!r} is a folder of the engine, but lora_folders is empty: {upload}")
         if not any(folder.is_relative_to(allowed) for allowed in self._folders):
             raise AdapterError(f"{path!r} is not within one of lora_folders")
         return folder

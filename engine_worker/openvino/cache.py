@@ -9,8 +9,9 @@ import openvino as ov
 from numpy.typing import NDArray
 
 from engine_worker.step import Move, MoveKind
+from sluice.settings.backend import OPENVINO_BLOCK
 
-TOKENS_PER_BLOCK = 32
+TOKENS_PER_BLOCK = OPENVINO_BLOCK
 """The only block size that the CPU plugin supports."""
 
 

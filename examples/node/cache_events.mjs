@@ -7,6 +7,8 @@ import protoLoader from '@grpc/proto-loader';
 
 const address = process.env.SLUICE_ADDRESS ?? '127.0.0.1:50051';
 const protos = process.env.SLUICE_PROTOS ?? fileURLToPath(new URL('protos', import.meta.url));
+// An error of stdout that nobody handles would end the process with a stack trace, as when `head` has read enough.
+process.stdout.on('error', (error) => process.exit(error.code === 'EPIPE' ? 0 : 1));
 let left = Number(process.argv[2] ?? 10);
 
 // Block hashes have 64 bits, more than JavaScript's numbers, so they are loaded as strings.

@@ -21,13 +21,27 @@ if (!existsSync(protos)) {
   console.error(`${protos} is missing: sluice protos export ${protos}`);
   process.exit(1);
 }
-const { sluice, google } = grpc.loadPackageDefinition(
-  protoLoader.loadSync(
-    ['sluice/v1/generation.proto', 'google/rpc/status.proto', 'google/rpc/error_details.proto'],
-    { includeDirs: [protos], keepCase: true, longs: String, enums: String, defaults: true, oneofs: true },
-  ),
+// An error of stdout that nobody handles would end the process with a stack trace, as when `head` has read enough.
+process.stdout.on('error', (error) => process.exit(error.code === 'EPIPE' ? 0 : 1));
+const definitions = protoLoader.loadSync(
+  ['sluice/v1/generation.proto', 'google/rpc/status.proto', 'google/rpc/error_details.proto'],
+  { includeDirs: [protos], keepCase: true, longs: String, enums: String, defaults: true, oneofs: true },
 );
+const { sluice, google } = grpc.loadPackageDefinition(definitions);
+const typeNamed = (name) => (definitions[`sluice.v1.${name}`] ?? definitions[name])?.type;
 const routers = addresses.map((address) => new sluice.v1.GenerationService(address, grpc.credentials.createInsecure()));
+
+// The violations of fields that a message has and its type does not. proto-loader drops such fields without an error. Maps
+// have types of their own, which are not among the definitions, so their keys are not checked.
+function unknownFields(message, type, path) {
+  if (Array.isArray(message)) return message.flatMap((each, i) => unknownFields(each, type, `${path}[${i}]`));
+  if (!type || message === null || typeof message !== 'object') return [];
+  return Object.entries(message).flatMap(([name, value]) => {
+    const field = type.field.find((each) => each.name === name);
+    if (!field) return [{ field: `${path}.${name}`, description: `is not a field of ${type.name}` }];
+    return unknownFields(value, typeNamed(field.typeName), `${path}.${name}`);
+  });
+}
 
 // The details of a type in the google.rpc.Status of the call's trailer. Each detail is packed in an Any.
 function details(error, type) {
@@ -172,7 +186,10 @@ async function* generate(spec) {
 }
 
 try {
-  for await (const part of generate({ text, ...JSON.parse(more) })) process.stdout.write(part);
+  const spec = { text, ...JSON.parse(more) };
+  const unknown = unknownFields(spec, typeNamed('GenerationSpec'), 'spec');
+  if (unknown.length) throw new Error(JSON.stringify(unknown));
+  for await (const part of generate(spec)) process.stdout.write(part);
   process.stdout.write('\n');
 } catch (error) {
   const violations = details(error, 'BadRequest').flatMap((detail) => detail.field_violations);

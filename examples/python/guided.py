@@ -16,10 +16,10 @@ SCHEMA = {
 }
 
 with Client("127.0.0.1:50051", timeout=60) as client:
-    person = client.generate("A person as JSON: ", guided={"json_schema": json.dumps(SCHEMA)}, seed=1, max_tokens=128)
+    person = client.generate("A person as JSON: ", guided={"json_schema": SCHEMA}, seed=1, max_tokens=128)
     print(json.loads(person.text))
 
-    answer = client.generate("Is a whale a fish? ", guided={"choice": {"choices": ["yes", "no"]}}, max_tokens=8)
+    answer = client.generate("Is a whale a fish? ", guided={"choice": ["yes", "no"]}, max_tokens=8)
     print(answer.text)
 
     code = "def add_one(x):\n    return x + 1\n\n\ndef add_two(x):\n    return x + 2\n\n\n"

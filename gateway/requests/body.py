@@ -10,9 +10,12 @@ import msgspec
 from starlette.requests import ClientDisconnect, Request
 
 from gateway.errors import ApiError, invalid
+from gateway.requests.choices import choices_at
 
 RECEIVE_SECONDS = 30.0
 PLACE = re.compile(r" - at `(?:key` in `)?\$\.?([^`]*)`$")
+INVALID_CHOICE = "Invalid enum value"
+"""How msgspec's error for a value that is not among those of a Literal begins."""
 NOTHING = frozenset((b"null", b"false", b'""', b"[]", b"{}"))
 """Values that mean the same as omitting the field."""
 
@@ -58,7 +61,9 @@ def decode(data: bytes, kind: type[T], refused: Iterable[str] = (), without_mean
         fields = msgspec.json.decode(data, type=kind)
     except msgspec.ValidationError as error:
         place = PLACE.search(str(error))
-        raise invalid(PLACE.sub("", str(error)), place[1] if place else None) from error
+        choices = choices_at(kind, place[1]) if place and INVALID_CHOICE in str(error) else []
+        rest = f", must be one of {', '.join(choices)}" if choices else ""
+        raise invalid(PLACE.sub("", str(error)) + rest, place[1] if place else None) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise invalid(f"the body is not valid JSON: {error}") from error
     except RecursionError as error:

@@ -19,6 +19,11 @@ from sluice.ring.names import find_function
 from sluice.settings.services import RouterSettings
 
 AUTHORIZATION = "authorization"
+UNAUTHENTICATED = {
+    "no_token": "the call has no token, must have metadata `authorization: Bearer TOKEN`",
+    "unknown_token": "metadata `authorization` must be `Bearer TOKEN` with a token that this server accepts",
+}
+"""Messages by the reason for which a call is refused."""
 
 Metadata = Sequence[tuple[str, str | bytes]]
 T = TypeVar("T")
@@ -86,8 +91,7 @@ class Authenticator:
             caller = await self._by_hook(self._hook, metadata, call)
         if caller is None:
             reason = "unknown_token" if any(key == AUTHORIZATION for key, _ in metadata) else "no_token"
-            message = "the call needs metadata `authorization: Bearer TOKEN` with a valid token"
-            self._refuse(ErrorCode.UNAUTHENTICATED, reason, message)
+            self._refuse(ErrorCode.UNAUTHENTICATED, reason, UNAUTHENTICATED[reason])
         if tenant not in ("", caller.tenant):
             self._refuse(ErrorCode.FORBIDDEN, "other_tenant", f"{self._tenant_key} does not match the token's tenant")
         if admin and not caller.admin:

@@ -71,6 +71,7 @@ def request_summary(report: RequestReport) -> pb.RequestSummary:
         attempts=report.attempts,
         engine_id=report.engine or "",
         detokenizer_id=report.detokenizer or "",
+        time_to_first_token=None if report.first_token_seconds is None else duration(report.first_token_seconds),
     )
 
 

@@ -88,7 +88,10 @@ class CacheEventReader:
             raise RequestError.invalid([violation])
         if chosen and not any(map(_records_events, chosen)):
             names = ", ".join(sorted(engine.name for engine in chosen))
-            description = f"{shown(names)} records no events: the engine's setting kv_event_buffer is 0"
+            description = (
+                f"{shown(names)} records no events: the engine's setting kv_event_buffer is 0; start the ring with "
+                "sluice serve --set engine.kv_event_buffer=10000"
+            )
             raise RequestError.invalid([Violation("engine_id", description)])
 
     def _request_events(self) -> None:

@@ -13,7 +13,7 @@ class EngineFeatures:
     yet."""
 
     _engines: Peers[EngineHeartbeat]
-    _model_context_tokens: int
+    model_context_tokens: int
 
     @property
     def context_tokens(self) -> int:
@@ -24,7 +24,7 @@ class EngineFeatures:
     def longest(self, engines: Iterable[EnginePeer]) -> int:
         """Like `context_tokens`, for these engines."""
         known = [peer.heartbeat.max_sequence_tokens for peer in engines if peer.heartbeat]
-        return min(self._model_context_tokens, max(known)) if known else self._model_context_tokens
+        return min(self.model_context_tokens, max(known)) if known else self.model_context_tokens
 
     @property
     def processors(self) -> set[str] | None:

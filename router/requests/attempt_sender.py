@@ -53,7 +53,8 @@ class AttemptSender:
             # The pipeline has checked this for all engines. The engines that qualify for this request, known only now,
             # may hold fewer tokens.
             longest = self._features.longest(self._reachable(request).engines)
-            request.settle_max_tokens(fit(request.spec, len(request.prompt), longest))
+            tokens = fit(request.spec, len(request.prompt), longest, self._features.model_context_tokens)
+            request.settle_max_tokens(tokens)
         candidates = self._candidates(request)
         # Only engines that would accept a Submit: full and unconnected lanes reject it, quarantined engines return it.
         ready = [peer for peer in candidates.engines if peer.lane.ready() and not peer.quarantined]

@@ -173,7 +173,7 @@ class RequestPipeline:
         prompt = tokens if spec.keep_prompt_tokens is None else tokens[-spec.keep_prompt_tokens :]
         # Refuse a prompt that no engine can hold now, rather than after waiting in the queue. It is checked again at
         # the first submission, when it is known which engines qualify.
-        fit(spec, len(prompt), self._features.context_tokens)
+        fit(spec, len(prompt), self._features.context_tokens, self._features.model_context_tokens)
         check_prompt_logprobs(spec.prompt_logprobs, len(prompt), self._limits)
         check_context_rows(spec.tensors, len(prompt))
         spellings = await self._text.spellings(spec.bad_words)

@@ -228,4 +228,5 @@ def report_of(request: RequestState, outcome: str | None = None) -> RequestRepor
         attempts=request.attempts,
         engine=request.engine,
         detokenizer=request.detokenizer,
+        first_token_seconds=request.first_token_seconds,
     )

@@ -135,13 +135,15 @@ class RequestState:
     @property
     def first_token_seconds(self) -> float | None:
         """Seconds from the request's arrival to its first delta; without deltas, to its first token by the engine's
-        times."""
-        if self._first_delta is not None:
-            return self._first_delta - self.arrived
-        ends = [sequence.end for sequence in self.log.sequences if sequence.end and sequence.received]
-        if self.submitted is None or not ends:
+        times. May be read in any thread."""
+        # Each value is read once, because the event loop may change it.
+        first_delta, submitted = self._first_delta, self.submitted
+        if first_delta is not None:
+            return first_delta - self.arrived
+        ends = [end for sequence in self.log.sequences if (end := sequence.end) and sequence.received]
+        if submitted is None or not ends:
             return None
-        return self.submitted - self.arrived + min(end.times.queue + end.times.context for end in ends)
+        return submitted - self.arrived + min(end.times.queue + end.times.context for end in ends)
 
     @property
     def interval(self) -> int:

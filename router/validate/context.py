@@ -5,9 +5,10 @@ from router.validate.spec import Spec
 from sluice.ring.errors import ErrorCode
 
 
-def fit(spec: Spec, prompt_tokens: int, context_tokens: int) -> int:
+def fit(spec: Spec, prompt_tokens: int, context_tokens: int, model_tokens: int) -> int:
     """The request's max_tokens, at least 1. If the caller has not set it, as many as fit the context.
 
+    `context_tokens`: maximum number of tokens of prompt plus output. `model_tokens`: the model's own limit.
     Raises RequestError: INVALID_ARGUMENT for a prompt without tokens, CONTEXT_OVERFLOW if the request does not fit.
     """
     if prompt_tokens == 0:
@@ -18,6 +19,8 @@ def fit(spec: Spec, prompt_tokens: int, context_tokens: int) -> int:
     max_tokens = spec.stopping.max_tokens
     with_prompt = f"with {prompt_tokens} prompt tokens"
     context = f"the context of {context_tokens} tokens"
+    if context_tokens < model_tokens:
+        context += f" that the engines' KV cache can hold (the model's is {model_tokens})"
     if room < 1:
         raise _overflow(spec.prompt.field, f"has {prompt_tokens} tokens, which leaves no room in {context}")
     if max_tokens is not None and max_tokens > room:

@@ -213,7 +213,9 @@ async def _measure(
             tokens_per_word = await _tokens_per_word(server, target)
             warmup, loads = plan.warmup_requests(tokens_per_word, number), plan.loads(tokens_per_word, number)
             contenders.append(Contender(server, target, warmup, loads))
-        with Progress(*BAR, console=notes(), transient=True) as bar:
+        console = notes()
+        # Without a terminal, the bar would leave an empty line.
+        with Progress(*BAR, console=console, transient=True, disable=not console.is_terminal) as bar:
             unpaced = Pace(concurrency=plan.pace.concurrency)
             for contender in contenders:
                 await _send(contender, contender.warmup, unpaced, plan.seed, bar)

@@ -64,7 +64,8 @@ def show(results: Sequence[dict[str, Any]], ranks: Sequence[float]) -> None:
 
 def _title(result: dict[str, Any]) -> str:
     failed = f", {result['failed']} failed" if result["failed"] else ""
-    return f"{result['model_id']}: {result['completed']} requests{failed} in {result['duration']:.1f} s"
+    about = f"{result['model_id']} at {result['server']}"
+    return f"{about}: {result['completed']} requests{failed} in {result['duration']:.1f} s"
 
 
 def _rates(result: dict[str, Any]) -> str:

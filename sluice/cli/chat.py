@@ -25,7 +25,9 @@ from sluice.client import Client, Options, SluiceError, Unavailable
 
 HELP, CLEAR, EXIT, QUIT = "/help", "/clear", "/exit", "/quit"
 COMMANDS = {HELP: "show this help", CLEAR: "start a new conversation", EXIT: f"quit ({QUIT} and Ctrl-D also quit)"}
-COMMAND = re.compile(r"/\w+")
+ESCAPED = "//text"
+COMMAND = re.compile(r"(/\w+)(?:\s|$)")
+"""A line that begins with this is a command. A path like /etc/passwd is a message."""
 
 
 @with_server
@@ -73,23 +75,28 @@ class Conversation:
 
             notes().print(f"{HELP} lists the commands, Ctrl-D quits", style="dim")
         while (text := self._read()) is not None:
-            command = text.strip()
-            if command in (EXIT, QUIT):
+            line = text.strip()
+            if line in (EXIT, QUIT):
                 return
-            if COMMAND.fullmatch(command):
-                self._run_command(command)
-            elif command:
-                self._answer(text)
+            if command := COMMAND.match(line):
+                self._run_command(line, command[1])
+            elif line:
+                escaped = line.startswith("/") and COMMAND.match(line[1:])
+                self._answer(line[1:] if escaped else text)
 
-    def _run_command(self, command: str) -> None:
-        if command == CLEAR:
+    def _run_command(self, line: str, command: str) -> None:
+        """Run the command of a line, or say what is wrong with it."""
+        if line == CLEAR:
             self._messages = list(self._system)
             notes().print("new conversation", style="dim")
-            return
-        if command != HELP:
-            print_error(f"unknown command {command}")
-        for name, meaning in COMMANDS.items():
-            notes().print(f"{name}  {meaning}", style="dim")
+        elif line == HELP:
+            for name, meaning in COMMANDS.items():
+                notes().print(f"{name}  {meaning}", style="dim")
+            notes().print(f"{ESCAPED}  send /text as a message", style="dim")
+        elif command in (*COMMANDS, QUIT):
+            print_error(f"{command} must be alone on its line (got {line})")
+        else:
+            print_error(f"unknown command {command}; {HELP} lists the commands")
 
     def _read(self) -> str | None:
         try:

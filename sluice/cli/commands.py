@@ -9,7 +9,7 @@ from sluice.cli.bench import bench
 from sluice.cli.cache_events import cache_events
 from sluice.cli.call import call
 from sluice.cli.chat import chat
-from sluice.cli.generate import generate
+from sluice.cli.generate import GenerateCommand, generate
 from sluice.cli.health import health
 from sluice.cli.keygen import keygen
 from sluice.cli.lora import lora
@@ -29,7 +29,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.command(cls=ServeCommand)(serve)
-app.command()(generate)
+app.command(cls=GenerateCommand)(generate)
 app.command()(chat)
 app.command()(health)
 app.command()(stats)

@@ -11,12 +11,14 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from sluice.cli.field_options import with_option_names
 from sluice.client import (
     DEFAULT_ADDRESS,
     Client,
     ClientOptions,
     SluiceError,
     TlsOptions,
+    Unauthenticated,
     Unavailable,
     Unreachable,
     WrongServer,
@@ -71,7 +73,9 @@ def describe(error: SluiceError, address: str) -> str:
     # Without a reason, the error is not an answer of a router.
     if type(error) is Unavailable and not error.reason:
         return f"the call to {address} was interrupted: {error.message}"
-    return error.message
+    if isinstance(error, Unauthenticated):
+        return f"{error.message} (--token or SLUICE_TOKEN)"
+    return with_option_names(error.message)
 
 
 def with_options(

@@ -1,15 +1,29 @@
 """`sluice generate`: completes a prompt and streams the output to the terminal."""
 
+import json
+import shlex
 import sys
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from sluice.cli.common import LoraId, MaxTokens, PromptAdapterId, Seed, Server, Temperature, TopK, TopP, with_server
 from sluice.cli.stream_printer import print_stream
 from sluice.client import Options, Prompt
+
+
+class GenerateCommand(TyperCommand):
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Raises a usage error with a hint if the prompt is not quoted."""
+        ctx.allow_extra_args = True
+        extra = super().parse_args(ctx, args)
+        if extra and not ctx.resilient_parsing:
+            prompt = " ".join([ctx.params["text"], *extra])
+            ctx.fail(f"the prompt must be one argument: put it in quotes, as in {shlex.quote(prompt)}")
+        return extra
 
 
 @with_server
@@ -69,22 +83,29 @@ def generate(
         ),
     ] = None,
     echo: Annotated[bool, typer.Option("--echo", help="Print the prompt before each output.")] = False,
-    prompt_logprobs: Annotated[
+    logprobs: Annotated[
         int | None,
         typer.Option(
             metavar="TOP",
-            help="Write the log-probability of each prompt token to stderr, with those of the TOP most likely tokens.",
+            help="Write the log-probability of each output token to stderr, with those of the TOP most likely tokens.",
         ),
     ] = None,
+    prompt_logprobs: Annotated[
+        int | None, typer.Option(metavar="TOP", help="Like --logprobs, for each token of the prompt.")
+    ] = None,
+    stats: Annotated[
+        bool,
+        typer.Option("--stats", help="Write the summary (times, tokens/s) to stderr even if that is not a terminal."),
+    ] = False,
 ) -> None:
     """Complete a prompt.
 
-    Only the output is written to stdout. A summary is written to stderr if that is a terminal.
+    Only the output is written to stdout. A summary is written to stderr if that is a terminal, or with --stats.
     """
     prompt = _with_images(sys.stdin.read() if text == "-" else text, image or [])
     options = Options(max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
     options |= Options(lora_id=lora, prompt_adapter_id=prompt_adapter, stop=stop)
-    options |= Options(echo=echo or None, prompt_logprobs=prompt_logprobs)
+    options |= Options(echo=echo or None, logprobs=logprobs, prompt_logprobs=prompt_logprobs)
     guided = _guide(json_schema, regex, grammar, choice, json_object=json_object)
     if guided:
         options["guided"] = guided
@@ -95,7 +116,7 @@ def generate(
     if n > 1:
         options["n"] = n
     with server.client() as client:
-        print_stream(partial(client.stream, prompt, **options), n)
+        print_stream(partial(client.stream, prompt, **options), n, stats=stats)
 
 
 def _with_images(text: str, files: list[Path]) -> Prompt:
@@ -114,7 +135,7 @@ def _guide(
 ) -> dict[str, Any]:
     """The field to set in sluice.v1.GuidedDecoding. Raises typer.BadParameter if several are given."""
     fields: dict[str, Any] = {
-        "json_schema": _read(json_schema, "--json-schema"),
+        "json_schema": _read_schema(json_schema),
         "json_object": {} if json_object else None,
         "regex": regex,
         "ebnf": _read(grammar, "--grammar"),
@@ -124,6 +145,19 @@ def _guide(
     if len(guides) > 1:
         raise typer.BadParameter("only one of --json-schema, --json, --regex, --grammar and --choice can be given")
     return guides
+
+
+def _read_schema(path: Path | None) -> str | None:
+    """The text of a schema. Raises typer.BadParameter with the place of the error if it is not JSON."""
+    text = _read(path, "--json-schema")
+    if text is not None:
+        try:
+            json.loads(text)
+        except json.JSONDecodeError as error:
+            raise typer.BadParameter(f"--json-schema: {path}:{error.lineno}:{error.colno}: {error.msg}") from error
+        except RecursionError as error:
+            raise typer.BadParameter(f"--json-schema: {path} is nested too deeply") from error
+    return text
 
 
 def _read(path: Path | None, option: str) -> str | None:

@@ -123,12 +123,14 @@ def announce(ring: Ring, display: Display) -> None:
     address = [] if int(port) == DEFAULT_PORT else ["--address", ring.address]
     call = " ".join([_program(), "generate", *address, f'"{EXAMPLE}"'])
     http = f", HTTP on {ring.http_address}" if ring.http_address else ""
-    page = f", status page on port {ring.plan.metrics_port}" if ring.plan.metrics_port else ""
+    page = f", status page {','.join(ring.status_pages)}" if ring.status_pages else ""
     served = f"{ring.plan.name} on {','.join(ring.addresses)}{http}{page}, {_parts(ring)}"
     text = f"ready: {served}. Ctrl-C stops it. Try: {call}"
     fields = {"model": ring.plan.name, "addresses": ring.addresses, **_counts(ring)}
     if http:
         fields["http_address"] = ring.http_address
+    if page:
+        fields["status_pages"] = ring.status_pages
     display.say("ready", text, fields=fields)
 
 

@@ -55,7 +55,9 @@ def read_config_file(context: typer.Context, file: Path | None) -> Path | None:
         keys = [str(parameter.name) for parameter in context.command.params if parameter.name not in NO_KEYS]
         options = {key: value for key, value in values.items() if key in keys}
         context.default_map = _options(file, options)
-        context.meta[FILE_SETTINGS] = _settings(file, {key: values[key] for key in values.keys() - options}, keys)
+        context.meta[FILE_SETTINGS] = _settings(
+            file, {key: value for key, value in values.items() if key not in options}, keys
+        )
     return file
 
 
@@ -73,24 +75,33 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 def _settings(file: Path, values: Mapping[str, Any], options: list[str]) -> list[tuple[str, Any]]:
-    """The settings in the file's values that are not options. Raises typer.BadParameter."""
+    """The settings in the file's values that are not options. Raises typer.BadParameter, which names all that is
+    wrong."""
     settings: list[tuple[str, Any]] = []
+    problems: list[str] = []
     for key, value in values.items():
         if key in SERVICES and isinstance(value, dict | None):
             settings += [(f"{key}.{name}", setting_value) for name, setting_value in (value or {}).items()]
         elif key in SERVICES:
-            raise typer.BadParameter(f"{file}: {key} must be a mapping of settings to values (got {value})")
+            problems.append(f"{key} must be a mapping of settings to values (got {value})")
         elif key in assignable():
             settings.append((key, value))
         else:
-            setting = key_of(str(key))
-            hint = (
-                f"; it is a setting: {setting.replace('.', ': ')}"
-                if setting
-                else did_you_mean(str(key), [*options, *SERVICES])
-            )
-            raise typer.BadParameter(f"{file}: unknown key {key}{hint}")
+            problems.append(_unknown_key(str(key), options))
+    try:
+        assign(settings)
+    except SettingsError as error:
+        problems.append(str(error))
+    if problems:
+        raise typer.BadParameter(f"{file}: {'; '.join(problems)}")
     return settings
+
+
+def _unknown_key(key: str, options: list[str]) -> str:
+    setting = key_of(key)
+    if setting:
+        return f"unknown key {key}; it is a setting: {setting.replace('.', ': ')}"
+    return f"unknown key {key}{did_you_mean(key, [*options, *SERVICES])}"
 
 
 def _options(file: Path, options: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Callable
 
 from sluice.cli.common import notes
-from sluice.client import Chunk, FinishReason, Stream
+from sluice.cli.logprobs import write_logprobs, write_score
+from sluice.client import Chunk, FinishReason, Stream, TokenLogprob
 
 
 class OutputPrinter:
@@ -21,12 +22,18 @@ class OutputPrinter:
         """The text of each output so far."""
         self.finish_reasons: dict[int, FinishReason] = {}
         """The finish reason of each finished output, by its index."""
+        self._logprobs: list[list[TokenLogprob]] = [[] for _ in range(n)]
+        self._scores: dict[int, tuple[float, int]] = {}
+        """(sum of the log-probabilities, number of tokens) of each finished output that has a sum, by its index."""
         self._printing: int | None = None
         """Index of the output that is being written. None before the first chunk."""
 
     def add(self, chunk: Chunk) -> None:
         """Write or buffer a chunk's text. If its output ends, go on to the next unfinished output."""
         self.texts[chunk.index] += chunk.text
+        self._logprobs[chunk.index] += chunk.logprobs
+        if chunk.cumulative_logprob is not None:
+            self._scores[chunk.index] = chunk.cumulative_logprob, chunk.completion_tokens or 0
         if chunk.finish_reason is not None:
             self.finish_reasons[chunk.index] = chunk.finish_reason
         if self._printing is None:
@@ -47,6 +54,14 @@ class OutputPrinter:
                 self._begin(index)
         self._end(self._printing)
 
+    def write_scores(self) -> None:
+        """Write the log-probabilities of the outputs' tokens, and their sums, to stderr, as far as there are any."""
+        names = [f"output {index}" for index in range(len(self.texts))] if len(self.texts) > 1 else ["output"]
+        for name, entries in zip(names, self._logprobs, strict=True):
+            write_logprobs(name, entries)
+        for index, (score, tokens) in sorted(self._scores.items()):
+            write_score(names[index], score, tokens)
+
     def _begin(self, index: int) -> None:
         """Write the heading of an output and its text so far."""
         self._printing = index
@@ -64,8 +79,11 @@ class OutputPrinter:
         sys.stdout.flush()
 
 
-def print_stream(start: Callable[[], Stream], n: int = 1) -> list[str]:
-    """Write the `n` outputs of a stream to stdout, and a summary to stderr if that is a terminal. Returns the texts."""
+def print_stream(start: Callable[[], Stream], n: int = 1, *, stats: bool = False) -> list[str]:
+    """Write the `n` outputs of a stream to stdout, and a summary to stderr if that is a terminal, or with `stats`.
+
+    Returns the texts.
+    """
     printer = OutputPrinter(n)
     started = time.monotonic()
     first_token: float | None = None
@@ -79,27 +97,13 @@ def print_stream(start: Callable[[], Stream], n: int = 1) -> list[str]:
         except BaseException:
             printer.close()
             raise
-    write_prompt_logprobs(stream)
     printer.close()
-    if sys.stderr.isatty():
+    write_logprobs("prompt", stream.prompt_logprobs)
+    printer.write_scores()
+    if stats or sys.stderr.isatty():
         reasons = [reason for _, reason in sorted(printer.finish_reasons.items())]
         notes().print(summarize(stream, reasons, first_token, time.monotonic() - started), style="dim", markup=False)
     return printer.texts
-
-
-def write_prompt_logprobs(stream: Stream) -> None:
-    """Write a line per prompt token to stderr: log-probability, rank, token, and the most likely tokens with theirs."""
-    for entry in stream.prompt_logprobs:
-        if entry.logprob is None:
-            cells = ["", "", _quoted(entry.token)]
-        else:
-            top = [f"{_quoted(token.token)} {token.logprob:.3f}" for token in entry.top]
-            cells = [f"{entry.logprob:.3f}", str(entry.rank), _quoted(entry.token), *top]
-        sys.stderr.write("\t".join(cells) + "\n")
-
-
-def _quoted(token: bytes) -> str:
-    return repr(token.decode(errors="replace"))
 
 
 def summarize(stream: Stream, reasons: list[FinishReason], first_token: float | None, seconds: float) -> str:
@@ -111,9 +115,10 @@ def summarize(stream: Stream, reasons: list[FinishReason], first_token: float | 
     cached = f" ({usage.cached_tokens} cached)" if usage.cached_tokens else ""
     first = "" if first_token is None else f"first token after {first_token:.2f} s · "
     rate = usage.completion_tokens / seconds if seconds > 0 else 0
+    drafts = f" ({usage.accepted_draft_tokens} of them drafts)" if usage.accepted_draft_tokens else ""
     counts = Counter(reasons)
     ended_by = ", ".join(f"{reason} ({count})" if len(reasons) > 1 else reason for reason, count in counts.items())
     return (
-        f"{usage.prompt_tokens} prompt tokens{cached} · {usage.completion_tokens} new in {seconds:.2f} s · "
+        f"{usage.prompt_tokens} prompt tokens{cached} · {usage.completion_tokens} new{drafts} in {seconds:.2f} s · "
         f"{first}{rate:.1f} tokens/s from request to end · ended by {ended_by}"
     )

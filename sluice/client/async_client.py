@@ -39,8 +39,8 @@ class AsyncClient:
     def __init__(self, addresses: str | Sequence[str] = DEFAULT_ADDRESS, **options: Unpack[ClientOptions]) -> None:
         """`addresses`: HOST:PORT of each router. Connects with the first call.
 
-        Raises ValueError for an invalid address or option, OSError for an unreadable certificate file, RuntimeError
-        outside of an event loop.
+        Raises TypeError for an unknown option, ValueError for an invalid address or option, OSError for an unreadable
+        certificate file, RuntimeError outside of an event loop.
         """
         asyncio.get_running_loop()
         self._routers = Routers(aio, addresses, **options)

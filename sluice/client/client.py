@@ -38,7 +38,8 @@ class Client:
     def __init__(self, addresses: str | Sequence[str] = DEFAULT_ADDRESS, **options: Unpack[ClientOptions]) -> None:
         """`addresses`: HOST:PORT of each router. Connects with the first call.
 
-        Raises ValueError for an invalid address or option, OSError for an unreadable certificate file.
+        Raises TypeError for an unknown option, ValueError for an invalid address or option, OSError for an unreadable
+        certificate file.
         """
         self._routers = Routers(grpc, addresses, **options)
         self._calls = Calls(self._routers)

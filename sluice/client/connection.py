@@ -16,6 +16,7 @@ from grpc_health.v1 import health_pb2_grpc
 from sluice.client.errors import Cancelled, SluiceError, Unreachable, WrongServer, from_rpc_error
 from sluice.client.retries import Retries, is_router_failure
 from sluice.client.wrong_server import explain
+from sluice.ring.names import checks_options
 from sluice.v1 import admin_pb2_grpc, generation_pb2_grpc
 
 DEFAULT_ADDRESS = "127.0.0.1:50051"
@@ -128,6 +129,7 @@ def _check_address(address: str) -> None:
         raise ValueError(f"address {address!r} has no port, must be HOST:PORT of a router, such as {DEFAULT_ADDRESS}")
 
 
+@checks_options()
 class Routers:
     """The routers of a client. Calls go to `current`, until it fails.
 

@@ -58,10 +58,11 @@ class KvCache(TypedDict, total=False):
 class Options(TypedDict, total=False):
     """Options of a generation. For an option that is missing or None, the server's default applies.
 
-    Each option is documented at the field of the same name in sluice/v1/generation.proto and sampling.proto. An option
-    whose field is a message is a mapping of the message's fields, such as `guided={"regex": "[a-z]+"}` or
-    `kv_cache={"salt": "tenant", "decode_priority": 0}`. Durations are in seconds. In `speculation`, `draft_logits` can
-    also be a numpy array or a torch tensor.
+    docs/reference/client.md has a table of all options. Most requests need few of them: `max_tokens`, `temperature`,
+    `top_p`, `top_k`, `seed`, `stop=["END"]`, `n`, `logprobs=2`, `guided`. Each option is documented at the field of the
+    same name in sluice/v1/generation.proto and sampling.proto. An option whose field is a message is a mapping of the
+    message's fields, such as `guided={"regex": "[a-z]+"}` or `kv_cache={"salt": "tenant", "decode_priority": 0}`.
+    Durations are in seconds. In `speculation`, `draft_logits` can also be a numpy array or a torch tensor.
     """
 
     request_id: str | None
@@ -92,7 +93,8 @@ class Options(TypedDict, total=False):
     truncate_prompt_tokens: int | None
     """Keep only this many of the last prompt tokens."""
     guided: Mapping[str, Any] | None
-    """Constraint on the outputs, such as `{"json_schema": …}`; fields of sluice.v1.GuidedDecoding."""
+    """Constraint on the outputs: `{"json_schema": schema}`, `{"json_object": True}`, `{"regex": …}`, `{"ebnf": …}`,
+    `{"choice": ["yes", "no"]}` or `{"structural_tag": …}`; see docs/guided.md."""
     kv_cache: KvCache | None
     """Sharing of cached prefixes, and retention of the request's blocks."""
     resume: Sequence[Mapping[str, Any]] | None

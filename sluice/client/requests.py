@@ -1,9 +1,8 @@
 """Builds request messages. Each option sets the field of that name, in the first message of PARTS that has it."""
 
 import json
-from collections.abc import Mapping, MutableSequence, Sequence, Set
+from collections.abc import Iterable, Mapping, MutableSequence, Sequence
 from datetime import timedelta
-from difflib import get_close_matches
 from typing import Any
 
 from google.protobuf.duration_pb2 import Duration
@@ -12,13 +11,27 @@ from google.protobuf.message import Message as ProtoMessage
 from sluice.client.draft_logits import pack_draft_logits
 from sluice.client.embeddings import embeddings_of
 from sluice.client.errors import InvalidRequest, Violation
+from sluice.client.guides import guide_fields
 from sluice.client.options import OPTION_NAMES, TOKENIZE_OPTION_NAMES, Message, Prompt
+from sluice.client.refused_values import must_be, refused_value
+from sluice.ring.names import check_options
 from sluice.v1 import generation_pb2 as pb
+from sluice.v1.sampling_pb2 import GuidedDecoding
 
 PARTS = ("sampling", "stopping", "output", "chat", "")
 """Sub-messages of the spec with options, in search order; "" is the spec itself."""
 CHAT_OPTIONS = ("tools_json", "template_kwargs", "continue_final_message")
 """Options of `tokenize` that set a field of the chat."""
+OTHER_LIBRARIES = {
+    **dict.fromkeys(("stop_strings", "stop_sequences", "stop_words"), "'stop'"),
+    **dict.fromkeys(("max_new_tokens", "max_completion_tokens", "max_output_tokens"), "'max_tokens'"),
+    **dict.fromkeys(("response_format", "structured_outputs"), "guided={'json_schema': ...}"),
+    **dict.fromkeys(("num_beams", "use_beam_search"), "beam_search={'width': ...}"),
+    "top_logprobs": "'logprobs'",
+    "num_return_sequences": "'n'",
+    "tools": "tools_json=json.dumps(tools)",
+}
+"""What to write in place of options of other libraries whose names are not close to the right ones."""
 
 
 def set_engine_deaths(request: ProtoMessage, engine_deaths: int) -> None:
@@ -29,7 +42,7 @@ def set_engine_deaths(request: ProtoMessage, engine_deaths: int) -> None:
 
 def tokenize_request(text: str | Sequence[Message], options: Mapping[str, Any]) -> pb.TokenizeRequest:
     """Raises TypeError for an option that is unknown or not for texts, InvalidRequest for an unencodable value."""
-    _reject_unknown(options, TOKENIZE_OPTION_NAMES)
+    check_options(options, TOKENIZE_OPTION_NAMES)
     request = pb.TokenizeRequest()
     set_options = {name: value for name, value in options.items() if value is not None}
     chat_options = [name for name in set_options if name in CHAT_OPTIONS]
@@ -56,7 +69,9 @@ def detokenize_request(token_ids: Sequence[int], model: str, skip_special_tokens
 
 def build_spec(prompt: Prompt, options: Mapping[str, Any]) -> pb.GenerationSpec:
     """Raises TypeError for an unknown option or a value of the wrong type, InvalidRequest for an unencodable value."""
-    _reject_unknown(options, OPTION_NAMES)
+    # The names of keys are only read for an error: they take longer to find than a request to build.
+    if not options.keys() <= OPTION_NAMES:
+        check_options(options, OPTION_NAMES, _keys_of_options() | OTHER_LIBRARIES)
     spec = pb.GenerationSpec()
     _set_prompt(spec, prompt)
     for name, value in options.items():
@@ -65,18 +80,15 @@ def build_spec(prompt: Prompt, options: Mapping[str, Any]) -> pb.GenerationSpec:
     return spec
 
 
-def _reject_unknown(options: Mapping[str, Any], known: Set[str]) -> None:
-    for name in options.keys() - known:
-        close = get_close_matches(name, known, n=1)
-        suggestion = repr(close[0]) if close else _option_with_key(name, known)
-        raise TypeError(f"unknown option {name!r}" + (f"; did you mean {suggestion}?" if suggestion else ""))
-
-
-def _option_with_key(name: str, known: Set[str]) -> str:
-    """An option whose mapping has this key, such as "guided={'json_schema': ...}"; "" if no option has it."""
-    types = {option: _option_type(option) for option in sorted(known)}
-    matches = (option for option, kind in types.items() if kind is not None and name in kind.fields_by_name)
-    return next((f"{option}={{{name!r}: ...}}" for option in matches), "")
+def _keys_of_options() -> dict[str, str]:
+    """Keys of options that are mappings: "json_schema" is in "guided={'json_schema': ...}"."""
+    kinds = {name: _option_type(name) for name in sorted(OPTION_NAMES, reverse=True)}
+    return {
+        key: f"{name}={{{key!r}: ...}}"
+        for name, kind in kinds.items()
+        if kind is not None
+        for key in kind.fields_by_name
+    }
 
 
 def _option_type(name: str) -> Any:
@@ -97,6 +109,9 @@ def _set_prompt(spec: pb.GenerationSpec, prompt: Prompt) -> None:
         raise TypeError(f"a prompt must be {kinds}, not {type(prompt).__name__}")
     if prompt and isinstance(prompt[0], Mapping):
         _assign(spec, "chat", {"messages": list(map(_message, prompt))}, "spec.chat")
+    elif prompt and isinstance(prompt[0], Sequence):
+        several = "sluice.executor.GenerationExecutor.generate takes a list of prompts, AsyncClient runs calls at once"
+        raise TypeError(f"a call takes one prompt (got a list of {len(prompt)}); {several}")
     else:
         _assign(spec, "token_ids", {"ids": list(prompt)}, "spec.token_ids")
 
@@ -139,9 +154,15 @@ def _set_option(spec: pb.GenerationSpec, name: str, value: Any) -> None:
     if name == "prompt_table":
         value = _table(value)
     if name == "images":
-        value = [{"data": data} for data in value]
+        value = _images(value)
     message = getattr(spec, part) if part else spec
     _assign(message, name, value, f"spec.{part}.{name}" if part else f"spec.{name}")
+
+
+def _images(value: Any) -> list[Any]:
+    if isinstance(value, str | bytes) or not isinstance(value, Iterable):
+        raise TypeError(must_be("spec.images", "a list of bytes, one value for each image", value))
+    return [{"data": data} for data in value]
 
 
 def _table(value: Any) -> Mapping[str, Any]:
@@ -156,15 +177,25 @@ def _part_type(part: str) -> Any:
 
 def _assign(message: ProtoMessage, name: str, value: Any, path: str) -> None:
     field = message.DESCRIPTOR.fields_by_name[name]
+    # A string is a sequence of strings: without this, each of its letters would become a stop string.
+    if isinstance(value, str) and isinstance(getattr(message, name), MutableSequence):
+        value = [value]
     try:
-        # A string is a sequence of strings: without this, each of its letters would become a stop string.
-        if isinstance(value, str) and isinstance(getattr(message, name), MutableSequence):
-            value = [value]
-        message.MergeFrom(type(message)(**{name: _convert(field, value)}))
-    except (ValueError, OverflowError) as error:
-        raise InvalidRequest(f"{path}: {error}", violations=(Violation(path, str(error)),)) from error
+        converted = _convert(field, value)
     except TypeError as error:
         raise TypeError(f"{path}: {error}") from error
+    except (ValueError, OverflowError) as error:
+        raise _invalid(path, error) from error
+    try:
+        message.MergeFrom(type(message)(**{name: converted}))
+    except TypeError as error:
+        raise TypeError(refused_value(field, converted, path) or f"{path}: {error}") from error
+    except (ValueError, OverflowError) as error:
+        raise _invalid(path, error) from error
+
+
+def _invalid(path: str, error: Exception) -> InvalidRequest:
+    return InvalidRequest(f"{path}: {error}", violations=(Violation(path, str(error)),))
 
 
 def _convert(field: Any, value: Any) -> Any:
@@ -173,12 +204,27 @@ def _convert(field: Any, value: Any) -> Any:
     if field.enum_type is not None:
         return f"{field.enum_type.name}_{value}".upper()
     if kind is Duration.DESCRIPTOR:
-        return value if isinstance(value, timedelta) else timedelta(seconds=value)
+        return _duration(field.name, value)
     if kind is pb.DraftLogits.DESCRIPTOR:
         return pack_draft_logits(value)
+    if kind is GuidedDecoding.DESCRIPTOR and isinstance(value, Mapping):
+        return guide_fields(value)
     if kind is None or kind.file is not pb.DESCRIPTOR or kind.GetOptions().map_entry:
         return value
-    return [_convert_fields(kind, item) for item in value] if field.is_repeated else _convert_fields(kind, value)
+    if not field.is_repeated:
+        return _convert_fields(kind, value)
+    if isinstance(value, Mapping) or not isinstance(value, Iterable):
+        # Protobuf refuses it.
+        return value
+    return [_convert_fields(kind, item) for item in value]
+
+
+def _duration(name: str, value: Any) -> timedelta:
+    if isinstance(value, timedelta):
+        return value
+    if isinstance(value, int | float):
+        return timedelta(seconds=value)
+    raise TypeError(must_be(name, "a number of seconds or a timedelta", value))
 
 
 def _convert_fields(kind: Any, value: Any) -> Any:

@@ -5,6 +5,7 @@ import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
+from inspect import signature
 from typing import Any, Self, Unpack, overload
 
 from sluice.client import AsyncClient, ClientOptions, Prompt
@@ -22,6 +23,7 @@ from sluice.executor.session import Session
 from sluice.executor.submissions import Submissions
 from sluice.executor.waiting import Timeout, in_seconds
 from sluice.launch.hosts import LOCAL
+from sluice.launch.options import RING_OPTIONS, check_ring_options
 
 log = logging.getLogger("sluice.executor")
 
@@ -30,6 +32,8 @@ MAX_IN_FLIGHT = 1024
 is full."""
 BATCH_IN_FLIGHT = 256
 """Requests of one `generate` call sent at a time."""
+OWN_OPTIONS = {"detokenizers", "observe"}
+"""Options of `Ring` that `create` sets itself."""
 MAX_ITERATIONS = 1000
 """Steps kept for `get_latest_iteration_stats`."""
 
@@ -94,6 +98,7 @@ class GenerationExecutor(RequestQueue, EngineReports):
 
         Raises CheckpointError, ValueError or TypeError for an invalid argument, RingError if the ring does not start.
         """
+        check_ring_options(ring_options, (RING_OPTIONS | signature(cls.create).parameters.keys()) - OWN_OPTIONS)
         callbacks = Callbacks()
         with ExitStack() as undo:
             undo.callback(callbacks.close)

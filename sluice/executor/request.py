@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Literal, Self, TypedDict, get_args
 
 from sluice.client import KvCache, Options, Prompt, TokenRangeRetention
@@ -11,6 +11,7 @@ from sluice.executor.adapter_requests import LoRARequest, PromptAdapterRequest
 from sluice.executor.errors import check_type, either
 from sluice.executor.sampling import SamplingParams
 from sluice.executor.waiting import Milliseconds, as_timedelta
+from sluice.ring.names import checks_options
 
 Priority = Literal["low", "normal", "high"]
 PRIORITIES = (None, *get_args(Priority))
@@ -113,6 +114,7 @@ class BatchOptions(CommonOptions, total=False):
     cache_salt: str | Sequence[str | None] | None
 
 
+@checks_options({each.name: f"SamplingParams({each.name}=...)" for each in fields(SamplingParams)})
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
     """A prompt with its options, which can be submitted any number of times.

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from sluice.client import Options
-from sluice.executor.errors import check_name
+from sluice.executor.errors import check_name, check_type
+from sluice.ring.names import checks_options
 
 NO_END = -1
 """The `end_id` that disables the end token, as in TensorRT-LLM."""
@@ -19,8 +20,21 @@ SAME_NAMES = (
     "prompt_logprobs", "add_special_tokens", "truncate_prompt_tokens", "skip_special_tokens", "stream_interval",
 )  # fmt: skip
 """Parameters that have the same name as an option of `sluice.client`."""
+OTHER_LIBRARIES = {
+    **dict.fromkeys(("stop_strings", "stop_sequences", "stop_words"), "'stop'"),
+    **dict.fromkeys(("max_new_tokens", "max_completion_tokens"), "'max_tokens'"),
+    **dict.fromkeys(
+        ("structured_outputs", "guided", "response_format"), "guided_decoding=GuidedDecodingParams(json=...)"
+    ),
+    "logit_bias": "'embedding_bias'",
+    "bad_words": "'bad'",
+    "beam_width": "use_beam_search=True, best_of=...",
+    "top_logprobs": "'logprobs'",
+}
+"""What to write in place of parameters of other libraries and of `sluice.client`."""
 
 
+@checks_options({"json_schema": "'json'", "schema": "'json'", "ebnf": "'grammar'"})
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GuidedDecodingParams:
     """A constraint on the output. Raises ValueError unless exactly one field is set."""
@@ -66,12 +80,13 @@ class AdditionalModelOutput:
     """Whether to return its rows for prompt positions too."""
 
 
+@checks_options(OTHER_LIBRARIES)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """Sampling, stopping and output options of one request. Fields that are None have the model's or server's default.
 
-    The server checks the ranges of values. Raises ValueError for contradictory options, TypeError for a logits
-    processor in place of its name.
+    The server checks the ranges of values. Raises ValueError for contradictory options, TypeError for a value
+    of the wrong type, such as a logits processor in place of its name.
     """
 
     max_tokens: int | None = 32
@@ -161,6 +176,10 @@ class SamplingParams:
         for name in ("length_penalty", "early_stopping", "beam_search_diversity_rate"):
             if getattr(self, name) is not None and not self.use_beam_search:
                 raise ValueError(f"{name} needs use_beam_search=True")
+        if self.guided_decoding is not None:
+            check_type("guided_decoding", self.guided_decoding, GuidedDecodingParams)
+        for output in self.additional_model_outputs or ():
+            check_type("additional_model_outputs: each value", output, AdditionalModelOutput)
         processors = self.logits_processor or ()
         several = isinstance(processors, Sequence) and not isinstance(processors, str)
         for processor in processors if several else [processors]:

@@ -15,7 +15,8 @@ from sluice.launch.gpus import OptionsError
 from sluice.launch.hosts import LOCAL, open_hosts
 from sluice.launch.installed import check_installed
 from sluice.launch.logs import Observe, ignore
-from sluice.launch.plan import Plan, services
+from sluice.launch.options import RING_OPTIONS, check_ring_options
+from sluice.launch.plan import Plan, reached_at, services
 from sluice.launch.servable import check_servable
 from sluice.launch.slot import Slot
 from sluice.launch.supervisor import KILL_AFTER_SECONDS, Supervisor
@@ -23,7 +24,8 @@ from sluice.ring.checkpoint import Checkpoint, open_checkpoint
 from sluice.ring.draft_model import check_draft_model
 from sluice.ring.keys import ROLES, Role
 from sluice.ring.ports import Port, PortError, check_ports
-from sluice.settings.services import EngineSettings
+from sluice.settings.process import ProcessSettings
+from sluice.settings.services import EngineSettings, RouterSettings
 
 TINY_MODEL_NAME = "tiny"
 POLL_SECONDS = 0.05
@@ -39,8 +41,8 @@ class Ring:
     are those of `Plan`. Once all services have been ready, a service that exits is restarted at the same address.
     `observe` is called with every log line, including those of the launcher. The services end with this process.
 
-    Raises CheckpointError if the model cannot be opened or served, OptionsError for invalid options, RingError if a
-    port is in use or a service fails to start.
+    Raises CheckpointError if the model cannot be opened or served, TypeError for an unknown option, OptionsError for
+    invalid options, RingError if a port is in use or a service fails to start.
     """
 
     def __init__(
@@ -54,6 +56,7 @@ class Ring:
         observe: Observe = ignore,
         **options: Any,
     ) -> None:
+        check_ring_options(options, RING_OPTIONS)
         if on == LOCAL and "python" not in options:
             check_installed()
         if model is None:
@@ -77,6 +80,8 @@ class Ring:
                 for service, service_settings in zip(planned, settings, strict=True)
                 for port in service_settings.ports
             )
+        self.status_pages = _status_pages(settings)
+        """URLs of the routers' status pages, on the machines of the routers. Empty without `metrics_port`."""
         self._start_timeout = start_timeout
         self._observe = observe
         self._hosts = open_hosts(on, self.plan, engine)
@@ -224,6 +229,14 @@ def _check_gateway(on: str) -> None:
         raise OptionsError("http_port: a gateway can only be started on this machine; run python -m gateway separately")
     if find_spec("starlette") is None:
         raise OptionsError("http_port needs the gateway's packages: pip install 'sluice-serve[gateway]'")
+
+
+def _status_pages(settings: Iterable[ProcessSettings]) -> list[str]:
+    return [
+        f"http://{reached_at(service.metrics_host, service.metrics_port)}/"
+        for service in settings
+        if isinstance(service, RouterSettings) and service.metrics_port
+    ]
 
 
 def _flag(role: str, setting: str) -> str:

@@ -183,12 +183,10 @@ def services(plan: Plan, folder: Path, gpus: Sequence[Gpus] = ()) -> list[Servic
 
 def _gateway(plan: Plan, ports: Sequence[int], metrics_port: int | None) -> Service:
     """The gateway, which listens at the routers' address and uses their certificate."""
-    router_host = LOOPBACK.get(plan.host, plan.host)
-    host = f"[{router_host}]" if ":" in router_host else router_host
     tls = {name: plan.router_args.get(name) for name in ("insecure", "tls_certificate", "tls_key")}
     derived = {
         "id": GATEWAY,
-        "routers": tuple(f"{host}:{port}" for port in ports),
+        "routers": tuple(reached_at(plan.host, port) for port in ports),
         "host": plan.host,
         "port": plan.http_port,
         "metrics_port": metrics_port,
@@ -196,7 +194,10 @@ def _gateway(plan: Plan, ports: Sequence[int], metrics_port: int | None) -> Serv
     }
     arguments = {**derived, **tls, **_shared(plan, GatewaySettings), **plan.gateway_args}
     if plan.router_args.get("tls_certificate") and not arguments.get("router_ca"):
-        raise OptionsError("http_port: with tls_certificate, the gateway needs gateway.router_ca to trust the routers")
+        raise OptionsError(
+            "http_port: with tls_certificate, the gateway must know which authority issues the routers' certificates: "
+            "add --set gateway.router_ca=FILE"
+        )
     return Service(GATEWAY, GatewaySettings, arguments, plan.python)
 
 
@@ -217,6 +218,12 @@ def _share(plan: Plan, gpus: Gpus | None) -> dict[str, Any]:
 def _router_args(plan: Plan, number: int) -> Arguments:
     admin_port = plan.router_args.get("admin_port")
     return {**plan.router_args, "admin_port": admin_port + number} if admin_port else plan.router_args
+
+
+def reached_at(host: str, port: int) -> str:
+    """The address at which this machine reaches a server that listens on `host`."""
+    reachable = LOOPBACK.get(host, host)
+    return f"[{reachable}]:{port}" if ":" in reachable else f"{reachable}:{port}"
 
 
 def child_environment() -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 import sys
 from importlib.util import find_spec
+from pathlib import Path
 
 from sluice.ring.process import last_line
 
@@ -12,6 +13,8 @@ NEEDED = {
     "gateway": ("httptools", "prometheus_client", "starlette", "uvicorn", "uvloop"),
 }
 """Packages of each extra, by the name under which they are imported."""
+CHECKOUT = Path(__file__).parents[2]
+"""The folder of the packages. In a checkout it has protos/, which an installation keeps inside the package."""
 NOT_INSTALLED = 2
 """Exit status of a service whose packages are missing."""
 
@@ -24,7 +27,9 @@ def missing_packages(*extras: str) -> list[str]:
 def how_to_install(*extras: str) -> str:
     """The command that installs these extras. torch is not in an extra, because it is installed in several ways."""
     torch = "torch " if "engine" in extras else ""
-    return f"pip install {torch}'sluice-serve[{','.join(extras)}]'"
+    # From a checkout the index's package must not replace it.
+    package = f"-e '{CHECKOUT}" if (CHECKOUT / "protos").is_dir() else "'sluice-serve"
+    return f"pip install {torch}{package}[{','.join(extras)}]'"
 
 
 def require_extra(service: str, extra: str) -> None:

@@ -1,7 +1,7 @@
 """Reads settings from flags, the environment, a YAML file and defaults, in that order of precedence.
 
-`assign` reads settings of several services from one place, such as `engine.max_batch_size`, or `log_level` for every
-service that has this setting. Unknown names are errors.
+`assign` reads settings of several services from one place, such as `engine.max_batch_size`, or without a service, such
+as `log_level`, for every service that has the setting. Unknown names are errors.
 """
 
 import json
@@ -77,19 +77,20 @@ def read_settings(cls: type[S], argv: Sequence[str], environment: Mapping[str, s
 def assign(pairs: Iterable[tuple[str, Any]]) -> dict[str, dict[str, Any]]:
     """Values by service and setting name, from pairs of key and value. If a key occurs twice, the last pair counts.
 
-    A key is SERVICE.NAME, or NAME for all services that have the setting; values for all services are under ALL. Raises
-    SettingsError.
+    A key is SERVICE.NAME, or NAME for all services that have the setting; values for several services are under ALL.
+    Raises SettingsError, which names all that is wrong.
     """
     assigned: dict[str, dict[str, Any]] = {service: {} for service in (ALL, *SERVICES)}
-    for key, value in pairs:
-        if key not in assignable():
-            hint = did_you_mean(key_of(key.rpartition(".")[2]) or key, assignable())
-            raise SettingsError(f"unknown setting {key}{hint}")
-        service, _, name = key.rpartition(".")
+    problems = []
+    for given_key, value in pairs:
         try:
-            assigned[service or ALL][name] = _parse_setting(assignable()[key], name, value)
+            key = _full_key(given_key)
+            service, _, name = key.rpartition(".")
+            assigned[service or ALL][name] = _parse_setting(key, value)
         except SettingsError as error:
-            raise SettingsError(f"{service}.{error}" if service else str(error)) from error
+            problems.append(str(error))
+    if problems:
+        raise SettingsError("; ".join(problems))
     return assigned
 
 
@@ -120,13 +121,28 @@ def key_of(name: str) -> str | None:
     return name if name in assignable() else next((key for key in assignable() if key.endswith(f".{name}")), None)
 
 
-def _parse_setting(cls: type[ProcessSettings], name: str, value: Any) -> Any:
+def _full_key(key: str) -> str:
+    """The key in `assignable`: with SERVICE for the name of a setting that only one service has. Raises
+    SettingsError."""
+    if key in assignable():
+        return key
+    owned = [known for known in assignable() if known.partition(".")[2] == key]
+    if len(owned) == 1:
+        return owned[0]
+    hint = did_you_mean(key_of(key.rpartition(".")[2]) or key, assignable())
+    raise SettingsError(f"unknown setting {key}{hint}")
+
+
+def _parse_setting(key: str, value: Any) -> Any:
     """Parses and validates a single setting. `value` is text or from YAML. Raises SettingsError."""
+    cls, (service, _, name) = assignable()[key], key.rpartition(".")
     try:
         declared = get_type_hints(cls, include_extras=True)[name]
         return TypeAdapter(declared).validate_python(_from_text(settings_of(cls)[name], value))
     except ValidationError as error:
-        raise SettingsError("; ".join(_problem({**detail, "loc": (name,)}) for detail in error.errors())) from error
+        raise SettingsError("; ".join(_problem({**detail, "loc": (key,)}) for detail in error.errors())) from error
+    except SettingsError as error:
+        raise SettingsError(f"{service}.{error}" if service else str(error)) from error
 
 
 class _Parser(ArgumentParser):
@@ -178,9 +194,10 @@ def _read_yaml(cls: type[ProcessSettings], file: str | None) -> dict[str, Any]:
         raise SettingsError(
             f"the settings file {file} sets config: only a flag or an environment variable may name a settings file"
         )
-    for key in values:
-        if key not in settings_of(cls):
-            raise SettingsError(f"{file}: unknown setting {key}{did_you_mean(str(key), settings_of(cls))}")
+    unknown = [key for key in values if key not in settings_of(cls)]
+    if unknown:
+        problems = (f"unknown setting {key}{did_you_mean(str(key), settings_of(cls))}" for key in unknown)
+        raise SettingsError(f"{file}: {'; '.join(problems)}")
     return values
 
 

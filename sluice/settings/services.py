@@ -12,6 +12,7 @@ from sluice.ring.address import check_advertised, reachable_at
 from sluice.ring.keys import Keys, Role, Security
 from sluice.ring.ports import Port
 from sluice.ring.tensors import LAYER_PREFIX
+from sluice.settings.backend import OPENVINO_BLOCK, SMALLEST_BLOCK, requires_openvino, unsupported_by_openvino
 from sluice.settings.engine import (
     BATCHED,
     CAPACITY_POLICIES,
@@ -192,6 +193,23 @@ class EngineSettings(
         policy = self.context_chunking_policy
         if policy != "first_come_first_served" and not self.chunked_context:
             raise ValueError(f"context_chunking_policy: has no effect without chunked_context (got {policy!r})")
+        return self
+
+    @model_validator(mode="after")
+    def _check_backend(self) -> Self:
+        required_by = requires_openvino(self, self.device)
+        if required_by is not None:
+            for setting, reason in unsupported_by_openvino(
+                self,
+                self.device,
+                lora=self.lora,
+                tokens_per_block=self.tokens_per_block,
+                ranks=self.tensor_parallel,
+            ):
+                raise ValueError(f"{setting} contradicts {required_by}: OpenVINO {reason}")
+        block = self.tokens_per_block or (SMALLEST_BLOCK if required_by is None else OPENVINO_BLOCK)
+        if self.kv_cache_tokens is not None and self.kv_cache_tokens < block:
+            raise ValueError(f"kv_cache_tokens: must be at least one block, {block} (got {self.kv_cache_tokens})")
         return self
 
     @model_validator(mode="after")

@@ -75,6 +75,8 @@ class RequestReport(msgspec.Struct, frozen=True):
     attempts: int
     engine: str | None
     detokenizer: str | None
+    first_token_seconds: float | None = None
+    """Time from its arrival to its first token; None: it has none yet."""
 
 
 class TenantReport(msgspec.Struct, frozen=True):

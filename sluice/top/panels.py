@@ -83,6 +83,10 @@ def _requests(snapshot: Snapshot, order: str) -> Sequence[RequestRow]:
     return sorted(snapshot.requests, key=by[order]) if order in by else snapshot.requests
 
 
+def _first_token(row: RequestRow) -> str:
+    return "–" if row.first_token_seconds is None else seconds(row.first_token_seconds)
+
+
 ENGINES = Panel(
     "engines",
     (
@@ -140,9 +144,11 @@ REQUESTS = Panel(
         Column("state", state, right=False),
         Column("tenant", lambda row: Text(row.tenant), right=False),
         Column("for", lambda row: seconds(row.seconds)),
+        Column("first token", _first_token),
         Column("prompt", lambda row: f"{row.prompt_tokens:,}"),
         Column("cached", lambda row: f"{row.cached_tokens:,}"),
         Column("tokens", lambda row: f"{row.completion_tokens:,}"),
+        Column("tokens/s", lambda row: f"{row.tokens_per_second:,.0f}"),
         Column("attempts", lambda row: str(row.attempts)),
         Column("engine", lambda row: Text(row.engine), right=False),
         Column("detokenizer", lambda row: Text(row.detokenizer), right=False),

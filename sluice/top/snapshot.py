@@ -86,6 +86,13 @@ class RequestRow(msgspec.Struct, frozen=True):
     router: str
     engine: str
     detokenizer: str
+    first_token_seconds: float | None = None
+    """None: it has no token yet."""
+
+    @property
+    def tokens_per_second(self) -> float:
+        """From the request's arrival until now, or until its end."""
+        return self.completion_tokens / self.seconds if self.seconds else 0.0
 
 
 class Snapshot(msgspec.Struct, frozen=True):
@@ -249,4 +256,5 @@ def _request(request: pb.RequestSummary, router: str) -> RequestRow:
         router,
         request.engine_id,
         request.detokenizer_id,
+        request.time_to_first_token.ToNanoseconds() / 1e9 if request.HasField("time_to_first_token") else None,
     )

@@ -1223,6 +1223,7 @@ class RequestSummary(_message.Message):
     ATTEMPTS_FIELD_NUMBER: _builtins.int
     ENGINE_ID_FIELD_NUMBER: _builtins.int
     DETOKENIZER_ID_FIELD_NUMBER: _builtins.int
+    TIME_TO_FIRST_TOKEN_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """GenerationSpec.request_id, or the id that the router created."""
     tenant: _builtins.str
@@ -1247,6 +1248,10 @@ class RequestSummary(_message.Message):
     def duration(self) -> _duration_pb2.Duration:
         """Time from the request's arrival until now, or until its end."""
 
+    @_builtins.property
+    def time_to_first_token(self) -> _duration_pb2.Duration:
+        """Time from the request's arrival to its first token. Unset: it has none yet."""
+
     def __init__(
         self,
         *,
@@ -1261,10 +1266,11 @@ class RequestSummary(_message.Message):
         attempts: _builtins.int = ...,
         engine_id: _builtins.str = ...,
         detokenizer_id: _builtins.str = ...,
+        time_to_first_token: _duration_pb2.Duration | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["duration", b"duration"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["duration", b"duration", "time_to_first_token", b"time_to_first_token"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "cached_tokens", b"cached_tokens", "completion_tokens", b"completion_tokens", "detokenizer_id", b"detokenizer_id", "duration", b"duration", "engine_id", b"engine_id", "open", b"open", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "state", b"state", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "cached_tokens", b"cached_tokens", "completion_tokens", b"completion_tokens", "detokenizer_id", b"detokenizer_id", "duration", b"duration", "engine_id", b"engine_id", "open", b"open", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "state", b"state", "tenant", b"tenant", "time_to_first_token", b"time_to_first_token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

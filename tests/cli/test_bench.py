@@ -34,7 +34,7 @@ def http_address(openai):
 
 def test_a_ring(sluice, address, script) -> None:
     result = sluice("bench", address, "--requests", "5", "--concurrency", "2", "--warmup", "1", "--json", "-")
-    assert result.exit_code == 0, result.stderr
+    assert (result.exit_code, result.stderr) == (0, "")
     figures = json.loads(result.stdout)
     assert figures.keys() >= VLLM_FIELDS
     assert not figures.keys() & DETAILS
@@ -65,7 +65,7 @@ def test_an_openai_server(sluice, http_address, openai, tmp_path) -> None:
     assert figures["input_lens"] == [40] * 6
     assert figures["output_lens"] == [5] * 6
     assert figures["request_goodput"] == pytest.approx(figures["request_throughput"])
-    for expected in ("small: 6 requests in", "time to first token", "goodput"):
+    for expected in (f"small at {http_address}: 6 requests in", "time to first token", "goodput"):
         assert expected in result.stdout
     assert {len(body["messages"][0]["content"].split()) for body in openai.bodies[1:]} == {20}
 

@@ -73,6 +73,11 @@ def test_an_empty_file_and_an_empty_key_mean_the_defaults(served) -> None:
         ("engines: [1, 2]\n", "engines must be a single value"),
         ("[1]\n", "must be a YAML mapping"),
         ("a: {\n", "cannot read"),
+        (
+            "prot: 1\nmodl: m\nengine: {max_batch_sise: 9, dtype: int4}\n",
+            "unknown key prot; did you mean port?; unknown key modl; did you mean model?; "
+            "unknown setting engine.max_batch_sise; did you mean engine.max_batch_size?; engine.dtype: must be",
+        ),
     ],
 )
 def test_errors_name_the_key(served, text, message) -> None:

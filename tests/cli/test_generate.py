@@ -2,14 +2,17 @@
 
 import os
 import pty
+import re
 import subprocess
 import sys
 import types
+from collections.abc import Callable
+from typing import Any
 
 import grpc
 import pytest
 
-from sluice.cli.stream_printer import OutputPrinter, print_stream, summarize, write_prompt_logprobs
+from sluice.cli.stream_printer import OutputPrinter, print_stream, summarize
 from sluice.client import Chunk, FinishReason, SluiceError, TokenLogprob, Usage
 from sluice.v1 import generation_pb2, sampling_pb2
 from tests.fakes.failures import Failure, bad_request
@@ -31,7 +34,7 @@ def test_options(sluice, script) -> None:
     result = sluice(
         *("generate", "hi", "--max-tokens", "5", "--temperature", "0", "--seed", "3"),
         *("--stop", "a", "--stop", "b", "--top-k", "4", "--top-p", "0.5", "--echo", "--max-draft-tokens", "0"),
-        *("--prompt-logprobs", "2"),
+        *("--prompt-logprobs", "2", "--logprobs", "3"),
     )
     assert result.exit_code == 0
     spec = script.seen[-1].spec
@@ -41,6 +44,7 @@ def test_options(sluice, script) -> None:
     assert spec.sampling.HasField("temperature")
     assert (spec.sampling.temperature, spec.sampling.seed, spec.sampling.top_k, spec.sampling.top_p) == (0, 3, 4, 0.5)
     assert (spec.output.echo, spec.output.prompt_logprobs) == (True, 2)
+    assert spec.output.logprobs == 3
     assert spec.speculation == generation_pb2.Speculation(max_draft_tokens=0)
 
 
@@ -150,6 +154,24 @@ def test_a_guide_that_cannot_be_read(sluice, tmp_path) -> None:
     assert "missing cannot be read: No such file or directory" in " ".join(result.stderr.split())
 
 
+def test_a_schema_that_is_not_json_is_reported_with_its_place(sluice, script, tmp_path) -> None:
+    file = tmp_path / "schema.json"
+    file.write_text('{\n  "type": "object",\n  }\n')
+    result = sluice("generate", "hi", "--json-schema", str(file))
+    assert result.exit_code == 2
+    # Python 3.13 has another text for a comma too many.
+    place = re.escape(str(file)) + r":(3:3: Expecting property name enclosed in double quotes|2:19: Illegal trailing )"
+    assert re.search(place, result.stderr)
+    assert not script.seen
+
+
+def test_a_prompt_without_quotes_is_refused_with_a_hint(sluice, script) -> None:
+    result = sluice("generate", "def", "f(x):", "--seed", "3")
+    assert result.exit_code == 2
+    assert "the prompt must be one argument: put it in quotes, as in 'def f(x):'" in result.stderr
+    assert not script.seen
+
+
 def test_prompt_from_stdin(sluice, script) -> None:
     sluice("generate", "-", stdin="from a pipe")
     assert script.seen[-1].spec.text == "from a pipe"
@@ -160,13 +182,13 @@ def test_a_refused_request_is_reported_in_one_line(sluice, script) -> None:
     result = sluice("generate", "x", "--top-p", "5")
     assert result.exit_code == 1
     assert result.stdout == ""
-    assert result.stderr == "error: spec.sampling.top_p: is 5, must be in (0, 1]\n"
+    assert result.stderr == "error: --top-p: is 5, must be in (0, 1]\n"
 
 
 def test_a_value_that_cannot_be_sent_is_reported_in_one_line(sluice) -> None:
     result = sluice("generate", "x", "--max-tokens", "-1")
     assert result.exit_code == 1
-    assert result.stderr.startswith("error: spec.stopping.max_tokens")
+    assert result.stderr.startswith("error: --max-tokens")
     assert result.stderr.count("\n") == 1
 
 
@@ -195,6 +217,12 @@ def read(terminal: int) -> bytes:
         return os.read(terminal, 4096)
     except OSError:
         return b""
+
+
+def test_stats_writes_the_summary_to_a_file_too(sluice) -> None:
+    result = sluice("generate", "x", "--stats")
+    assert result.stdout == "Hello, world\n"
+    assert re.match(r"3 prompt tokens \(2 cached\) · 3 new in .* · first token after .* tokens/s ", result.stderr)
 
 
 @pytest.mark.process
@@ -257,8 +285,52 @@ def test_the_summary_counts_the_finish_reasons_of_several_outputs() -> None:
     assert summary.endswith("30 new in 3.00 s · 10.0 tokens/s from request to end · ended by eos (2), length (1)")
 
 
-def test_log_probabilities_of_the_prompt(capsys) -> None:
+def test_the_summary_counts_accepted_drafts() -> None:
+    usage = Usage(prompt_tokens=7, completion_tokens=30, cached_tokens=0, accepted_draft_tokens=12)
+    summary = summarize(types.SimpleNamespace(usage=usage), [FinishReason.EOS], None, 3.0)
+    assert "30 new (12 of them drafts) in 3.00 s" in summary
+
+
+def finished_stream(*chunks: Chunk, prompt_logprobs: tuple[TokenLogprob, ...] = ()) -> Callable[[], Any]:
+    class Finished:
+        usage = None
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            pass
+
+        def __iter__(self):
+            yield from chunks
+
+    Finished.prompt_logprobs = prompt_logprobs
+    return Finished
+
+
+def test_log_probabilities_of_prompt_and_output(capsys) -> None:
     best = TokenLogprob(5, b" b", -0.25, 1, ())
-    entries = (TokenLogprob(1, b"a\n", None, 0, ()), TokenLogprob(2, b"\xff", -1.5, 3, (best,)))
-    write_prompt_logprobs(types.SimpleNamespace(prompt_logprobs=entries))
-    assert capsys.readouterr().err == "\t\t'a\\n'\n-1.500\t3\t'\ufffd'\t' b' -0.250\n"
+    prompt = (TokenLogprob(1, b"a\n", None, 0, ()), TokenLogprob(2, b"\xff", -1.5, 3, (best,)))
+    chunks = [Chunk(0, "c", logprobs=(TokenLogprob(6, b"c", -2.0, 7, ()),)), Chunk(0, " b", logprobs=(best,))]
+    end = Chunk(0, finish_reason=FinishReason.EOS, completion_tokens=2, cumulative_logprob=-2.25)
+    print_stream(finished_stream(*chunks, end, prompt_logprobs=prompt))
+    printed = capsys.readouterr()
+    assert printed.out == "c b\n"
+    assert printed.err == (
+        "logprob\trank\tprompt token\tmost likely tokens\n\t\t'a\\n'\n-1.500\t3\t'\ufffd'\t' b' -0.250\n"
+        "logprob\trank\toutput token\tmost likely tokens\n-2.000\t7\t'c'\n-0.250\t1\t' b'\n"
+        "output: logprobs add up to -2.250, -1.125 per token\n"
+    )
+
+
+def test_the_scores_of_beams_follow_the_outputs(capsys) -> None:
+    ends = [
+        Chunk(index, f"text {index}", finish_reason=FinishReason.EOS, completion_tokens=tokens, cumulative_logprob=-3.0)
+        for index, tokens in ((0, 4), (1, 0))
+    ]
+    print_stream(finished_stream(*ends), 2)
+    printed = capsys.readouterr()
+    assert printed.out == "==> 0 <==\ntext 0\n\n==> 1 <==\ntext 1\n"
+    assert printed.err == (
+        "output 0: logprobs add up to -3.000, -0.750 per token\noutput 1: logprobs add up to -3.000\n"
+    )

@@ -108,6 +108,7 @@ def test_ready_line_and_clean_exit(serving, number) -> None:
     assert (ready["service"], ready["model"]) == ("launcher", "tiny")
     assert [address.rpartition(":")[0] for address in ready["addresses"]] == ["127.0.0.1"]
     assert (ready["routers"], ready["engines"], ready["detokenizers"]) == (1, 2, 2)
+    assert "status_pages" not in ready
     # A terminal sends Ctrl-C to the whole foreground group. The services must not receive it.
     os.killpg(serve.process.pid, number)
     code, out, err = serve.end()
@@ -118,6 +119,12 @@ def test_ready_line_and_clean_exit(serving, number) -> None:
     assert '"event": "something odd"' in err
     assert '"event": "request_ended"' in err
     assert '"event": "detail"' not in err
+
+
+def test_the_ready_line_has_the_status_page_of_each_router(serving) -> None:
+    port = free_ports(5)
+    ready = serving("--routers", "2", "--metrics-port", str(port)).ready()
+    assert ready["status_pages"] == [f"http://127.0.0.1:{port}/", f"http://127.0.0.1:{port + 1}/"]
 
 
 def test_demo(serving) -> None:
@@ -240,7 +247,7 @@ def test_the_terminal_shows_short_lines(tmp_path) -> None:
             shown += output
     assert process.wait(LIMIT) == 0
     text = shown.decode()
-    parts = rf"status page on port {metrics_port}, 1 router, 1 engine, 2 detokenizers"
+    parts = rf"status page http://127.0.0.1:{metrics_port}/, 1 router, 1 engine, 2 detokenizers"
     assert re.search(rf"ready: tiny on 127.0.0.1:\d+, {parts}. Ctrl-C stops it. Try: .* generate", text)
     assert "draining; press Ctrl-C again to stop immediately" in text
     assert "{" not in text

@@ -77,6 +77,17 @@ def test_any_setting_of_any_service(settings_by_role):
     assert detokenizer.max_streams == 5
 
 
+def test_a_setting_of_one_service_needs_no_service(settings_by_role):
+    texts = ("lora=true", "max_live=7", "max_streams=5", "tool_parser=hermes")
+    arguments = (part for text in texts for part in ("--set", text))
+    settings = settings_by_role("--http-port", "8000", "--max-batch-size", "8", *arguments, "--set", "max_batch_size=3")
+    assert settings["engine"].lora
+    assert settings["engine"].max_batch_size == 3, "--set overrides the option, as it does with the service's name"
+    assert settings["router"].max_live == 7
+    assert settings["detok"].max_streams == 5
+    assert settings["gateway"].tool_parser == "hermes"
+
+
 def test_the_last_value_and_the_value_of_a_service_take_precedence(settings_by_role):
     settings = settings_by_role(
         *("--set", "engine.max_batch_size=7", "--max-batch-size", "8", "--set", "engine.max_batch_size=9"),
@@ -91,7 +102,9 @@ def test_the_last_value_and_the_value_of_a_service_take_precedence(settings_by_r
     [
         ("engine.max_batch_size", "must have the form SERVICE.NAME=VALUE"),
         ("engine.max_batch_sise=8", "unknown setting engine.max_batch_sise; did you mean engine.max_batch_size?"),
-        ("max_batch_size=8", "did you mean engine.max_batch_size?"),
+        ("max_batch_sise=8", "unknown setting max_batch_sise; did you mean engine.max_batch_size?"),
+        ("max_batch_size=0", "engine.max_batch_size: must be greater than or equal to 1 (got '0')"),
+        ("metrics_port=9100", "unknown setting metrics_port; did you mean router.metrics_port?"),
         ("engin.overlap=yes", "did you mean engine.overlap?"),
         ("engine.max_batch_size=0", "engine.max_batch_size: must be greater than or equal to 1 (got '0')"),
         ("engine.dtype=int4", "engine.dtype: must be 'auto', 'float32'"),
@@ -113,10 +126,35 @@ def test_options_have_the_bounds_of_the_services_settings(refused):
     assert "engine.max_batch_size: must be less than or equal to 4096" in refused("--max-batch-size", "4097")
 
 
-def test_conflicting_settings_are_refused_before_anything_starts():
-    result = CliRunner().invoke(app, ["serve", "--max-batch-size", "8", "--set", "engine.max_tokens_per_step=4"])
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            ("max_batch_size=8", "max_tokens_per_step=4"),
+            "max_tokens_per_step: must be at least max_batch_size, 8 (got 4)",
+        ),
+        (("lora=true", "quantize=int8"), "lora = True contradicts quantize = int8: OpenVINO has no adapters"),
+        (
+            ("device=cuda", "backend=openvino"),
+            "device = cuda contradicts backend = openvino: OpenVINO computes on",
+        ),
+        (("tensor_parallel=2", "quantize=int4"), "tensor_parallel = 2 contradicts quantize = int4"),
+        (("device=cpu", "dtype=bfloat16", "lora=true"), "lora = True contradicts dtype = bfloat16"),
+        (("backend=torch", "quantize=int8"), "quantize = int8 needs backend = openvino, not torch"),
+        (("kv_cache_tokens=10",), "kv_cache_tokens: must be at least one block, 16 (got 10)"),
+        (("kv_cache_tokens=20", "backend=openvino"), "kv_cache_tokens: must be at least one block, 32 (got 20)"),
+        (("kv_cache_tokens=20", "tokens_per_block=64"), "kv_cache_tokens: must be at least one block, 64 (got 20)"),
+    ],
+)
+def test_conflicting_settings_are_refused_before_anything_starts(settings, message):
+    result = CliRunner().invoke(app, ["serve", *(part for text in settings for part in ("--set", text))])
     assert result.exit_code == 1
-    assert "engine_worker: max_tokens_per_step: must be at least max_batch_size, 8 (got 4)" in result.stderr
+    assert f"engine_worker: {message}" in " ".join(result.stderr.split())
+
+
+def test_settings_that_depend_on_the_device_are_left_to_the_engine(engine_settings):
+    settings = ("--set", "dtype=bfloat16", "--set", "lora=true")
+    assert engine_settings(*settings).lora, "on a GPU, bfloat16 does not need OpenVINO"
 
 
 @pytest.mark.parametrize(

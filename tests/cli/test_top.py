@@ -21,7 +21,8 @@ SERVING, LOST = pb.PEER_STATE_SERVING, pb.PEER_STATE_LOST
 
 
 def request(name: str, is_open: bool, seconds: float, tokens: int) -> RequestRow:
-    return RequestRow(name, "search", "on_ring" if is_open else "eos", is_open, seconds, 9, 3, tokens, 1, "r", "e", "d")
+    state, first = ("on_ring", None) if is_open else ("eos", 0.25)
+    return RequestRow(name, "search", state, is_open, seconds, 9, 3, tokens, 1, "r", "e", "d", first)
 
 
 def snapshot(turn: int) -> Snapshot:
@@ -74,6 +75,8 @@ async def test_every_panel_is_filled(screen):
         assert column(screen, "routers", 1) == ["serving", "no answer"]
         assert column(screen, "tenants") == ["none", "search"]
         assert column(screen, "requests") == ["new", "old", "done"]
+        assert column(screen, "requests", 4) == ["–", "–", "250 ms"]
+        assert column(screen, "requests", 8) == ["6", "8", "20"]
         await until(pilot, lambda: len(screen.query_one(Sparkline).data or ()) > 5)
 
 
@@ -174,6 +177,7 @@ def filled(script):
     script.stats.engines.add(engine_id="engine-0", used_kv_blocks=7, max_kv_blocks=14, tokens_per_second=321.4)
     script.stats.router.open_requests = 2
     script.stats.requests.add(request_id="r", tenant="search", state="ON_RING", open=True, completion_tokens=5)
+    script.stats.requests.add(request_id="s", state="EOS").time_to_first_token.FromMilliseconds(250)
     return script
 
 
@@ -185,7 +189,8 @@ def test_once_as_json(sluice, filled):
     (engine,) = ring["engines"]
     assert (engine["id"], engine["state"], engine["kv_blocks_used"]) == ("engine-0", "serving", 7)
     assert ring["routers"][0]["open"] == 2
-    (request,) = ring["requests"]
+    request, ended = ring["requests"]
+    assert (request["first_token_seconds"], ended["first_token_seconds"]) == (None, 0.25)
     assert (request["id"], request["tenant"], request["state"], request["router"]) == (
         "r",
         "search",

@@ -93,6 +93,12 @@ def test_mutually_exclusive_options(authority, tmp_path) -> None:
         Client(tls=TlsOptions(ca=tmp_path / "nothing.pem"))
 
 
+async def test_a_misspelt_option_suggests_the_right_one() -> None:
+    for client in (Client, AsyncClient):
+        with pytest.raises(TypeError, match=r"unknown option 'tmeout'; did you mean 'timeout'\?"):
+            client("localhost:1", tmeout=3)
+
+
 async def test_token_and_tenant_are_sent_with_every_call() -> None:
     plan = Plan()
     with run_router(0, plan) as (address, _):

@@ -9,6 +9,7 @@ import torch
 from sluice.client import InvalidRequest, Options, embeddings_of
 from sluice.client.requests import build_spec
 from sluice.v1 import generation_pb2 as pb
+from sluice.v1.sampling_pb2 import GuidedDecoding
 
 PROMPT_AND_PARTS = {"text", "token_ids", "chat", "prompt_embeds", "sampling", "stopping", "output"}
 
@@ -178,6 +179,10 @@ def test_an_unknown_option_suggests_the_closest() -> None:
         build_spec("x", {"regex": "a"})
     with pytest.raises(TypeError, match=r"unknown option 'temprature'; did you mean 'temperature'\?"):
         build_spec("x", {"temprature": 1})
+    with pytest.raises(TypeError, match=r"unknown option 'stop_strings'; did you mean 'stop'\?"):
+        build_spec("x", {"stop_strings": ["a"]})
+    with pytest.raises(TypeError, match=r"unknown option 'json_schema'; did you mean guided=\{'json_schema': ...\}\?"):
+        build_spec("x", {"json_schema": {}})
 
 
 @pytest.mark.parametrize(
@@ -218,18 +223,69 @@ def test_unencodable_prompts(prompt, path) -> None:
 
 
 @pytest.mark.parametrize(
-    "options",
+    ("options", "message"),
     [
-        {"temperature": "hot"},
-        {"max_tokens": 1.5},
-        {"stop": [1]},
-        {"kv_cache": {"decode_duration": "long"}},
-        {"kv_cache": {"prompt_retention": 5}},
+        ({"temperature": "hot"}, "spec.sampling.temperature must be a number (got 'hot')"),
+        ({"max_tokens": 1.5}, "spec.stopping.max_tokens must be an integer (got 1.5)"),
+        ({"model": 5}, "spec.model must be a string (got 5)"),
+        ({"token_ids": "yes"}, "spec.output.token_ids must be a bool (got 'yes')"),
+        ({"stop": 1}, "spec.stopping.stop must be a list of strings (got 1)"),
+        ({"stop": ["a", 3]}, "spec.stopping.stop[1] must be a string (got 3)"),
+        ({"logit_bias": [1]}, "spec.sampling.logit_bias must be a mapping of integers to numbers (got [1])"),
+        ({"logit_bias": {"5": 1}}, "each key of spec.sampling.logit_bias must be an integer (got '5')"),
+        ({"logit_bias": {5: "a"}}, "spec.sampling.logit_bias[5] must be a number (got 'a')"),
+        ({"kv_cache": 5}, "spec.kv_cache must be a mapping of fields of sluice.v1.KvCacheOptions (got 5)"),
+        (
+            {"kv_cache": {"prompt_retention": {"start": 0}}},
+            "spec.kv_cache.prompt_retention must be a list of mappings of fields of sluice.v1.TokenRangeRetention "
+            "(got {'start': 0})",
+        ),
+        (
+            {"kv_cache": {"decode_duration": "long"}},
+            "spec.kv_cache: decode_duration must be a number of seconds or a timedelta (got 'long')",
+        ),
+        ({"guided": {"json_schema": {1, 2}}}, "spec.guided.json_schema must be a string (got {1, 2})"),
+        ({"guided": {"json_schema": {"enum": {1}}}}, "spec.guided: Object of type set is not JSON serializable"),
+        ({"speculation": {"draft_logits": 5}}, "draft_logits must be an array or a mapping of dtype and data, not int"),
+        ({"images": 5}, "spec.images must be a list of bytes, one value for each image (got 5)"),
+        ({"images": b"png"}, "spec.images must be a list of bytes, one value for each image (got b'png')"),
+        ({"images": ["path.png"]}, "spec.images[0].data must be bytes (got 'path.png')"),
+        ({"tensors": ["x" * 999]}, "(got 'xxx"),
     ],
 )
-def test_wrong_types(options) -> None:
-    with pytest.raises(TypeError, match=next(iter(options))):
+def test_a_value_of_the_wrong_type_is_named_with_its_field_and_the_type(options, message) -> None:
+    with pytest.raises(TypeError) as caught:
         build_spec("x", options)
+    assert message in str(caught.value)
+    assert len(str(caught.value)) < 300
+
+
+def test_wrong_types_in_messages_of_a_chat() -> None:
+    with pytest.raises(TypeError, match=r"spec\.chat\.messages\[1\]\.content must be a string \(got 5\)"):
+        build_spec([{"role": "system", "content": "x"}, {"role": "user", "content": 5}], {})
+    with pytest.raises(TypeError, match=r"spec\.token_ids\.ids\[1\] must be an integer \(got 'b'\)"):
+        build_spec([1, "b"], {})
+
+
+@pytest.mark.parametrize("prompts", [["a", "b"], [[1, 2], [3]]])
+def test_a_list_of_prompts_is_refused(prompts) -> None:
+    with pytest.raises(TypeError, match=r"a call takes one prompt \(got a list of 2\); .*GenerationExecutor"):
+        build_spec(prompts, {})
+
+
+@pytest.mark.parametrize(
+    ("guide", "expected"),
+    [
+        ({"json_object": True}, {"json_object": {}}),
+        ({"json_object": False, "regex": "a"}, {"regex": "a"}),
+        ({"json_schema": {"type": "object"}}, {"json_schema": '{"type": "object"}'}),
+        ({"structural_tag": {"triggers": ["<"]}}, {"structural_tag": '{"triggers": ["<"]}'}),
+        ({"choice": ["yes", "no"]}, {"choice": {"choices": ["yes", "no"]}}),
+    ],
+)
+def test_guides_in_python_form(guide, expected) -> None:
+    assert build_spec("x", {"guided": guide}) == build_spec("x", {"guided": expected})
+    assert build_spec("x", {"guided": guide}).guided == GuidedDecoding(**expected)
 
 
 def test_chat_options_need_a_chat() -> None:

@@ -94,6 +94,7 @@ def test_a_process_serves_and_drains(context, routers, tmp_path):
     try:
         assert (process.ready["event"], process.ready["id"]) == ("ready", "detok-7")
         assert process.ready["decoder"] == "bytes"
+        assert process.ready["settings"]["id"] == "detok-7"
         lane = Lane(context, process.ready["address"])
         router.greet(lane)
         router.wait_for(lambda: router.heartbeats)

@@ -207,11 +207,23 @@ def test_heartbeats_are_sent_to_routers_that_have_sent_a_hello():
         "inbox",
         False,
     )
-    assert (heartbeat.streams, heartbeat.queue_depth, heartbeat.tokens_per_second) == (1, 3, 10.0)
+    assert (heartbeat.streams, heartbeat.queue_depth, heartbeat.tokens_per_second) == (1, 3, 8.0)
     assert bench.lanes["other"].heartbeats == []
     bench.service.drain()
     bench.service.tick()
     assert bench.lanes["router"].heartbeats[-1].draining
+
+
+def test_the_rate_is_that_of_the_last_second():
+    """As in an engine, so that the same tokens have the same rate in both."""
+    bench = Bench()
+    bench.handle(Hello("r", "router"))
+    bench.heartbeat()
+    bench.handle(batch(row(1, 0, [0, 1, 2, 3]), opens=[opened(1)]))
+    for _ in range(3):
+        bench.heartbeat()
+    rates = [heartbeat.tokens_per_second for heartbeat in bench.lanes["router"].heartbeats]
+    assert rates == [0.0, 4.0, 4.0, 0.0]
 
 
 def test_close_ends_live_streams():

@@ -58,6 +58,7 @@ def test_an_engine_serves_the_bundled_model_and_drains(tmp_path):
         assert loading[-1]["done"] == loading[-1]["total"] > 0
         expected = {"id": "e0", "device": "cpu", "dtype": "float32", "attention": "openvino", "kv_tokens": 4096}
         assert expected.items() <= ready.items()
+        assert {"threads": 1, "kv_cache_tokens": 4096}.items() <= ready["settings"].items()
         with zmq.Context() as context:
             router = Inbox(context, f"ipc://{tmp_path}/router", EngineHeartbeat)
             detokenizer = Inbox(context, f"ipc://{tmp_path}/detokenizer", TokenBatch | KeepAlive)
@@ -105,13 +106,14 @@ def unused(*_): ...
 """
 
 
-def test_the_metrics_port_answers_while_an_engine_loads(tmp_path):
+def test_the_metrics_port_answers_while_an_engine_loads_and_a_small_cache_is_a_warning(tmp_path):
     # Loading blocks until the test has checked the answers during loading.
     (tmp_path / "waiting.py").write_text(WAITING)
     port = free_ports(1)
     process = start(
         *("--model", str(MODEL), "--listen", f"ipc://{tmp_path}/engine", "--threads", "1"),
         *("--metrics-port", str(port), "--logits-processors", '{"unused": "waiting:unused"}'),
+        *("--kv-cache-tokens", "1024"),
         working=tmp_path,
     )
     try:
@@ -121,7 +123,10 @@ def test_the_metrics_port_answers_while_an_engine_loads(tmp_path):
         assert reason.startswith(("starting", "loading"))
         assert "sluice_engine_loading_ratio " in get(port, "/metrics")[1]
         (tmp_path / "go").touch()
-        events(process, "ready")
+        (warning,) = (entry for entry in events(process, "ready") if entry["level"] == "warning")
+        assert warning["event"] == "context_limited"
+        assert "1024 tokens, fewer than the model's context of 2048" in warning["reason"]
+        assert "raise kv_cache_tokens" in warning["reason"]
         assert wait_until(lambda: get(port, "/readyz") == (200, "ok\n"))
         assert "sluice_engine_loading_ratio 1.0" in get(port, "/metrics")[1]
     finally:
@@ -134,7 +139,7 @@ def test_the_metrics_port_answers_while_an_engine_loads(tmp_path):
     [
         (["--model", "/nowhere"], "neither a folder on this machine nor a Hugging Face id"),
         (["--model", str(MODEL), "--listen", "tcp://nonsense"], "cannot listen on tcp://nonsense"),
-        (["--model", str(MODEL), "--kv-cache-tokens", "3"], "less than one block of 32 tokens"),
+        (["--model", str(MODEL), "--kv-cache-tokens", "20"], "less than one block of 32 tokens"),
         (["--model", str(MODEL), "--kv-host-memory", "lots"], "kv_host_memory: could not parse"),
         (["--model", str(MODEL), "--kv-host-memory", "1KiB"], "that a block of 32 tokens takes"),
         (["--model", str(MODEL), "--max-batch-size", "600"], "must be at least max_batch_size, 600"),

@@ -6,7 +6,7 @@ from dataclasses import fields
 import pytest
 
 from sluice.client.requests import build_spec
-from sluice.executor import AdditionalModelOutput, GuidedDecodingParams, SamplingParams
+from sluice.executor import AdditionalModelOutput, GenerationRequest, GuidedDecodingParams, SamplingParams
 from sluice.v1 import generation_pb2 as pb
 
 SAMPLING = {
@@ -91,6 +91,33 @@ def test_sampling_parameters_set_their_fields() -> None:
     assert message.output.HasField("logprobs")
     assert message.output.skip_special_tokens is False
     assert json.loads(message.guided.json_schema) == {"type": "object"}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"guided_decoding": {"json": "{}"}}, "guided_decoding must be a GuidedDecodingParams, not dict"),
+        (
+            {"additional_model_outputs": ["hidden"]},
+            "additional_model_outputs: each value must be a AdditionalModelOutput, not str",
+        ),
+    ],
+)
+def test_a_value_of_the_wrong_type_is_an_error_at_once(options, message) -> None:
+    with pytest.raises(TypeError, match=message):
+        SamplingParams(**options)
+
+
+def test_an_unknown_parameter_names_what_to_write_in_its_place() -> None:
+    for name, hint in {"max_token": "'max_tokens'", "stop_strings": "'stop'", "bad_words": "'bad'"}.items():
+        with pytest.raises(TypeError, match=f"unknown option {name!r}; did you mean {hint}?"):
+            SamplingParams(**{name: 9})
+    with pytest.raises(TypeError, match=r"unknown option 'json_schema'; did you mean 'json'\?"):
+        GuidedDecodingParams(json_schema={})
+    with pytest.raises(
+        TypeError, match=r"unknown option 'max_tokens'; did you mean SamplingParams\(max_tokens=...\)\?"
+    ):
+        GenerationRequest("x", max_tokens=9)
 
 
 def test_guided_choice() -> None:

@@ -92,7 +92,9 @@ def probe(port: int, path: str) -> tuple[int, str]:
 def test_from_start_to_end(start, router, script):
     port = free_ports(1)
     process = start("--routers", router, "--port", "0", "--metrics-port", str(port), "--drain-timeout", "60")
-    url = f"http://{process.line('ready')['address']}"
+    ready = process.line("ready")
+    assert ready["settings"].items() >= {"routers": [router], "drain_timeout": 60.0}.items()
+    url = f"http://{ready['address']}"
     assert wait_until(lambda: probe(port, "/readyz")[0] == 200)
     assert wait_until(lambda: httpx.get(f"{url}/health", timeout=LIMIT).status_code == 200)
     body = {"prompt": "x", "user": "ann"}

@@ -63,11 +63,19 @@ def test_command_lines(fake, notes, nvidia_smi) -> None:
 
 def test_every_process_has_its_own_port_for_metrics(fake, notes) -> None:
     first = free_ports(5)
-    with Ring(engines=2, metrics_port=first, **fake):
-        pass
+    with Ring(engines=2, metrics_port=first, **fake) as ring:
+        assert ring.status_pages == [f"http://127.0.0.1:{first}/"]
     names = ("router", "engine-0", "engine-1", "detok-0", "detok-1")
     ports = [notes(name)["flags"]["--metrics-port"] for name in names]
     assert ports == [str(first + i) for i in range(5)]
+
+
+def test_the_status_pages_of_all_routers(fake) -> None:
+    first = free_ports(6)
+    args = {"metrics_host": "::"}
+    pages = [f"http://[::1]:{first + i}/" for i in range(2)]
+    assert Ring(routers=2, metrics_port=first, router_args=args, **fake).status_pages == pages
+    assert Ring(**fake).status_pages == []
 
 
 def test_sockets_are_short_with_a_long_temporary_folder(fake, tmp_path, monkeypatch, notes) -> None:

@@ -91,7 +91,7 @@ def test_a_gateway_has_the_routers_addresses_and_listens_like_them():
         ({"http_port": 7000, "port": 7000}, "port and http_port: port 7000 is in both"),
         (
             {"http_port": 8000, "port": 7000, "router_args": {"tls_certificate": "c", "tls_key": "k"}},
-            "gateway.router_ca",
+            "add --set gateway.router_ca=FILE",
         ),
     ],
 )

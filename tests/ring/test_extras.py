@@ -2,9 +2,11 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+from sluice.ring import extras
 from sluice.ring.extras import NEEDED, how_to_install
 
 SERVICES = {"router": "router", "detok_service": "detok", "engine_worker": "engine", "gateway": "gateway"}
@@ -31,6 +33,12 @@ def test_a_service_without_its_extra(service) -> None:
     assert done.stdout == ""
 
 
-def test_torch_is_named_only_for_the_engine() -> None:
+def test_torch_is_named_only_for_the_engine(monkeypatch, tmp_path) -> None:
+    monkeypatch.setattr(extras, "CHECKOUT", tmp_path)
     assert how_to_install("gateway") == "pip install 'sluice-serve[gateway]'"
     assert how_to_install("router", "engine") == "pip install torch 'sluice-serve[router,engine]'"
+
+
+def test_a_checkout_is_installed_in_place() -> None:
+    root = Path(__file__).parents[2]
+    assert how_to_install("router", "engine") == f"pip install torch -e '{root}[router,engine]'"

@@ -36,6 +36,8 @@ def test_it_listens_and_ends_on_a_signal(folder, number):
     with start(folder) as process:
         ready = json.loads(process.stderr.readline())
         assert (ready["event"], ready["service"], ready["model"]) == ("ready", "router", "checkpoint")
+        assert ready["settings"]["listen"] == f"ipc://{folder}/router"
+        assert "max_live" not in ready["settings"], "it has its default"
         with grpc.insecure_channel(ready["address"]) as channel:
             status = HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=60).status
             assert status == health_pb2.HealthCheckResponse.NOT_SERVING

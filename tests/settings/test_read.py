@@ -74,8 +74,8 @@ def test_unknown_names_are_refused_with_the_nearest_known_name(monkeypatch, tmp_
     with pytest.raises(SystemExit, match=r"--prot 1; did you mean --port\?"):
         load("--model", "m", "--prot", "1")
     file = tmp_path / "settings.yaml"
-    file.write_text("modell: m\n")
-    with pytest.raises(SystemExit, match=r"unknown setting modell; did you mean model\?"):
+    file.write_text("modell: m\nprot: 1\n")
+    with pytest.raises(SystemExit, match=r"setting modell; did you mean model\?; unknown setting prot; did you mean"):
         load("--model", "m", "--config", str(file))
     monkeypatch.setenv("SLUICE_TEST_PROT", "1")
     with pytest.raises(SystemExit, match=r"SLUICE_TEST_PROT; did you mean SLUICE_TEST_PORT\?"):

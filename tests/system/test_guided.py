@@ -41,6 +41,8 @@ def test_the_example_of_the_page_returns_an_object(client):
     exec(code, names)
     assert set(names["person"]) == {"name", "age"}
     assert 0 <= names["person"]["age"] <= 150
+    assert names["found"].text.lstrip().startswith("{")
+    assert names["answer"].text in {"yes", "no"}
 
 
 @pytest.mark.parametrize("kind", GUIDES)

@@ -201,3 +201,35 @@ def test_an_invalid_request_prints_its_invalid_fields(ring, example) -> None:
     violations = json.loads(done.stderr)
     assert {violation["field"] for violation in violations} == {"spec.sampling.temperature", "spec.sampling.top_p"}
     assert all(violation["description"] for violation in violations)
+
+
+@pytest.mark.parametrize(
+    ("spec", "field", "kind"),
+    [
+        ({"stoping": {"max_tokens": 9}}, "spec.stoping", "GenerationSpec"),
+        ({"stopping": {"maxTokens": 9}}, "spec.stopping.maxTokens", "StoppingCriteria"),
+        ({"output": {"tensors": [{"name": "a"}, {"nam": "b"}]}}, "spec.output.tensors[1].nam", "TensorSpec"),
+    ],
+)
+def test_unknown_fields_are_refused(example, spec, field, kind) -> None:
+    done = run(example, "127.0.0.1:1", "x", spec)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert json.loads(done.stderr) == [{"field": field, "description": f"is not a field of {kind}"}]
+
+
+def test_keys_of_maps_are_free(ring, example) -> None:
+    spec = {"sampling": {"logit_bias": {"5": -100}}, "stopping": {"max_tokens": 2}, "time_limit": {"seconds": 60}}
+    assert run(example, ring.address, "x", spec).returncode == 0
+
+
+def test_a_reader_that_has_read_enough_ends_the_example(ring, example) -> None:
+    command = ["node", "generate.mjs", "class Stack:", '{"stopping": {"max_tokens": 900, "ignore_eos": true}}']
+    environment = {**os.environ, "SLUICE_ADDRESS": ring.address}
+    process = subprocess.Popen(command, cwd=example, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    with process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.read(1)
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 0

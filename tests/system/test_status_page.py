@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import signal
 import urllib.request
 
@@ -99,6 +100,7 @@ def test_the_page_of_a_router_shows_the_whole_ring(ring):
     assert (latest["id"], latest["tenant"], latest["state"], latest["open"]) == ("seen-2", "search", "LENGTH", False)
     assert (latest["prompt_tokens"], latest["completion_tokens"], latest["attempts"]) == (50, 8, 1)
     assert latest["detokenizer"] == "detok-0"
+    assert 0 < latest["first_token_seconds"] < latest["seconds"]
     assert report["router"]["outcomes"] == {"LENGTH": 3}
     assert sum(report["router"]["first_token_seconds"]["counts"]) == 3
 
@@ -162,6 +164,9 @@ def test_the_page_of_a_router_is_readable_in_a_browser(ring, chromium, dark, wid
     fingerprint = engines(ring)["engine-0"]["model"]
     assert page.run(MODELS) == [f"tiny {fingerprint[:8]}"] * 2
     assert ("seen-2" in page.text, "search" in page.text) == (True, True)
+    # In a narrow window the time is below the duration.
+    assert ("first token\n" in page.text or "first token\t" in page.text) == (width > 360)
+    assert bool(re.search(r"first [\d.]+ m?s", page.text)) == (width == 360)
     assert page.run(DARK) == ("rgb(20, 21, 23)" if dark else "rgb(251, 251, 249)")
     assert page.run(OVERFLOW) == 0
     assert page.run(CUT) == []

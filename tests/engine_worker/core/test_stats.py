@@ -5,7 +5,7 @@ import json
 import msgspec
 import pytest
 
-from engine_worker.core.stats import REFRESH_SECONDS, REFRESHED_PER_STEP, Rate
+from engine_worker.core.stats import REFRESH_SECONDS, REFRESHED_PER_STEP
 from engine_worker.ringside import metrics
 from sluice.ring.errors import FinishReason
 from sluice.ring.stats import RequestStats, Stage, StatsSource, StepStats, request_json, step_json
@@ -24,21 +24,6 @@ def reported(bench, request: int) -> list[RequestStats]:
 
 def last(bench, request: int) -> RequestStats:
     return reported(bench, request)[-1]
-
-
-def test_the_rate_of_short_steps_is_that_of_the_last_second():
-    rate = Rate()
-    for step in range(300):
-        rate.add(step * 0.01, (step + 1) * 0.01, 5)
-    assert rate.at(3.0) == pytest.approx(500, rel=0.02)
-    assert rate.at(3.5) == pytest.approx(250, rel=0.02)
-    assert rate.at(4.5) == 0.0
-
-
-def test_the_rate_of_a_long_step_is_spread_over_it():
-    rate = Rate()
-    rate.add(0.0, 4.0, 8)
-    assert rate.at(4.0) == 2.0
 
 
 def test_snapshots_never_change_and_an_idle_engine_creates_none():

@@ -154,7 +154,7 @@ def test_paths_outside_of_the_folders_are_rejected(library, tuned, tmp_path, mod
 def test_without_folders_the_error_says_to_upload(tuned, model):
     fault = ended(lora_runner(model, lora_folders=()).adapters.load(str(tuned[0]))).fault
     assert fault.code == "INVALID_ARGUMENT"
-    assert "lora_folders is empty: upload it instead" in fault.message
+    assert "lora_folders is empty: upload it instead (sluice lora load ID --upload FOLDER)" in fault.message
 
 
 @pytest.fixture

@@ -2,11 +2,14 @@
 
 import pytest
 
+from engine_worker.core.intake import Terms
+from engine_worker.ringside.identity import why_context_is_limited
 from sluice.ring.hashing import block_chain, root_hash, short_hash
 from sluice.ring.stats import Stage, StepStats
 from sluice.ring.timing import HEARTBEAT_SECONDS
 from sluice.ring.wire import Flush
-from tests.engine_worker.ringside.world import FINGERPRINT, LIMIT, stall
+from sluice.settings.services import EngineSettings
+from tests.engine_worker.ringside.world import CHECKPOINT, FINGERPRINT, LIMIT, stall
 
 pytestmark = pytest.mark.slow
 
@@ -103,3 +106,17 @@ def test_heartbeats_contain_every_step_once_and_the_ends_of_requests(start):
 
 def test_heartbeats_contain_the_model_version(start):
     assert start(model_version="v2").worker._heartbeat().model_version == "v2"
+
+
+@pytest.mark.parametrize(
+    ("held", "settings", "setting"),
+    [(100, {"kv_cache_tokens": 100}, None), (64, {"kv_cache_tokens": 64}, "kv_cache_tokens"), (64, {}, "kv_memory")],
+)
+def test_a_cache_that_holds_less_than_the_models_context(held, settings, setting):
+    terms = Terms(FINGERPRINT, 10, held, 9)
+    reason = why_context_is_limited(EngineSettings(model="nowhere", **settings), CHECKPOINT, terms)
+    if setting is None:
+        assert reason is None
+    else:
+        assert "holds 64 tokens, fewer than the model's context of 100" in reason
+        assert f"raise {setting}" in reason

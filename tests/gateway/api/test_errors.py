@@ -134,6 +134,14 @@ async def test_unknown_fields_are_counted(gateway, script):
     assert gateway.gateway.counters.unknown_fields == 2
 
 
+async def test_a_value_that_is_none_of_the_choices(gateway):
+    answer = await gateway.post("/v1/chat/completions", messages=[{"role": "user", "content": "x"}, {"role": "bot"}])
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "messages[1].role")
+    assert answer.json()["error"]["message"] == (
+        "messages[1].role: Invalid enum value 'bot', must be one of assistant, developer, system, tool, user"
+    )
+
+
 @pytest.mark.parametrize("name", ["suffix", "use_beam_search", "tools"])
 async def test_fields_that_would_change_the_answer_are_refused(gateway, name):
     answer = await gateway.post("/v1/completions", prompt="x", **{name: [1]})

@@ -60,6 +60,7 @@ async def test_a_call_without_a_known_token_is_refused(guarded, metadata, cause)
         details = await refused(call)
         assert details.code is StatusCode.UNAUTHENTICATED
         assert (details.info.reason, details.info.metadata["cause"]) == ("UNAUTHENTICATED", cause)
+        assert ("the call has no token" in details.error.details()) is (cause == "no_token")
     assert counts(guarded) == {cause: 4}
     assert not guarded.lines()
 

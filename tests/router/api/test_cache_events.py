@@ -154,7 +154,8 @@ async def test_no_events_are_requested_for_a_client_that_does_not_read(client, r
 
 
 @pytest.mark.parametrize(
-    ("engine_id", "message"), [("unknown", "must be empty or one of 'a, b, c'"), ("c", "kv_event_buffer is 0")]
+    ("engine_id", "message"),
+    [("unknown", "must be empty or one of 'a, b, c'"), ("c", "--set engine.kv_event_buffer=10000")],
 )
 async def test_an_engine_without_events_is_refused(client, engine_id, message):
     details = await refused(follow(client, engine_id).read())

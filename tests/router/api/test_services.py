@@ -172,6 +172,7 @@ async def test_stats_of_requests_and_tenants(client):
     assert (request.request_id, request.tenant, request.state, request.open) == ("r", "search", "LENGTH", False)
     assert (request.engine_id, request.detokenizer_id, request.attempts) == ("engine", "detok", 1)
     assert request.completion_tokens == 24
+    assert request.time_to_first_token.ToNanoseconds() / 1e9 >= TIMES.queue + TIMES.context
     assert not stats.tenants
 
 

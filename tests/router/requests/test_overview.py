@@ -1,7 +1,7 @@
 """The router's snapshot of its peers and requests."""
 
 from router.requests.overview import MAX_LISTED
-from tests.fakes.ring_scripts import hang
+from tests.fakes.ring_scripts import TIMES, hang
 from tests.router.conftest import text_spec
 
 
@@ -38,6 +38,9 @@ async def test_open_requests_come_first_newest_first(client, ring):
     assert [entry.id for entry in latest if not entry.open] == ["b", "a"]
     assert {entry.id for entry in latest[:2]} == {"c", "d"}
     assert [entry.state for entry in latest] == ["ON_RING", "ON_RING", "LENGTH", "LENGTH"]
+    firsts = [entry.first_token_seconds for entry in latest]
+    assert firsts[:2] == [None, None]
+    assert all(first >= TIMES.queue + TIMES.context for first in firsts[2:])
     assert [(entry.tenant, entry.open, entry.admitted) for entry in overview.tenants()] == [("", 2, 2)]
     for call in calls:
         call.cancel()

@@ -89,6 +89,7 @@ async def test_values_and_limits_are_named(client):
     assert details.info.reason == "CONTEXT_OVERFLOW"
     assert "2000" in details.error.details()
     assert "2048" in details.error.details()
+    assert "KV cache" not in details.error.details()
 
 
 async def test_the_engines_limit_is_the_context(ring, start):
@@ -97,6 +98,8 @@ async def test_the_engines_limit_is_the_context(ring, start):
     client = await start()
     details = await refused(client.events(ids(*[5] * 60, stopping=StoppingCriteria(max_tokens=41))))
     assert (details.info.reason, details.fields) == ("CONTEXT_OVERFLOW", ["spec.stopping.max_tokens"])
+    limit = "the context of 100 tokens that the engines' KV cache can hold (the model's is 2048)"
+    assert limit in details.error.details()
     await client.events(ids(*[5] * 60))
     assert ring.calls[0].submit.stopping.max_tokens == 40
     info = await client.models.GetModelInfo(admin_pb2.GetModelInfoRequest())
