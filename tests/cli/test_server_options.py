@@ -1,16 +1,16 @@
 """The options for connecting to a server: address, TLS, token and tenant."""
 
-import inspect
 import shutil
 import threading
+from functools import partial
 from socketserver import StreamRequestHandler, ThreadingTCPServer
 
 import grpc
 import pytest
 from typer.testing import CliRunner
 
+from sluice import Client
 from sluice.cli.commands import app
-from sluice.client.connection import Routers
 from tests.fakes.breaking_routers import GONE, Plan, run_router, run_routers
 from tests.fakes.certificates import Authority
 from tests.fakes.server import serve
@@ -69,7 +69,7 @@ def test_a_stream_without_a_server_is_reported_once_and_ends_as_interrupted(slui
             threading.Event().wait(0.1)
 
         plan.breaks.append((4, die))
-        monkeypatch.setitem(inspect.unwrap(Routers.__init__).__kwdefaults__, "resume_timeout", 1.0)
+        monkeypatch.setattr("sluice.cli.common.Client", partial(Client, resume_timeout=1.0))
         result = sluice("generate", "x", "--max-tokens", "9", "--address", address)
     assert result.exit_code == 1
     assert result.stdout.strip()
