@@ -25,7 +25,6 @@ from sluice.client import Client, Options, SluiceError, Unavailable
 
 HELP, CLEAR, EXIT, QUIT = "/help", "/clear", "/exit", "/quit"
 COMMANDS = {HELP: "show this help", CLEAR: "start a new conversation", EXIT: f"quit ({QUIT} and Ctrl-D also quit)"}
-ESCAPED = "//text"
 COMMAND = re.compile(r"(/\w+)(?:\s|$)")
 """A line that begins with this is a command. A path like /etc/passwd is a message."""
 
@@ -75,14 +74,13 @@ class Conversation:
 
             notes().print(f"{HELP} lists the commands, Ctrl-D quits", style="dim")
         while (text := self._read()) is not None:
-            line = text.strip()
+            line = text.rstrip()
             if line in (EXIT, QUIT):
                 return
             if command := COMMAND.match(line):
                 self._run_command(line, command[1])
             elif line:
-                escaped = line.startswith("/") and COMMAND.match(line[1:])
-                self._answer(line[1:] if escaped else text)
+                self._answer(text)
 
     def _run_command(self, line: str, command: str) -> None:
         """Run the command of a line, or say what is wrong with it."""
@@ -92,11 +90,11 @@ class Conversation:
         elif line == HELP:
             for name, meaning in COMMANDS.items():
                 notes().print(f"{name}  {meaning}", style="dim")
-            notes().print(f"{ESCAPED}  send /text as a message", style="dim")
+            notes().print("Begin a message that starts with such a word with a space.", style="dim")
         elif command in (*COMMANDS, QUIT):
             print_error(f"{command} must be alone on its line (got {line})")
         else:
-            print_error(f"unknown command {command}; {HELP} lists the commands")
+            print_error(f"unknown command {command}; {HELP} lists the commands. To send it, begin with a space")
 
     def _read(self) -> str | None:
         try:

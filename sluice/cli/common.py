@@ -16,6 +16,7 @@ from sluice.client import (
     DEFAULT_ADDRESS,
     Client,
     ClientOptions,
+    ConnectionLost,
     SluiceError,
     TlsOptions,
     Unauthenticated,
@@ -68,14 +69,21 @@ def fail(message: str) -> typer.Exit:
 
 def describe(error: SluiceError, address: str) -> str:
     """The message for an error of a request to `address`."""
-    if isinstance(error, Unreachable) and not isinstance(error, WrongServer):
-        return f"no Sluice server answers at {address} ({error.cause}); start one with: sluice serve"
-    # Without a reason, the error is not an answer of a router.
-    if type(error) is Unavailable and not error.reason:
+    if isinstance(error, ConnectionLost):
         return f"the call to {address} was interrupted: {error.message}"
+    # Without a reason, the error is not an answer of a router.
+    if isinstance(error, Unavailable) and not isinstance(error, WrongServer) and not error.reason:
+        cause = error.cause if isinstance(error, Unreachable) else error.message
+        return f"no Sluice server answers at {address} ({cause}); start one with: sluice serve"
     if isinstance(error, Unauthenticated):
         return f"{error.message} (--token or SLUICE_TOKEN)"
     return with_option_names(error.message)
+
+
+def describe_at(error: SluiceError, address: str) -> str:
+    """Like `describe`, for one of several addresses: the message begins with the address or contains it."""
+    text = describe(error, address)
+    return text if address in text else f"{address}: {text}"
 
 
 def with_options(
@@ -135,7 +143,7 @@ class Server:
         addresses = " or ".join(self.addresses)
         # On a line of its own: stdout may be in the middle of one, on the same terminal.
         line_break = "\n" if sys.stdout.isatty() and sys.stderr.isatty() else ""
-        text = f"connection to {addresses} lost; waiting up to {seconds:.0f} s for a server (Ctrl-C ends)"
+        text = f"no router at {addresses} accepts calls now; waiting up to {seconds:.0f} s (Ctrl-C ends)"
         notes().print(line_break + text, style="dim", markup=False)
 
     def each(self) -> "list[Server]":

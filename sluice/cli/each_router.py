@@ -11,7 +11,7 @@ from rich.console import Console, RenderableType
 from rich.markup import escape
 from rich.table import Table
 
-from sluice.cli.common import describe, fail, print_error
+from sluice.cli.common import describe_at, fail, print_error
 from sluice.cli.health import FILE_WIDTH
 from sluice.client import SluiceError
 
@@ -79,6 +79,6 @@ def print_lists(
 def _check(errors: Sequence[tuple[str, SluiceError | None]]) -> None:
     failed = [(address, error) for address, error in errors if error is not None]
     for address, error in failed:
-        print_error(f"{address}: {describe(error, address)}")
+        print_error(describe_at(error, address))
     if failed:
         raise typer.Exit(1)

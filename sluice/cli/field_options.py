@@ -17,6 +17,7 @@ OPTIONS = {
     "spec.sampling.beam_search.width": "--beams",
     "spec.speculation.max_draft_tokens": "--max-draft-tokens",
     "spec.output.echo": "--echo",
+    "spec.output.logprobs": "--logprobs",
     "spec.output.prompt_logprobs": "--prompt-logprobs",
     "spec.guided.json_schema": "--json-schema",
     "spec.guided.json_object": "--json",

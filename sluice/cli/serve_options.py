@@ -144,7 +144,7 @@ class ServeOptions:
         list[str] | None,
         typer.Option(
             "--set",
-            metavar="SERVICE.NAME=VALUE",
+            metavar="[SERVICE.]NAME=VALUE",
             help="Set any setting of a service, such as engine.max_tokens_per_step=1024. Repeatable. "
             "docs/settings.md lists all settings.",
         ),

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from sluice.cli.common import Server, describe, fail, print_error, with_server
+from sluice.cli.common import Server, describe_at, fail, print_error, with_server
 from sluice.cli.health import TIMEOUT_SECONDS
 from sluice.client import ServingVersion
 
@@ -37,7 +37,7 @@ def serving_version(
         if answer.error is None:
             print(f"{answer.address}: {_line(answer)}")
         else:
-            print_error(f"{answer.address}: {describe(answer.error, answer.address)}")
+            print_error(describe_at(answer.error, answer.address))
     if any(answer.error is not None for answer in answers):
         raise typer.Exit(1)
 

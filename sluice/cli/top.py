@@ -11,7 +11,7 @@ from rich.box import SIMPLE
 from rich.console import Console, Group
 from rich.table import Table
 
-from sluice.cli.common import Server, describe, fail, print_error, with_server
+from sluice.cli.common import Server, describe_at, fail, print_error, with_server
 from sluice.cli.health import FILE_WIDTH
 from sluice.client import Client, DeadlineExceeded, SluiceError
 from sluice.top.panels import ORDERS, PANELS
@@ -60,8 +60,7 @@ def _describe(error: SluiceError, address: str) -> str:
     """One line with the address, the cause, and what to check."""
     if isinstance(error, DeadlineExceeded) and not error.reason:
         return f"{address} did not answer within {TIMEOUT_SECONDS:.0f} s: check that a router listens there"
-    text = describe(error, address)
-    return text if address in text else f"{address}: {text}"
+    return describe_at(error, address)
 
 
 def _watch(read: Callable[[], Snapshot], interval: float) -> None:

@@ -10,6 +10,7 @@ from sluice.client.errors import (
     AdapterNotFound,
     AlreadyExists,
     Cancelled,
+    ConnectionLost,
     DeadlineExceeded,
     Forbidden,
     InvalidRequest,
@@ -47,10 +48,10 @@ from sluice.client.streams import AsyncStream, Stream
 
 __all__ = [
     "DEFAULT_ADDRESS", "AdapterMissing", "AdapterNotFound", "AlreadyExists", "AsyncCacheEvents", "AsyncClient",
-    "AsyncSteps", "AsyncStream", "CacheEvents", "Cancelled", "Chunk", "Client", "ClientOptions", "DeadlineExceeded",
-    "Embeddings", "FinishReason", "Forbidden", "Generation", "InvalidRequest", "KvCache", "Lora", "LoraWeights",
-    "LostEvents", "Message", "Metadata", "ModelChanged", "ModelNotFound", "NotImplementedByServer", "Options", "Output",
-    "Overloaded", "Poison", "Prompt", "PromptAdapter", "PromptEmbeds", "RankAnswer", "RouterLoras",
+    "AsyncSteps", "AsyncStream", "CacheEvents", "Cancelled", "Chunk", "Client", "ClientOptions", "ConnectionLost",
+    "DeadlineExceeded", "Embeddings", "FinishReason", "Forbidden", "Generation", "InvalidRequest", "KvCache", "Lora",
+    "LoraWeights", "LostEvents", "Message", "Metadata", "ModelChanged", "ModelNotFound", "NotImplementedByServer",
+    "Options", "Output", "Overloaded", "Poison", "Prompt", "PromptAdapter", "PromptEmbeds", "RankAnswer", "RouterLoras",
     "RouterPromptAdapters", "ServerError", "ServingVersion", "SluiceError", "Steps", "Stream", "Tensor", "Timings",
     "TlsOptions", "TokenLogprob", "TokenRangeRetention", "Tokenization", "TokenizeOptions", "Unauthenticated",
     "Unavailable", "Unreachable", "Usage", "Violation", "WrongServer", "embeddings_of", "read_lora",

@@ -86,8 +86,8 @@ class ClientOptions(TypedDict, total=False):
     credentials: grpc.ChannelCredentials | None
     """gRPC's channel credentials, in place of `tls`."""
     on_waiting: Callable[[float], None] | None
-    """Called when a call has waited 2 s for a router that is gone, with the seconds that it may wait in all. Called in
-    the thread, or the event loop, of the call."""
+    """Called when a call has waited 2 s for a router that is gone or draining, with the seconds that it may wait in
+    all. Called in the thread, or the event loop, of the call."""
     metadata: Metadata
     """Metadata to send with every call."""
 
@@ -113,7 +113,7 @@ class Router:
         error = from_rpc_error(failure)
         if not isinstance(error, Unreachable):
             return error
-        explanation = explain(error.message, self.address, self._uses_tls)
+        explanation = explain(error, self.address, self._uses_tls)
         return error if explanation is None else WrongServer(explanation)
 
 

@@ -87,17 +87,22 @@ class Unavailable(SluiceError):
     retryable = True
 
 
+class ConnectionLost(Unavailable):
+    """An established connection broke, so a router may have begun the call."""
+
+
 class Unreachable(Unavailable):
-    """No connection was established: nothing listens at the address, or its name is unknown."""
+    """No router was reached: the address is wrong, nothing listens there, or the handshake failed."""
 
     @property
     def cause(self) -> str:
         """Why, in a few words, with which gRPC's message ends."""
-        return self.message.rsplit(": ", 1)[-1]
+        # Failed TLS handshakes have the status of a later check at the end.
+        return self.message.removesuffix(": OK").rsplit(": ", 1)[-1]
 
 
 class WrongServer(Unreachable):
-    """A server answers at the address, but not a router, or only one side uses TLS. The message says what to check."""
+    """A server answers at the address, but not a router, or TLS fails. The message says what to check."""
 
     @property
     def cause(self) -> str:
@@ -158,13 +163,32 @@ _BY_REASON: dict[str, type[SluiceError]] = {
     "POISON": Poison,
 }
 
-# gRPC reports some broken connections with statuses other than UNAVAILABLE, which are recognized by their messages.
+# Parts of gRPC's messages for connections that broke, which it also reports with statuses other than UNAVAILABLE. Other
+# messages without a reason, such as "no healthy upstream", are those of proxies.
 CONNECTION_LOST = {
+    grpc.StatusCode.UNAVAILABLE: (
+        "socket closed",
+        "connection reset",
+        "connection aborted",
+        "connection timed out",
+        "broken pipe",
+        "goaway",
+        "rst_stream",
+        "stream removed",
+        "ping timeout",
+        "keepalive",
+        "endpoint closing",
+        "transport closed",
+        "recvmsg",
+        "sendmsg",
+    ),
     grpc.StatusCode.UNKNOWN: ("stream removed",),
     grpc.StatusCode.INTERNAL: ("rst_stream", "http2", "http/2", "connection", "goaway"),
 }
+HTTP_STATUS = "received http2 header with status"
+"""Part of gRPC's message for the answer of a proxy that reached no router."""
 
-# How gRPC's messages for calls without a connection begin. Every other failure without a reason broke a connection.
+# How gRPC's messages for calls without a connection begin.
 NOT_CONNECTED = (
     "failed to connect to ",
     "connections to all backends failing",
@@ -197,11 +221,8 @@ def from_rpc_error(error: Any) -> SluiceError:
         elif detail.Is(error_details_pb2.RetryInfo.DESCRIPTOR):
             retry_after = seconds(error_details_pb2.RetryInfo.FromString(detail.value).retry_delay)
     message = error.details() or error.code().name
-    kind = _BY_REASON.get(reason) or _BY_STATUS.get(error.code(), ServerError)
-    if not reason and any(mark in message.lower() for mark in CONNECTION_LOST.get(error.code(), ())):
-        kind = Unavailable
-    if kind is Unavailable and not reason and message.lower().startswith(NOT_CONNECTED):
-        kind = Unreachable
+    kind = _BY_REASON.get(reason) if reason else _connection_error(error.code(), message.lower())
+    kind = kind or _BY_STATUS.get(error.code(), ServerError)
     return kind(
         message,
         reason=reason,
@@ -209,6 +230,16 @@ def from_rpc_error(error: Any) -> SluiceError:
         retry_after=retry_after,
         engine_deaths=int(deaths) if deaths.isdecimal() else 0,
     )
+
+
+def _connection_error(code: grpc.StatusCode, message: str) -> type[SluiceError] | None:
+    """The kind of an error of the connection itself; None for an answer of a server."""
+    marks = CONNECTION_LOST.get(code)
+    if marks is None:
+        return None
+    if HTTP_STATUS in message or message.startswith(NOT_CONNECTED):
+        return Unreachable
+    return ConnectionLost if any(mark in message for mark in marks) else None
 
 
 def _status(error: Any) -> status_pb2.Status:

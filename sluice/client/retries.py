@@ -6,6 +6,8 @@ import threading
 from sluice.client.errors import (
     AlreadyExists,
     Cancelled,
+    ConnectionLost,
+    DeadlineExceeded,
     LostEvents,
     Overloaded,
     SluiceError,
@@ -31,8 +33,8 @@ def is_router_failure(error: SluiceError) -> bool:
 
 
 def is_broken_connection(error: SluiceError) -> bool:
-    """Whether a connection that was established broke, so that its router existed and may have begun the request."""
-    return is_router_failure(error) and not error.reason and not isinstance(error, Unreachable)
+    """Whether a router existed and may have begun the request."""
+    return isinstance(error, (ConnectionLost, LostEvents, Cancelled)) and not error.reason
 
 
 class Retries:
@@ -64,6 +66,8 @@ class Retries:
         self._broken_at: float | None = None
         self._reported = False
         """Whether the present wait was reported."""
+        self._cause: SluiceError | None = None
+        """The latest failure that was retried, since the last progress."""
 
     def on_admitted(self) -> None:
         """A router accepted the request, so `resume_timeout` applies from now on."""
@@ -72,7 +76,8 @@ class Retries:
 
     def on_progress(self) -> None:
         """New tokens were received, so the next failure counts as the first."""
-        self._failures, self._broken_at, self.engine_deaths, self._reported = 0, None, 0, False
+        self._failures, self._broken_at, self._cause = 0, None, None
+        self.engine_deaths, self._reported = 0, False
 
     def elapsed(self, now: float) -> float:
         """Seconds since the start of the request."""
@@ -93,13 +98,14 @@ class Retries:
         if self._broken_at is None:
             self._broken_at = now
         if not self._is_retryable(error):
-            raise error
+            raise self._with_cause(error)
         # Each address is tried once before the first wait.
         if is_router_failure(error) and self._failures < self._addresses:
             return 0.0
         pause = self._pause(error)
         if error.reason in SERVER_GAVE_UP or now + pause > self._broken_at + self._limit(error):
             raise self._final(error, now - self._broken_at)
+        self._cause = error
         left = self.time_left(now)
         return pause if left is None else min(pause, left)
 
@@ -119,7 +125,12 @@ class Retries:
         if not isinstance(error, Unreachable) or not self._is_restarting(error) or self._failures <= self._addresses:
             return error
         # gRPC's message says only why the last attempt failed, as if there had never been a connection.
-        return Unavailable(f"the connection was lost, and no router has answered for {waited:.0f} s ({error.cause})")
+        return ConnectionLost(f"the connection was lost, and no router has answered for {waited:.0f} s ({error.cause})")
+
+    def _with_cause(self, error: SluiceError) -> SluiceError:
+        if not isinstance(error, DeadlineExceeded) or self._cause is None:
+            return error
+        return DeadlineExceeded(f"{error.message}; the call was retried because of: {self._cause.message}")
 
     def _is_retryable(self, error: SluiceError) -> bool:
         busy = isinstance(error, Overloaded) and error.retry_after is not None

@@ -32,7 +32,9 @@ MAX_IN_FLIGHT = 1024
 is full."""
 BATCH_IN_FLIGHT = 256
 """Requests of one `generate` call sent at a time."""
-OWN_OPTIONS = {"detokenizers", "observe"}
+RENAMED = {"detokenizers": "'num_postprocess_workers'"}
+"""What to write in place of options of `Ring` that have another name here."""
+OWN_OPTIONS = RENAMED.keys() | {"observe"}
 """Options of `Ring` that `create` sets itself."""
 MAX_ITERATIONS = 1000
 """Steps kept for `get_latest_iteration_stats`."""
@@ -94,11 +96,12 @@ class GenerationExecutor(RequestQueue, EngineReports):
         - `max_in_flight`: requests sent at a time; the rest wait in order.
         - `logits_processors`: functions by the name that requests use for them; `logits_processor_batched`: one more,
           named "batched". Functions that the engine cannot import run in this program, see docs/processors.md.
-        - `ring_options`: options of `sluice.launch.Ring`.
+        - `ring_options`: other options of `sluice.launch.Ring`, except `observe`.
 
         Raises CheckpointError, ValueError or TypeError for an invalid argument, RingError if the ring does not start.
         """
-        check_ring_options(ring_options, (RING_OPTIONS | signature(cls.create).parameters.keys()) - OWN_OPTIONS)
+        known = (RING_OPTIONS | signature(cls.create).parameters.keys()) - OWN_OPTIONS
+        check_ring_options(ring_options, known, RENAMED)
         callbacks = Callbacks()
         with ExitStack() as undo:
             undo.callback(callbacks.close)

@@ -1,7 +1,8 @@
 """The names of a ring's options, and where the settings of its services go."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import fields
+from types import MappingProxyType
 
 from sluice.launch.plan import Plan
 from sluice.ring.names import check_options
@@ -27,12 +28,17 @@ OTHER_LIBRARIES = {
 """What to write in place of options of vLLM or TensorRT-LLM."""
 
 
-def check_ring_options(given: Iterable[str], known: Collection[str]) -> None:
-    """Raises TypeError for a name that is not in `known`, with what to write in its place, such as a setting."""
+def check_ring_options(
+    given: Iterable[str], known: Collection[str], renamed: Mapping[str, str] = MappingProxyType({})
+) -> None:
+    """Raises TypeError for a name that is not in `known`, with what to write in its place, such as a setting.
+
+    `renamed`: what to write in place of further names.
+    """
     unknown = [name for name in given if name not in known]
     # The settings are only read for an error: describing them parses their sources.
     if unknown:
         settings = {
             name: f"{service}={{{name!r}: ...}}" for service, kind in SERVICES.items() for name in settings_of(kind)
         }
-        check_options(unknown, known, settings | OTHER_LIBRARIES)
+        check_options(unknown, known, {**settings, **OTHER_LIBRARIES, **renamed})

@@ -8,8 +8,9 @@ from typing import Any
 from sluice.settings.describe import settings_of
 from sluice.settings.process import ProcessSettings
 
-CREDENTIALS = re.compile(r"(?<=://)[^/@]*@")
+CREDENTIALS = re.compile(r"(?<=://)[^/]*@")
 """User and password in a URL. No other setting holds a secret: tokens and keys are in files."""
+QUERY = re.compile(r"(?<=://)([^?]*\?).*")
 
 
 def changed_settings(settings: ProcessSettings) -> dict[str, Any]:
@@ -29,9 +30,14 @@ def _default(field: Field[Any]) -> Any:
 def _loggable(value: Any) -> Any:
     match value:
         case str() | Path():
-            return CREDENTIALS.sub("…@", str(value))
+            return _masked(str(value))
         case tuple():
             return [_loggable(part) for part in value]
         case dict():
             return {name: _loggable(part) for name, part in value.items()}
     return value
+
+
+def _masked(text: str) -> str:
+    """The text without user, password and query, if it is a URL."""
+    return QUERY.sub(r"\1…", CREDENTIALS.sub("…@", text))

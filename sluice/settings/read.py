@@ -98,7 +98,7 @@ def split_assignment(text: str) -> tuple[str, str]:
     """Key and value of a text such as "engine.max_batch_size=64". Raises SettingsError."""
     key, sign, value = text.partition("=")
     if not sign:
-        raise SettingsError(f"{text}: must have the form SERVICE.NAME=VALUE, such as engine.max_batch_size=64")
+        raise SettingsError(f"{text}: must have the form [SERVICE.]NAME=VALUE, such as engine.max_batch_size=64")
     return key.strip(), value
 
 

@@ -60,8 +60,8 @@ def test_exit_and_quit_end_the_chat(sluice, script, command) -> None:
 def test_an_unknown_command_is_reported_and_a_path_is_a_message(sluice, script) -> None:
     result = sluice("chat", stdin="/clera\n/set temperature 0\n/etc/passwd\n")
     assert result.stderr == (
-        "error: unknown command /clera; /help lists the commands\n"
-        "error: unknown command /set; /help lists the commands\n"
+        "error: unknown command /clera; /help lists the commands. To send it, begin with a space\n"
+        "error: unknown command /set; /help lists the commands. To send it, begin with a space\n"
     )
     assert chats(script) == [[("user", "/etc/passwd")]]
 
@@ -72,13 +72,11 @@ def test_a_command_takes_no_arguments(sluice, script) -> None:
     assert chats(script) == []
 
 
-@pytest.mark.parametrize(
-    ("line", "message"), [("//clear it", "/clear it"), ("//help", "/help"), ("// a comment", "// a comment")]
-)
-def test_two_slashes_begin_a_message_with_one(sluice, script, line, message) -> None:
+@pytest.mark.parametrize("line", [" /clear it", " /help", "// a comment", "//TODO"])
+def test_a_message_may_begin_with_a_slash(sluice, script, line) -> None:
     assert sluice("chat", stdin=f"{line}\n").stderr == ""
-    assert chats(script) == [[("user", message)]]
+    assert chats(script) == [[("user", line)]]
 
 
 def test_help_says_how_to_send_a_slash(sluice) -> None:
-    assert "//text  send /text as a message" in sluice("chat", stdin="/help\n").stderr
+    assert "Begin a message that starts with such a word with a space." in sluice("chat", stdin="/help\n").stderr

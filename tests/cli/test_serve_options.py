@@ -100,7 +100,7 @@ def test_the_last_value_and_the_value_of_a_service_take_precedence(settings_by_r
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("engine.max_batch_size", "must have the form SERVICE.NAME=VALUE"),
+        ("engine.max_batch_size", "must have the form [SERVICE.]NAME=VALUE"),
         ("engine.max_batch_sise=8", "unknown setting engine.max_batch_sise; did you mean engine.max_batch_size?"),
         ("max_batch_sise=8", "unknown setting max_batch_sise; did you mean engine.max_batch_size?"),
         ("max_batch_size=0", "engine.max_batch_size: must be greater than or equal to 1 (got '0')"),

@@ -74,7 +74,7 @@ def test_a_stream_without_a_server_is_reported_once_and_ends_as_interrupted(slui
     assert result.exit_code == 1
     assert result.stdout.strip()
     waits, ends = result.stderr.splitlines()
-    assert waits == f"connection to {address} lost; waiting up to 1 s for a server (Ctrl-C ends)"
+    assert waits == f"no router at {address} accepts calls now; waiting up to 1 s (Ctrl-C ends)"
     assert ends.startswith(f"error: the call to {address} was interrupted: the connection was lost, and no router has ")
     assert ends.endswith("(Connection refused)")
 

@@ -9,6 +9,7 @@ from sluice import AsyncClient, Client, SluiceError
 from sluice.client import (
     AlreadyExists,
     Cancelled,
+    ConnectionLost,
     DeadlineExceeded,
     InvalidRequest,
     ModelNotFound,
@@ -18,6 +19,7 @@ from sluice.client import (
     Unavailable,
     Unreachable,
     Violation,
+    WrongServer,
 )
 from tests.fakes.failures import Failure, bad_request
 
@@ -84,6 +86,28 @@ def test_broken_details_do_not_hide_the_status(script, address) -> None:
     script.failure = Broken(grpc.StatusCode.UNAVAILABLE, "router lost")
     with Client(address, resume_timeout=0) as client, pytest.raises(Unavailable, match="router lost"):
         client.generate("x")
+
+
+@pytest.mark.parametrize(
+    ("code", "message", "kind"),
+    [
+        (grpc.StatusCode.UNAVAILABLE, "Socket closed", ConnectionLost),
+        (grpc.StatusCode.UNAVAILABLE, "recvmsg:Connection reset by peer", ConnectionLost),
+        (grpc.StatusCode.UNKNOWN, "Stream removed", ConnectionLost),
+        (grpc.StatusCode.INTERNAL, "Received RST_STREAM with error code 2", ConnectionLost),
+        (grpc.StatusCode.UNAVAILABLE, "no healthy upstream", Unavailable),
+        (grpc.StatusCode.UNAVAILABLE, "Getting metadata from plugin failed with error: no token", Unavailable),
+        (grpc.StatusCode.UNAVAILABLE, "Received http2 header with status: 503", WrongServer),
+        (grpc.StatusCode.INTERNAL, "Received http2 header with status: 400", WrongServer),
+        (grpc.StatusCode.UNAVAILABLE, "DNS resolution failed for x:1", Unreachable),
+        (grpc.StatusCode.INTERNAL, "the model failed", ServerError),
+    ],
+)
+def test_errors_of_connections_are_distinguished_from_answers(script, address, code, message, kind) -> None:
+    script.failure = Failure(code, message)
+    with Client(address, resume_timeout=0) as client, pytest.raises(SluiceError) as caught:
+        client.generate("x")
+    assert type(caught.value) is kind
 
 
 async def test_no_server() -> None:

@@ -7,6 +7,8 @@ import pytest
 from sluice.client import (
     AlreadyExists,
     Cancelled,
+    ConnectionLost,
+    DeadlineExceeded,
     InvalidRequest,
     LostEvents,
     Overloaded,
@@ -17,7 +19,7 @@ from sluice.client import (
 )
 from sluice.client.retries import LONGEST_PAUSE_SECONDS, Retries
 
-LOST = Unavailable("it broke")
+LOST = ConnectionLost("it broke")
 REFUSED = Unreachable("nothing listens there")
 
 
@@ -145,6 +147,26 @@ def test_a_connection_that_broke_is_worth_waiting_for(broken) -> None:
         assert retry == 0.0 or without_resume.on_failure(broken, 100.0) > 0
         with pytest.raises(SluiceError):
             without_resume.on_failure(broken, ends)
+
+
+def test_an_error_of_a_proxy_is_not_worth_waiting_for() -> None:
+    """No connection to a router was established, unless one has answered before."""
+    no_backend = Unavailable("no healthy upstream")
+    with pytest.raises(Unavailable):
+        new_retries(resume=10.0).on_failure(no_backend, 100.0)
+    answered = threading.Event()
+    answered.set()
+    assert Retries(1, None, 0.0, 10.0, 100.0, answered).on_failure(no_backend, 100.0) > 0
+
+
+def test_a_timeout_during_retries_names_their_cause() -> None:
+    retries = new_retries(timeout=5.0)
+    retries.on_failure(LOST, 104.0)
+    with pytest.raises(DeadlineExceeded, match=r"^late; the call was retried because of: it broke$"):
+        retries.on_failure(DeadlineExceeded("late"), 105.0)
+    retries.on_progress()
+    with pytest.raises(DeadlineExceeded, match=r"^late$"):
+        retries.on_failure(DeadlineExceeded("late"), 105.0)
 
 
 def test_a_long_wait_for_a_router_is_reported_once() -> None:

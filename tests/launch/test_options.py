@@ -37,5 +37,7 @@ def test_options_of_an_executor_are_known():
         LLM(max_batch_siz=2)
     with pytest.raises(TypeError, match=r"unknown option 'max_model_len'$"):
         LLM(max_model_len=99)
+    with pytest.raises(TypeError, match="unknown option 'detokenizers'; did you mean 'num_postprocess_workers'"):
+        LLM(detokenizers=2)
     with pytest.raises(TypeError, match="unknown option 'observe'"):
         LLM(observe=print)

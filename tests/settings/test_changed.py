@@ -33,5 +33,7 @@ def test_settings_that_only_a_launcher_passes_are_omitted() -> None:
 def test_credentials_in_a_url_are_omitted() -> None:
     settings = RouterSettings(model="m", id="r", otlp_endpoint="http://me:secret@collector:4317")
     assert changed_settings(settings)["otlp_endpoint"] == "http://…@collector:4317"
+    settings = RouterSettings(model="m", id="r", otlp_endpoint="https://me:se@cret@collector:4317?key=secret")
+    assert changed_settings(settings)["otlp_endpoint"] == "https://…@collector:4317?…"
     settings = RouterSettings(model="m", id="r", otlp_endpoint="http://collector:4317")
     assert changed_settings(settings)["otlp_endpoint"] == "http://collector:4317"
