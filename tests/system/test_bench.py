@@ -25,4 +25,4 @@ def test_the_results_describe_the_requests(ring, tmp_path) -> None:
     assert 0 < result["median_ttft_ms"] < result["median_e2el_ms"]
     assert result["median_itl_ms"] > 0
     assert result["max_concurrent_requests"] <= 4
-    assert "tiny: 12 requests in" in shown.stdout
+    assert f"tiny at {ring.address}: 12 requests in" in shown.stdout

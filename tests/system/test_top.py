@@ -33,4 +33,4 @@ async def test_the_screen_shows_services_and_requests(client):
         assert column("detokenizers") == ["detok-0", "detok-1"]
         assert column("routers", 1) == ["serving"]
         row = column("requests").index("seen-by-top")
-        assert [column("requests", i)[row] for i in (1, 2, 6)] == ["length", "search", "4"]
+        assert [column("requests", i)[row] for i in (1, 2, 7)] == ["length", "search", "4"]
