@@ -11,11 +11,10 @@ from engine_worker.attention.cpu import CpuAttention
 from engine_worker.attention.paged import TRITON, Kernel, PagedAttention, Store, triton_store
 from engine_worker.attention.reference import ReferenceAttention
 from engine_worker.attention.trial import verify_backend, verify_captured, verify_store
+from sluice.settings.backend import SMALLEST_BLOCK
 
 KERNELS: tuple[Kernel, ...] = (*flash.KERNELS, TRITON)
 """In order of preference."""
-# Small blocks waste little memory at a sequence's end, and let requests share more of a common prefix.
-TOKENS_PER_BLOCK = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +34,7 @@ def choose(setting: str, site: Site) -> ChosenBackend:
 
     Raises ValueError, with the reason, if the backend named by the setting cannot run, and for half precision on a CPU.
     """
-    size = site.tokens_per_block or TOKENS_PER_BLOCK
+    size = site.tokens_per_block or SMALLEST_BLOCK
     if setting == "reference":
         return ChosenBackend(ReferenceAttention(site.heads), "selected by the setting", size)
     if setting == "cpu" and site.capability is not None:
@@ -123,7 +122,7 @@ def _alternative(kernel: Kernel) -> str:
 def _block_size(kernel: Kernel, site: Site) -> int:
     """Tokens per block with this kernel. Raises RefusedError if the kernel does not support this site."""
     multiple = kernel.tokens_per_block
-    size = site.tokens_per_block or max(multiple, TOKENS_PER_BLOCK)
+    size = site.tokens_per_block or max(multiple, SMALLEST_BLOCK)
     if site.capability is None:
         reason = "it needs a CUDA device"
     elif site.capability[0] not in kernel.majors:

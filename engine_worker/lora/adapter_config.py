@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from sluice.ring.peft import CONFIG, DESCRIPTIONS
 from sluice.ring.tensor_file import INVALID_JSON
 
-CONFIG = "adapter_config.json"
 MAX_PATTERN = 4096
 """Entries of rank_pattern and of alpha_pattern."""
 PLAIN_KEY = re.compile(r"(?P<name>\^?[\w.]{1,256})\$?", re.ASCII)
@@ -17,14 +17,8 @@ PLAIN_KEY = re.compile(r"(?P<name>\^?[\w.]{1,256})\$?", re.ASCII)
 expression."""
 NEUTRAL_INITS = ("gaussian", "eva", "orthogonal", "true", "false")
 """Values of init_lora_weights that do not change the base weights."""
-WITHOUT_EFFECT = frozenset(
+WITHOUT_EFFECT = DESCRIPTIONS | frozenset(
     [
-        "task_type",
-        "auto_mapping",
-        "peft_version",
-        "base_model_name_or_path",
-        "revision",
-        "inference_mode",
         "target_modules",
         "exclude_modules",
         "lora_dropout",

@@ -15,7 +15,7 @@ import msgspec
 import torch
 
 from engine_worker.layers.adapters import Target
-from engine_worker.lora.adapter_config import CONFIG, AdapterError
+from engine_worker.lora.adapter_config import AdapterError
 from engine_worker.lora.checkpoint import AdapterWeights, read_adapter, read_files
 from engine_worker.lora.host import HostAdapters
 from engine_worker.lora.loading import Loaded, Loading
@@ -23,6 +23,7 @@ from engine_worker.lora.uploads import WaitingUploads
 from engine_worker.protocol import HostUsage
 from sluice.ring.adapters import Adapter, AdapterFiles, join_parts
 from sluice.ring.errors import ErrorCode, Fault
+from sluice.ring.peft import CONFIG
 from sluice.settings.engine import LoraOptions
 
 MAX_LOADING = 64

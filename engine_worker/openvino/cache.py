@@ -11,9 +11,6 @@ from numpy.typing import NDArray
 from engine_worker.step import Move, MoveKind
 from sluice.settings.backend import OPENVINO_BLOCK
 
-TOKENS_PER_BLOCK = OPENVINO_BLOCK
-"""The only block size that the CPU plugin supports."""
-
 
 class BlockShape:
     """Shape and bytes of one block in each cache tensor. Blocks are copied as opaque bytes, since quantized blocks
@@ -35,7 +32,7 @@ class BlockCache:
     def __init__(self, block: BlockShape, num_blocks: int, num_host_blocks: int = 0) -> None:
         self.num_blocks = num_blocks
         self.num_host_blocks = num_host_blocks
-        self.tokens_per_block = TOKENS_PER_BLOCK
+        self.tokens_per_block = OPENVINO_BLOCK
         self.nbytes = block.nbytes * num_blocks
         self.spare = num_blocks
         """Number of the padding sequence's block."""

@@ -13,7 +13,7 @@ from engine_worker.layers.shard import UNSHARDED, Place
 from engine_worker.models.config import DecoderConfig, NotNativeError, narrow_windows, widest_window
 from engine_worker.models.decoder import CausalLM
 from engine_worker.models.registry import model_class
-from engine_worker.openvino.cache import TOKENS_PER_BLOCK, BlockCache, BlockShape
+from engine_worker.openvino.cache import BlockCache, BlockShape
 from engine_worker.openvino.compiled import cache_shapes, compile_decoder, has_bfloat16
 from engine_worker.openvino.forward import OpenVinoForward
 from engine_worker.openvino.precision import Precision
@@ -28,6 +28,7 @@ from engine_worker.runner.vision import load_images
 from engine_worker.runner.weights import Progress, fill_weights
 from engine_worker.step import Slice
 from sluice.ring.checkpoint import Checkpoint
+from sluice.settings.backend import OPENVINO_BLOCK
 
 VERSION = "2026.4."
 """Prefix of the supported versions: the inputs of the paged attention operation change between versions."""
@@ -75,7 +76,7 @@ def load_openvino(
     """See `engine_worker.backend.load_runner`. Raises RefusedError before the weights are read."""
     if not ov.__version__.startswith(VERSION):
         raise RefusedError(f"openvino {ov.__version__} is installed, but {VERSION}x is required")
-    config = replace(share_of_rank(config, CPU), tokens_per_block=TOKENS_PER_BLOCK)
+    config = replace(share_of_rank(config, CPU), tokens_per_block=OPENVINO_BLOCK)
     torch.set_num_threads(config.threads)
     tested = [_tested(checkpoint, config)]
     if draft is not None:

@@ -11,7 +11,7 @@ from engine_worker.attention.reference import ReferenceAttention
 from engine_worker.layers.shard import UNSHARDED, Place
 from engine_worker.models.config import DecoderConfig
 from engine_worker.models.decoder import CausalLM
-from engine_worker.openvino.cache import TOKENS_PER_BLOCK, BlockCache, BlockShape
+from engine_worker.openvino.cache import BlockCache, BlockShape
 from engine_worker.openvino.compiled import cache_shapes, compile_decoder, fused_rotations
 from engine_worker.openvino.forward import OpenVinoForward
 from engine_worker.openvino.precision import Precision
@@ -23,6 +23,7 @@ from engine_worker.runner.torch_forward import TorchForward
 from engine_worker.runner.weights import random_weights
 from engine_worker.step import Draw, Slice
 from sluice.ring.params import SamplingParams
+from sluice.settings.backend import OPENVINO_BLOCK
 
 TOLERANCE = {"float32": 1e-4, "float16": 1e-2, "bfloat16": 0.1, "u8": 0.1}
 """Largest allowed error of a logit, relative to the largest logit, for each type of the KV cache."""
@@ -70,7 +71,7 @@ def verify(config: DecoderConfig, precision: Precision, threads: int) -> str:
     random_weights(model.targets(), 0, 0.1, lambda *_: None)
     model.freeze()
     heads = config.heads
-    sizes = (config.num_layers, BLOCKS, TOKENS_PER_BLOCK, heads.num_kv_heads, heads.head_dim)
+    sizes = (config.num_layers, BLOCKS, OPENVINO_BLOCK, heads.num_kv_heads, heads.head_dim)
     reference = TorchForward(model, KVCache(*sizes, torch.float32, CPU), backend, CPU)
     store = ConstantStore()
     compiled = compile_decoder(model, precision, threads, store)

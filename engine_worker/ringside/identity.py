@@ -90,11 +90,11 @@ def terms_of(settings: EngineSettings, checkpoint: Checkpoint, runner: Runner) -
 def why_context_is_limited(settings: EngineSettings, checkpoint: Checkpoint, terms: Terms) -> str | None:
     """The reason why a sequence may have fewer tokens than the model's context, with the setting to raise; None if it
     may have as many."""
-    held, wanted = terms.max_sequence_tokens, checkpoint.max_context_tokens
-    if held >= wanted:
+    limit, context = terms.max_sequence_tokens, checkpoint.max_context_tokens
+    if limit >= context:
         return None
     setting = "kv_memory_fraction" if settings.kv_cache_tokens is None else "kv_cache_tokens"
     return (
-        f"the KV cache holds {held} tokens, fewer than the model's context of {wanted}: longer requests are refused; "
+        f"the KV cache holds {limit} tokens, fewer than the model's context of {context}: longer requests are refused; "
         f"raise {setting} to allow them"
     )

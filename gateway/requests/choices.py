@@ -11,7 +11,7 @@ NAME = re.compile(r"\w+(?=[.\[]|$)")
 
 
 def choices_at(kind: type[msgspec.Struct], place: str) -> list[str]:
-    """The values of the Literal at `place` in a body of the type `kind`; empty if there is none."""
+    """The values that the Literal at `place` allows, in a body of the type `kind`; empty if no Literal is there."""
     types: list[Type] = [type_info(kind)]
     for name in NAME.findall(re.sub(r"\[[^\]]*\]", "", place)):
         structs = [each for each in _parts(types) if isinstance(each, StructType)]

@@ -13,23 +13,17 @@ from msgspec import Meta
 
 from router.errors import RequestError, Violation, shown
 from sluice.ring.adapters import MAX_CONFIG_BYTES
+from sluice.ring.peft import CONFIG, DESCRIPTIONS, PICKLE, WEIGHTS
 from sluice.ring.tables import MAX_TABLE_BYTES
 from sluice.ring.tensor_file import INVALID_JSON, LENGTH_BYTES, TensorFileError, decode, split
 from sluice.v1 import generation_pb2 as pb
 
-CONFIG, WEIGHTS, PICKLE = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"
 MAX_HEADER_BYTES = 1 << 16
 MAX_WEIGHTS_BYTES = MAX_TABLE_BYTES + MAX_HEADER_BYTES + LENGTH_BYTES
 TENSOR = "prompt_embeddings"
 DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-WITHOUT_EFFECT = frozenset(
+WITHOUT_EFFECT = DESCRIPTIONS | frozenset(
     [
-        "task_type",
-        "auto_mapping",
-        "peft_version",
-        "base_model_name_or_path",
-        "revision",
-        "inference_mode",
         "num_attention_heads",
         "num_layers",
         "prompt_tuning_init",

@@ -13,9 +13,9 @@ from grpc import aio
 from sluice.client.connection import Router
 from sluice.client.each_router import Listing, each_result, failed, of_unloads
 from sluice.client.errors import SluiceError
+from sluice.ring.peft import CONFIG, WEIGHTS
 from sluice.v1 import admin_pb2 as pb
 
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 MAX_CONFIG_BYTES = 1 << 20
 PART_BYTES = 1 << 20
 """Bytes in one message of an upload, which limits what the client holds in memory."""

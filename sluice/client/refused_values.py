@@ -28,7 +28,7 @@ KINDS = {
     FieldDescriptor.CPPTYPE_BOOL: _Kind(SupportsIndex, "a bool", "bools"),
     FieldDescriptor.CPPTYPE_DOUBLE: NUMBER,
     FieldDescriptor.CPPTYPE_FLOAT: NUMBER,
-    # By name, in any type: a value that is none of them is protobuf's ValueError, which names it.
+    # Any value becomes a name; for an unknown one, protobuf raises a ValueError with the name.
     FieldDescriptor.CPPTYPE_ENUM: _Kind(object, "a name", "names"),
 }
 """By type of a field. All others are integers, bytes or messages."""

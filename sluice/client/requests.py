@@ -110,7 +110,9 @@ def _set_prompt(spec: pb.GenerationSpec, prompt: Prompt) -> None:
     if prompt and isinstance(prompt[0], Mapping):
         _assign(spec, "chat", {"messages": list(map(_message, prompt))}, "spec.chat")
     elif prompt and isinstance(prompt[0], Sequence):
-        several = "sluice.executor.GenerationExecutor.generate takes a list of prompts, AsyncClient runs calls at once"
+        several = (
+            "sluice.executor.GenerationExecutor.generate takes a list of prompts, AsyncClient runs calls concurrently"
+        )
         raise TypeError(f"a call takes one prompt (got a list of {len(prompt)}); {several}")
     else:
         _assign(spec, "token_ids", {"ids": list(prompt)}, "spec.token_ids")

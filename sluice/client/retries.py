@@ -67,7 +67,7 @@ class Retries:
         self._reported = False
         """Whether the present wait was reported."""
         self._cause: SluiceError | None = None
-        """The latest failure that was retried, since the last progress."""
+        """The latest failure after which the call waited, since the last progress."""
 
     def on_admitted(self) -> None:
         """A router accepted the request, so `resume_timeout` applies from now on."""

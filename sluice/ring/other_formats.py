@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+from sluice.ring.peft import CONFIG
+
 CONVERT = (
     'python -c "from transformers import AutoModelForCausalLM as M, AutoTokenizer as T; '
     "[each.from_pretrained('{source}').save_pretrained('OUT') for each in (M, T)]\""
@@ -63,7 +65,7 @@ def why_incomplete(folder: Path, missing: str) -> str:
     slow = [name for name in SLOW_TOKENIZERS if (folder / name).is_file()]
     if missing == "tokenizer.json" and slow:
         return f"{folder} has {slow[0]} but no tokenizer.json. To create it: {CONVERT.format(source=folder)}"
-    if (folder / "adapter_config.json").is_file():
+    if (folder / CONFIG).is_file():
         return f"{folder} is a LoRA adapter: serve its base model, and load the adapter into it (docs/lora.md)"
     return f"{folder} is not a checkpoint: it has no {missing}"
 

@@ -10,13 +10,13 @@ from typing import Any
 from weakref import finalize
 
 from sluice.executor import LoRARequest
+from sluice.ring.peft import CONFIG, WEIGHTS
 from sluice.trtllm.errors import OptionError
 from sluice.trtllm.lora import PeftFiles, to_peft
 from sluice.trtllm.model_inputs import LoraConfig
 
 log = logging.getLogger("sluice.trtllm")
 
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 THEIR_CONFIG, THEIR_WEIGHTS = "model.lora_config.npy", "model.lora_weights.npy"
 
 

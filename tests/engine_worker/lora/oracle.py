@@ -10,9 +10,8 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM
 
-from engine_worker.lora.adapter_config import CONFIG
-from engine_worker.lora.checkpoint import WEIGHTS
 from sluice.ring.adapters import Adapter, AdapterFiles
+from sluice.ring.peft import CONFIG, WEIGHTS
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 MLP = ("gate_proj", "up_proj", "down_proj")
