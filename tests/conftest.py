@@ -7,6 +7,7 @@ import pytest
 import structlog
 from hypothesis import settings
 
+from bench.harness import real_model as smollm2
 from tests import examples
 
 # While modules are imported, garbage collections would take almost half of the time. Enabled again below.
@@ -61,3 +62,12 @@ def pytest_collection_finish() -> None:
     """Exclude imported modules from garbage collection: they stay alive anyway."""
     gc.freeze()
     gc.enable()
+
+
+@pytest.fixture(scope="session")
+def real_model() -> Path:
+    """SmolLM2-135M-Instruct in bfloat16, a model of real size with a chat template."""
+    try:
+        return smollm2.real_model()
+    except smollm2.UnavailableError as error:
+        pytest.skip(str(error))
