@@ -137,6 +137,11 @@ class Runner(Protocol):
     """Data type of the computation, such as "float32"."""
     choices: dict[str, str]
     """What was chosen at start-up, for the log: device, dtype, attention, …"""
+    exact: bool
+    """Whether the bits of a token's logits depend only on its own sequence and on how many of the sequence's tokens
+    are computed with it: not on the rest of the step."""
+    separates: bool
+    """Whether slices may be `separate`."""
     overlap: bool
     """Whether `launch` returns before the step is computed, so that the next one can be planned meanwhile."""
     draft_context: int | None

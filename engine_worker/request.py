@@ -5,6 +5,7 @@ from math import inf
 
 from engine_worker.beams import BeamSearch
 from engine_worker.positions import Positions
+from engine_worker.recompute import Recompute
 from engine_worker.sequence import Sequence, State
 from engine_worker.speculative.lookup import Lookup
 from engine_worker.speculative.proposals import Proposals
@@ -34,14 +35,17 @@ class Request:
         max_drafts: int = 0,
         virtual: VirtualTokens | None = None,
         positions: Positions | None = None,
+        recompute: Recompute | None = None,
     ) -> None:
         """`root`: parent hash of the first block. `number`: arrival number. `aging_seconds`: see `place_in_line`.
         `programs`: from `Runner.programs`; None: the request needs none. `max_drafts`: limit on draft tokens per
-        sequence and step. `virtual`: ids of its tables and images. `positions`: see `Slice`."""
+        sequence and step. `virtual`: ids of its tables and images. `positions`: see `Slice`.
+        `recompute`: None: generated tokens are computed again like those of the prompt."""
         self.spec = spec
         self.root = root
         self.virtual = virtual
         self.positions = positions
+        self.recompute = recompute
         self.num_prompt = len(spec.prompt)
         self.max_tokens = self.num_prompt + spec.stopping.max_tokens
         """Limit on prompt plus output of a sequence."""

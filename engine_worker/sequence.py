@@ -114,10 +114,29 @@ class Sequence:
         return self.num_computed + self.num_inflight
 
     @property
+    def num_alike(self) -> int:
+        """Pending tokens that one slice may contain: all of them or, with `Request.recompute`, those of the prompt and
+        afterwards that many generated ones."""
+        recompute = self.request.recompute
+        if recompute is None:
+            return self.num_pending
+        rest = self.request.num_prompt - self.num_scheduled
+        return min(self.num_pending, rest if rest > 0 else recompute.tokens)
+
+    @property
+    def num_recompute_steps(self) -> int:
+        """Steps that its pending generated tokens take, at least, after those of its prompt."""
+        recompute = self.request.recompute
+        if recompute is None:
+            return 0
+        return -(-(self.num_tokens - max(self.num_scheduled, self.request.num_prompt)) // recompute.tokens)
+
+    @property
     def num_ready(self) -> int:
-        """Pending tokens that may be computed: all of them, unless the attention window limits its blocks or the room
-        for tensors its rows."""
-        return min(self.num_tokens, self.num_placed, self.allowed) - self.num_computed - self.num_inflight
+        """Pending tokens that its next slice may contain: `num_alike`, unless the attention window limits its blocks or
+        the room for tensors its rows."""
+        ready = min(self.num_tokens, self.num_placed, self.allowed) - self.num_computed - self.num_inflight
+        return min(ready, self.num_alike)
 
     @property
     def first_unsent(self) -> int:

@@ -141,6 +141,8 @@ class Slice(msgspec.Struct, frozen=True, gc=False):
     """Table rows and images for ids beyond the vocabulary; None: `tokens` has no such ids."""
     positions: Positions | None = None
     """Positions for the rotary embedding; None: the tokens' indexes."""
+    separate: bool = False
+    """Compute each token with the same bits as in a step that computes no other token of its sequence."""
 
     @property
     def rows(self) -> list[range]:

@@ -74,6 +74,7 @@ class ScriptedRunner:
     adapters = None
     window: int | None = None
     dtype = "none"
+    exact = separates = False
     overlap = False
     draft_context: int | None = None
     called = returned = 0.0

@@ -22,6 +22,7 @@ from engine_worker.hooks import Hooks, Report
 from engine_worker.kvcache.cache import KvCacheManager
 from engine_worker.lora.pages import AdapterPages
 from engine_worker.protocol import Runner
+from engine_worker.recompute import choose_recompute
 from engine_worker.scheduling.build import build_scheduler
 from engine_worker.scheduling.context import SchedulerContext
 from engine_worker.scheduling.simple import InFlightError, Schedule
@@ -72,6 +73,7 @@ class Engine:
             # Other policies reserve the blocks that a sequence may need until it ends, without counting forks.
             beams=batching.capacity_scheduler_policy == "max_utilization" and batching.scheduler is None,
             chunked=batching.chunked_context,
+            recompute=choose_recompute(batching.recompute, runner),
         )
         # A sequence can have one promised token, so at most one step may be in flight while the next is planned.
         self._max_in_flight = 1 if runner.overlap else 0

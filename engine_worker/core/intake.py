@@ -15,6 +15,7 @@ from engine_worker.hooks import Stop
 from engine_worker.kvcache.pool import Geometry
 from engine_worker.positions import Positions, SplitImageError
 from engine_worker.protocol import Preparation, Runner
+from engine_worker.recompute import Recompute
 from engine_worker.request import Request
 from engine_worker.sequence import State
 from engine_worker.speculative.proposals import proposals_problem
@@ -120,10 +121,11 @@ class Intake:
         *,
         beams: bool = True,
         chunked: bool = True,
+        recompute: Recompute | None = None,
     ) -> None:
         """`prepare`, `programs`: see `Runner`. `aging_seconds`: time in which a waiting request gains one priority
         class; 0: never. `beams`: whether the scheduler supports beam search. `chunked`: whether a prompt may be
-        computed in several steps."""
+        computed in several steps. `recompute`: see `Request`."""
         self.unknown_stops = 0
         """Stops since the start that matched no live request or sequence."""
         self.quarantine = Quarantine(live)
@@ -135,6 +137,7 @@ class Intake:
         self._aging_seconds = aging_seconds
         self._beams = beams
         self._chunked = chunked
+        self._recompute = recompute
         self._arrivals = 0
 
     @property
@@ -169,7 +172,18 @@ class Intake:
         root = root_hash(self._terms.fingerprint, *spec.domain)
         programs, drafts = self._programs(spec), self._terms.drafts(spec)
         virtual = VirtualTokens.of(self._terms.vocab_size, spec.tables)
-        request = Request(spec, root, self._arrivals, now, self._aging_seconds, programs, drafts, virtual, positions)
+        request = Request(
+            spec,
+            root,
+            self._arrivals,
+            now,
+            self._aging_seconds,
+            programs,
+            drafts,
+            virtual,
+            positions,
+            self._recompute,
+        )
         if preparation is not None:
             self._preparing[request] = preparation
         # `alone`: an engine died while it ran this request.

@@ -272,16 +272,28 @@ def _slice(
     virtual, adapter = sequence.request.virtual, sequence.adapter
     if virtual is not None and not virtual.occur(tokens):
         virtual = None
-    draws = tuple(map(draw_after, samplers))
-    return Slice(tokens, start, sequence.blocks, draws, scored=scored, kept=kept, adapter=adapter, virtual=virtual)
+    draws, recompute = tuple(map(draw_after, samplers)), sequence.request.recompute
+    separate = recompute is not None and recompute.separate and start >= sequence.request.num_prompt
+    return Slice(
+        tokens,
+        start,
+        sequence.blocks,
+        draws,
+        separate=separate,
+        scored=scored,
+        kept=kept,
+        adapter=adapter,
+        virtual=virtual,
+    )
 
 
 def _drafted_slice(sequence: Sequence, drafts: abc.Sequence[int]) -> Slice:
     """The slice of its newest token, which is known, and of the draft tokens after it."""
     start = sequence.num_computed
     draws = tuple(draw_after(sequence, drafts[:count]) for count in range(len(drafts) + 1))
-    tokens, adapter = (sequence.output[-1], *drafts), sequence.adapter
-    return Slice(tokens, start, sequence.blocks, draws, drafts=len(drafts), adapter=adapter)
+    tokens, recompute = (sequence.output[-1], *drafts), sequence.request.recompute
+    separate = recompute is not None and recompute.separate
+    return Slice(tokens, start, sequence.blocks, draws, drafts=len(drafts), separate=separate, adapter=sequence.adapter)
 
 
 def draw_after(sequence: Sequence, drafted: abc.Sequence[int] = ()) -> Draw:

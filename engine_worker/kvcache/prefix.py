@@ -8,6 +8,8 @@ from engine_worker.kvcache.tiers import Tiers
 from engine_worker.sequence import Content, Sequence, State
 from sluice.ring.hashing import block_hash
 
+GENERATED = b"generated"
+"""Begins the key of a block with generated tokens; the number of its prompt tokens follows."""
 UNUSED = 0
 """Entry of a block table that is never read; any valid block number would do."""
 
@@ -54,7 +56,10 @@ class PrefixFinder:
         if source is not None and not sequence.chain:
             # Siblings share the prompt, so its blocks need not be hashed again.
             sequence.chain = source.chain[: num_prompt // size]
-        matched = self._collect(sequence, self._candidates(sequence))
+        matched = self._collect(sequence, self._candidates(sequence, self.usable_blocks(sequence)))
+        if sequence.request.recompute is not None and 0 < matched.num_computed == num_prompt - 1:
+            # The prompt's last token, computed alone, would get the shape of a generated one, and other bits.
+            matched = self._collect(sequence, self._candidates(sequence, len(matched.blocks) - 1))
         if source is not None and matched.num_computed < num_prompt <= sequence.num_reusable:
             return self.fork(source, num_prompt)
         return matched
@@ -86,10 +91,9 @@ class PrefixFinder:
         """Full blocks that the sequence could use if they were cached."""
         return sequence.num_reusable // self._geometry.tokens_per_block if self.reuse else 0
 
-    def _candidates(self, sequence: Sequence) -> range:
-        """Indexes of the blocks to look up: all usable ones or, with a window, those of the last fully cached
+    def _candidates(self, sequence: Sequence, usable: int) -> range:
+        """Indexes of the blocks to look up: the first `usable` ones or, with a window, those of the last fully cached
         window."""
-        usable = self.usable_blocks(sequence)
         if self._geometry.window is None:
             return range(usable)
         first_needed, size = self._geometry.first_needed, self._geometry.tokens_per_block
@@ -151,7 +155,10 @@ class PrefixFinder:
             start = len(chain) * size
             tokens = tuple(sequence.tokens_between(start, start + size))
             parent = chain[-1].hash if chain else sequence.request.root
-            virtual = sequence.request.virtual
-            key = b"" if virtual is None else virtual.key(start, tokens)
+            request = sequence.request
+            key = b"" if request.virtual is None else request.virtual.key(start, tokens)
+            if request.recompute is not None and start + size > request.num_prompt:
+                # As tokens of a prompt, the generated ones would have other bits.
+                key += GENERATED + max(0, request.num_prompt - start).to_bytes(4, "little")
             chain.append(Content(block_hash(parent, tokens, key), tokens))
         return chain[index]

@@ -58,7 +58,7 @@ def prepared_step(
     A step of fewer than `smallest` sequences with one token each is padded with one more sequence, in block `spare`.
     """
     virtual = table_rows(slices)
-    if len(slices) < smallest and all(len(part.tokens) == 1 for part in slices):
+    if len(slices) < smallest and _all_single(slices) and sum(len(part.tokens) for part in slices) < smallest:
         # The padding sequence's logits are not read.
         slices = [*slices, Slice([0] * PADDING, 0, [spare])]
     # Lists, and few calls per slice: for the few numbers of a typical step, lists are faster than arrays.
@@ -75,22 +75,24 @@ def prepared_step(
     longest = PADDING
     for part in slices:
         start, count = part.start, len(part.tokens)
-        # For attention, a sequence starts at the first block that it gets; positions count from the sequence's start.
-        skipped = 0 if window is None else max(start - window + 1, 0) // tokens_per_block
-        length = start + count - skipped * tokens_per_block
         token_ids += part.tokens
         end = len(token_ids)
         positions += range(start, start + count)
-        past.append(length - count)
-        starts.append(end)
-        blocks += part.block_table[skipped : skipped - (-length // tokens_per_block)]
-        blocks_start.append(len(blocks))
-        if length > longest:
-            longest = length
-        if part.drafts:
+        # For attention, separate tokens are sequences with the same blocks. It writes all keys and values before it
+        # reads any, so that each token finds those before it.
+        size = 1 if part.separate else count
+        for first in range(start, start + count, size):
+            # A sequence starts at the first block that it gets; positions count from the sequence's start.
+            skipped = 0 if window is None else max(first - window + 1, 0) // tokens_per_block
+            length = first + size - skipped * tokens_per_block
+            past.append(length - size)
+            starts.append(starts[-1] + size)
+            blocks += part.block_table[skipped : skipped - (-length // tokens_per_block)]
+            blocks_start.append(len(blocks))
+            if length > longest:
+                longest = length
+        if part.draws:
             rows += range(end - 1 - part.drafts, end)
-        elif part.draws:
-            rows.append(end - 1)
         if part.kept or part.scored is not None:
             kept += [end - count + index for indexes in part.rows for index in indexes]
         if part.follows is not None:
@@ -106,6 +108,11 @@ def prepared_step(
     lists: list[Any] = [token_ids, rotary, past, starts, blocks, blocks_start, longest, rows, kept or NO_IDS]
     lists += [virtual_tokens, virtual_rows]
     return PreparedStep(lists, num_rows, len(kept), tokens, draws)
+
+
+def _all_single(slices: Sequence[Slice]) -> bool:
+    """Whether each sequence has one token for attention."""
+    return all(part.separate or len(part.tokens) == 1 for part in slices)
 
 
 def _by_axes(slices: Sequence[Slice], positions: list[int]) -> NDArray[np.int64]:

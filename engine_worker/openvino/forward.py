@@ -28,6 +28,7 @@ class OpenVinoForward:
     """See `engine_worker.runner.forward.Forward`."""
 
     attention = "openvino"
+    exact = True
     device = torch.device("cpu")
 
     def __init__(
@@ -38,8 +39,12 @@ class OpenVinoForward:
         dtype: str,
         threads: int,
         output_layers: tuple[int, ...] = (),
+        *,
+        separates: bool = True,
     ) -> None:
-        """`output_layers` must be those that the decoder was compiled with."""
+        """`output_layers` must be those that the decoder was compiled with. `separates`: False if the keys of a block
+        are quantized together, so that their values depend on the steps that wrote them."""
+        self.separates = separates
         self.cache = cache
         self.dtype = dtype
         self.window = widest_window(config.windows)

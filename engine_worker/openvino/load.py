@@ -63,7 +63,16 @@ class Compiled(NamedTuple):
         return BlockShape(cache_shapes(self.decoder, self.shape))
 
     def forward(self, cache: BlockCache, threads: int) -> OpenVinoForward:
-        return OpenVinoForward(self.decoder, self.shape, cache, str(self.precision), threads, self.output_layers)
+        precision = self.precision
+        return OpenVinoForward(
+            self.decoder,
+            self.shape,
+            cache,
+            str(precision),
+            threads,
+            self.output_layers,
+            separates=precision.kv != "u8",
+        )
 
 
 def load_openvino(

@@ -76,6 +76,9 @@ class Forward(Protocol[A, S]):
     """dtype of the hidden states that are passed to `take`."""
     takes_embeds: bool
     """Whether prompts may have tables, whose rows have `hidden_size` elements."""
+    exact: bool
+    separates: bool
+    """See `Runner`, like `exact`."""
     output_layers: tuple[int, ...]
     """Layers that can be passed to `take`."""
     rank: Rank

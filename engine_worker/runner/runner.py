@@ -68,6 +68,7 @@ class ModelRunner:
         self.tokens_per_block = cache.tokens_per_block
         self.window = forward.window
         self.dtype = forward.dtype
+        self.exact, self.separates = forward.exact, forward.separates
         self.hidden_size = forward.hidden_size if forward.takes_embeds else 0
         self.choices = {
             "device": str(device),

@@ -53,6 +53,10 @@ class StepOnDevice(NamedTuple):
 class TorchForward:
     """A model, or a rank's shard of it, with its KV cache, attention backend and CUDA graphs, if any; see `Forward`."""
 
+    # Libraries choose the kernel of a matrix product by the number of tokens in the step.
+    exact = False
+    separates = False
+
     def __init__(
         self,
         model: Model,

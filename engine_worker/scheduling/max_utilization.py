@@ -85,15 +85,17 @@ class _Headroom:
         self._sequences = list(sequences)
         self._tokens_per_step = tokens_per_step
         self._tokens = tokens
-        contexts = [sequence.num_pending for sequence in sequences if not sequence.generating]
-        self._num_contexts, self._context_tokens = len(contexts), sum(contexts)
+        contexts = [sequence for sequence in sequences if not sequence.generating]
+        self._num_contexts, self._context_tokens = len(contexts), sum(each.num_pending for each in contexts)
+        self._recompute_steps = max((each.num_recompute_steps for each in contexts), default=0)
         self._horizon = self._blocks = 0
 
     def needed(self, newcomer: Sequence) -> int:
         """Blocks for the admitted sequences and this one."""
         for_contexts = max(1, self._tokens_per_step - len(self._sequences) - 1)
         context_steps = (self._context_tokens + newcomer.num_pending) // for_contexts
-        horizon = self._num_contexts + 1 + context_steps + self._tokens
+        recompute_steps = max(self._recompute_steps, newcomer.num_recompute_steps)
+        horizon = self._num_contexts + 1 + context_steps + recompute_steps + self._tokens
         if horizon > self._horizon:
             self._horizon = horizon + horizon // 8 if self._horizon else horizon
             self._blocks = sum(self._growth(sequence, self._horizon) for sequence in self._sequences)
@@ -104,3 +106,4 @@ class _Headroom:
         self._sequences.append(newcomer)
         self._num_contexts += 1
         self._context_tokens += newcomer.num_pending
+        self._recompute_steps = max(self._recompute_steps, newcomer.num_recompute_steps)

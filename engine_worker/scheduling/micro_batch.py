@@ -70,6 +70,7 @@ def first_come_first_served(waiting: abc.Sequence[Sequence], budget: int, unit: 
         size = sequence.num_ready
         if size > budget:
             size = max(0, _floor(sequence.num_scheduled + budget, unit) - sequence.num_scheduled)
+            size = _leave_several(sequence, size, unit)
         sizes.append(size)
         budget -= size
         # Not at the first context that was cut: the rest of the budget may finish a later one.
@@ -94,7 +95,7 @@ def equal_progress(waiting: abc.Sequence[Sequence], budget: int, unit: int) -> l
             if sizes[index] < sequence.num_ready:
                 unfinished.append((index, sequence))
         turn = [] if short else unfinished
-    return sizes
+    return [_leave_several(sequence, size, unit) for sequence, size in zip(waiting, sizes, strict=True)]
 
 
 def whole(waiting: abc.Sequence[Sequence], budget: int) -> list[int]:
@@ -102,11 +103,20 @@ def whole(waiting: abc.Sequence[Sequence], budget: int) -> list[int]:
     sizes: list[int] = []
     for sequence in waiting:
         # The first one runs regardless of its length: otherwise it might never run.
-        if sizes and sequence.num_pending > budget:
+        size = sequence.num_alike
+        if sizes and size > budget:
             break
-        sizes.append(sequence.num_pending)
-        budget -= sequence.num_pending
+        sizes.append(size)
+        budget -= size
     return sizes
+
+
+def _leave_several(sequence: Sequence, size: int, unit: int) -> int:
+    """`size`, less a unit if the chunk would leave a single token of the prompt: alone, it would be computed in the
+    shape of a generated token."""
+    if sequence.request.recompute is None or sequence.num_scheduled + size != sequence.request.num_prompt - 1:
+        return size
+    return size - unit if size > unit else max(min(size, 1), size - 1)
 
 
 def _floor(position: int, unit: int) -> int:

@@ -7,6 +7,7 @@ from sluice.settings.fields import LAUNCHER, ByteCount, NotEmpty, PositiveInt, P
 
 ChunkingPolicy = Literal["first_come_first_served", "equal_progress"]
 CapacityPolicy = Literal["max_utilization", "guaranteed_no_evict", "static_batch"]
+RecomputeMode = Literal["auto", "exact", "fast"]
 CAPACITY_POLICIES: tuple[CapacityPolicy, ...] = get_args(CapacityPolicy)
 
 ThreadCount = Annotated[int, Range(ge=0, le=1024)]
@@ -253,6 +254,11 @@ class Batching(SchedulerNames, PriorityAging, BatchSize):
     max_draft_batch: Annotated[int, Range(ge=0, le=4096)] = 8
     """Largest number of sequences in a step with draft tokens. Larger steps have none, because verifying them would
     slow down every sequence. 0: no speculation."""
+    recompute: RecomputeMode = "auto"
+    """How to compute generated tokens again whose keys and values are gone, as after the death of another engine.
+    exact: with the same bits as when they were generated, so that the stream continues with the same text. fast: like
+    a prompt, which may change the last bits, and with them later tokens. auto: exact with backend = openvino, otherwise
+    fast. See docs/operations.md."""
     block_reuse: bool = True
     """Reuse the KV cache blocks of common prompt prefixes."""
     kv_event_buffer: Annotated[int, Range(ge=0, le=1 << 20)] = 0

@@ -110,13 +110,24 @@ class EngineBench:
         tensor_buffer: int = 64,
         adapters: ScriptedAdapters | None = None,
         draft_context: int | None = None,
+        exact: bool = False,
+        separates: bool = False,
         **batching,
     ) -> None:
         """`batching`: further fields of Batching. `num_blocks` etc. apply to the scripted runner, not a given one."""
         self.clock = Clock()
         self.receiver = Receiver()
         overlapping = self.overlap if overlap is None else overlap
-        scripted = ScriptedRunner(num_blocks, tokens_per_block, num_host_blocks, window, overlapping, draft_context)
+        scripted = ScriptedRunner(
+            num_blocks,
+            tokens_per_block,
+            num_host_blocks,
+            window,
+            overlapping,
+            draft_context,
+            exact=exact,
+            separates=separates,
+        )
         scripted.adapters = adapters
         self.runner = runner or scripted
         self.inbox: list[Submit | Cancel] = []

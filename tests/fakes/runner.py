@@ -60,8 +60,10 @@ class ScriptedRunner:
         window: int | None = None,
         overlap: bool = False,
         draft_context: int | None = None,
+        exact: bool = False,
+        separates: bool = False,
     ) -> None:
-        """`draft_context`: see `Runner`. The draft model is then right about four times out of five."""
+        """`draft_context`, `exact`, `separates`: see `Runner`. A draft model is right about four times out of five."""
         self.violations: list[str] = []
         self.draft_context = draft_context
         self.drafter: ScriptedRunner | None = None
@@ -78,6 +80,8 @@ class ScriptedRunner:
         self.image_rows = 0
         self.image_usage = None
         self.dtype = "none"
+        self.exact = exact
+        self.separates = separates
         self.choices = {"device": "none"}
         self.overlap = overlap
         """Steps are computed when they are collected; without overlap, when they are launched."""

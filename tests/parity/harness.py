@@ -30,7 +30,7 @@ from sluice.ring.stats import RequestStats, StepStats
 from sluice.ring.tables import NO_TABLES, PromptTables
 from sluice.ring.tensors import NO_TENSORS, TensorParams
 from sluice.ring.wire import Submit
-from sluice.settings.engine import Batching, ChunkingPolicy, ProcessorNames
+from sluice.settings.engine import Batching, ChunkingPolicy, ProcessorNames, RecomputeMode
 from tests.fakes.clock import Clock
 from tests.fakes.drafting import draft_from_the_first_step
 from tests.fakes.lane import Receiver, Stream
@@ -61,6 +61,7 @@ class EngineHarness:
         tokens_per_block: int = 16,
         attention: str = "cpu",
         max_draft_batch: int = 8,
+        recompute: RecomputeMode = "auto",
         overlap: bool = DEVICE == "cuda",
         max_attention_window: tuple[int, ...] = (),
         policy: str = "max_utilization",
@@ -68,6 +69,7 @@ class EngineHarness:
         block_reuse: bool = True,
         tensor_parallel: int = 1,
         backend: str = "torch",
+        dtype: str = "float32",
         quantize: str = "none",
         kv_precision: str = "auto",
         guides: Guides | None = None,
@@ -86,7 +88,7 @@ class EngineHarness:
             attention = "auto"
         config = RunnerConfig(
             device=DEVICE if backend == "torch" else "cpu",
-            dtype="float32",
+            dtype=dtype,
             backend=backend,
             quantize=quantize,
             kv_precision=kv_precision,
@@ -127,6 +129,7 @@ class EngineHarness:
             context_chunking_policy=chunking,
             capacity_scheduler_policy=policy,
             max_draft_batch=max_draft_batch,
+            recompute=recompute,
         )
         longest = longest_sequence(runner, batching, checkpoint.max_context_tokens)
         self.receiver = Receiver()

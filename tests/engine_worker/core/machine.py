@@ -59,6 +59,7 @@ class EngineMachine(RuleBasedStateMachine):
         draft_batch=8,
         pages=3,
         draft_context=None,
+        recompute="fast",
     ):
         """`tokens`: size of the KV cache on the device; `host`: size of the host tier in relation to it."""
         num_blocks = tokens // tokens_per_block
@@ -81,6 +82,8 @@ class EngineMachine(RuleBasedStateMachine):
             kv_event_buffer=EVENT_BUFFER,
             adapters=ScriptedAdapters(pages, ADAPTER_PAGES),
             draft_context=draft_context,
+            exact=recompute != "fast",
+            separates=recompute == "together",
         )
         self._begin(bench, Oracle(), policy)
 

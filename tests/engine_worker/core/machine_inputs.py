@@ -65,6 +65,7 @@ ENGINES = {
     "draft_batch": st.sampled_from([8, 2, 0]),
     "pages": st.sampled_from([2, 3, 5, 2]),
     "draft_context": st.sampled_from([None, 1000, 30]),
+    "recompute": st.sampled_from(["together", "one by one", "fast"]),
 }
 """Arguments of `EngineMachine.start`."""
 

@@ -1,0 +1,124 @@
+"""With OpenVINO, streams have the same bits in every precision, whether or not their tokens had to be computed again.
+
+Log-probabilities are compared exactly: with int8 weights, a token that is computed in another shape changes their
+second digit.
+"""
+
+from pathlib import Path
+
+import pytest
+from openvino import Core
+
+from sluice import tiny_model
+from sluice.ring.params import SamplingParams, StopParams
+from sluice.ring.wire import Speculation
+from tests.parity.harness import EngineHarness
+
+PRECISIONS = {
+    "float32": {},
+    "int8": {"quantize": "int8"},
+    "int4": {"quantize": "int4"},
+    "bfloat16": {"dtype": "bfloat16"},
+    "float16 KV": {"quantize": "int8", "kv_precision": "float16"},
+    "u8 KV": {"quantize": "int8", "kv_precision": "u8"},
+}
+BLOCK = 32
+SAMPLING = (SamplingParams(temperature=0.0, logprobs=0), SamplingParams(seed=7, temperature=1.0, logprobs=0))
+MAX_TOKENS = 72
+
+
+def harness_of(precision: str, folder: Path, **options) -> EngineHarness:
+    if precision == "bfloat16" and "BF16" not in Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
+        pytest.skip("this CPU does not compute bfloat16 in hardware")
+    return EngineHarness(folder, backend="openvino", **PRECISIONS[precision], **options)
+
+
+def text_of(harness: EngineHarness, number: int) -> list[tuple[int, float]]:
+    """Tokens with their log-probabilities."""
+    stream = harness.stream(number)
+    tokens = stream.tokens[-len(stream.logprobs) :]
+    return list(zip(tokens, [entry.logprob for entry in stream.logprobs], strict=True))
+
+
+def send(harness: EngineHarness, prompt: list[int], sampling: SamplingParams, tokens: list[int] = (), **options) -> int:
+    resume = {0: list(tokens)} if tokens else None
+    return harness.send(prompt, sampling, StopParams(MAX_TOKENS), resume=resume, **options)
+
+
+def generate(harness: EngineHarness, prompt: list[int], sampling: SamplingParams, **options) -> list[tuple[int, float]]:
+    number = send(harness, prompt, sampling, **options)
+    harness.run()
+    return text_of(harness, number)
+
+
+def tokens_of(text: list[tuple[int, float]]) -> list[int]:
+    return [token for token, _ in text]
+
+
+@pytest.fixture(
+    params=[name if name in ("int8", "u8 KV") else pytest.param(name, marks=pytest.mark.long) for name in PRECISIONS]
+)
+def precision(request) -> str:
+    return request.param
+
+
+@pytest.fixture(params=["tiny", pytest.param("real", marks=pytest.mark.long)])
+def folder(request) -> Path:
+    return tiny_model.path() if request.param == "tiny" else request.getfixturevalue("real_model")
+
+
+@pytest.fixture
+def requests(prompts) -> list[tuple[list[int], SamplingParams]]:
+    """Prompts that end within a block, at its end and one token after it."""
+    return [(prompts[24 + i][:size], SAMPLING[i % 2]) for i, size in enumerate((41, 64, 65, 33, 97, 3))]
+
+
+def test_resumed_streams_have_the_same_bits(precision, folder, requests):
+    """Beside others, with prompts in several chunks, with and without cached blocks."""
+    harness = harness_of(precision, folder, max_tokens_per_step=96)
+    texts = [generate(harness, prompt, sampling, salt="undisturbed") for prompt, sampling in requests]
+    resumed = []
+    for length in (1, 20, 41, 63, 71):
+        for i, (prompt, sampling) in enumerate(requests):
+            tokens = tokens_of(texts[i])[:length]
+            salt = "undisturbed" if length == 20 else str(length)
+            resumed.append((send(harness, prompt, sampling, tokens, salt=salt), texts[i][length:]))
+    harness.run()
+    for number, rest in resumed:
+        assert text_of(harness, number) == rest
+
+
+def test_preempted_streams_have_the_same_bits(precision, folder, requests):
+    harness = harness_of(precision, folder, kv_cache_tokens=7 * BLOCK, max_tokens_per_step=96)
+    texts = [generate(harness, prompt, sampling, salt="undisturbed") for prompt, sampling in requests]
+    numbers = [[send(harness, *request, salt=str(copy)) for request in requests] for copy in range(2)]
+    harness.run()
+    assert harness.pauses > 0
+    assert [[text_of(harness, number) for number in copy] for copy in numbers] == [texts] * 2
+
+
+def test_cached_blocks_change_no_bit(precision, folder, requests):
+    """Those of the prompt itself, and those of an answer that a longer prompt contains."""
+    harness = harness_of(precision, folder)
+    for prompt, sampling in requests:
+        first = generate(harness, prompt, sampling)
+        assert generate(harness, prompt, sampling) == first
+        turn = prompt + tokens_of(first) + prompt[:5]
+        assert generate(harness, turn, sampling) == generate(harness, turn, sampling, salt="uncached")
+
+
+def test_draft_tokens_change_no_bit(folder, prompts):
+    harness = harness_of("int8", folder)
+    repeated = prompts[30][:20] * 4
+    plain = generate(harness, repeated, SAMPLING[0], salt="plain")
+    drafted = generate(harness, repeated, SAMPLING[0], speculation=Speculation(max_draft_tokens=4))
+    assert sum(step.draft_tokens for step in harness.steps) > 0
+    assert drafted == plain
+
+
+def test_the_fast_way_shares_blocks_between_answers_and_prompts(requests):
+    harness = harness_of("int8", tiny_model.path(), recompute="fast")
+    (prompt, sampling), *_ = requests
+    number = send(harness, prompt + tokens_of(generate(harness, prompt, sampling)), sampling)
+    harness.run()
+    assert harness.cached_tokens(number) >= (len(prompt) + MAX_TOKENS - 1) // BLOCK * BLOCK
