@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from rich.console import Console
 
 from bench.catalog import TOPICS
+from bench.deaths.precisions import PRECISIONS
 from bench.harness.origin import origin
 from bench.harness.topic import progress_lines
 from bench.page import OUT, Measured, load, save, show, write_page
@@ -33,6 +34,8 @@ def main(arguments: list[str]) -> None:
     with tempfile.TemporaryDirectory(prefix="bench-") as folder, progress_lines(console) as progress:
         for name, topic in chosen.items():
             plan = replace(topic.quick if options.quick else topic.plan, threads=options.threads)
+            if options.precision and hasattr(plan, "precisions"):
+                plan = replace(plan, precisions=tuple(options.precision))
             if options.rounds is not None and hasattr(plan, "repeats"):
                 plan = replace(plan, repeats=options.rounds)
             try:
@@ -58,6 +61,8 @@ def _options(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="small sizes, only to test that it works")
     rounds = "rounds of each system, for topics that have rounds; default: the topic's plan"
     parser.add_argument("--rounds", type=int, help=rounds)
+    precision = "a precision to measure, repeatable, for topics that have several; default: the topic's plan"
+    parser.add_argument("--precision", action="append", choices=list(PRECISIONS), help=precision)
     parser.add_argument("--out", type=Path, default=OUT, help="folder for JSON files, plots and README.md")
     threads = "threads of each engine and peer; default: all cores"
     parser.add_argument("--threads", type=int, default=usable_cores(), help=threads)

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from bench.deaths import kills, pauses, restart
+from bench.deaths import kills, pauses, precisions, restart
 from bench.harness.topic import Topic
 from bench.overload import overload
 from bench.topics import (
@@ -42,6 +42,7 @@ TOPICS: Mapping[str, Topic] = {
     "peers_large": peers.LARGE_TOPIC,
     "long_context": long_context.TOPIC,
     "deaths": kills.TOPIC,
+    "deaths_by_precision": precisions.TOPIC,
     "restart": restart.TOPIC,
     "pauses": pauses.TOPIC,
     "overload": overload.TOPIC,

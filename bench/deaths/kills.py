@@ -99,13 +99,13 @@ async def kill(ring: Ring, plan: KillPlan, on_kill: Callable[[], None]) -> list[
 
 def measure(plan: KillPlan, folder: Path, step: Step) -> KillResult:
     with plan.ring({}) as ring:
-        found = asyncio.run(_measure(ring, plan, plan.requests, step))
+        found = asyncio.run(kill_and_compare(ring, plan, plan.requests, step))
     if plan.adapters is not None:
         beside = replace(plan.adapters, threads=plan.threads)
         adapters.write_adapters(folder)
         with adapters.ring(beside, folder) as ring:
             requests = adapters.requests(beside, folder)
-            found = replace(found, adapters=asyncio.run(_measure(ring, beside, requests, step)))
+            found = replace(found, adapters=asyncio.run(kill_and_compare(ring, beside, requests, step)))
     if plan.images is not None:
         beside, model = replace(plan.images, threads=plan.threads), images.write_model(folder / "llava")
         found = replace(found, images=_on_model(beside, model, images.requests(beside), step))
@@ -120,10 +120,10 @@ def measure_qwen_vl(plan: KillPlan, folder: Path, step: Step) -> KillResult:
 
 def _on_model(plan: KillPlan, model: Path, requests: Sequence[StreamRequest], step: Step) -> KillResult:
     with plan.ring({}, model=model) as ring:
-        return asyncio.run(_measure(ring, plan, requests, step))
+        return asyncio.run(kill_and_compare(ring, plan, requests, step))
 
 
-async def _measure(ring: Ring, plan: KillPlan, requests: Sequence[StreamRequest], step: Step) -> KillResult:
+async def kill_and_compare(ring: Ring, plan: KillPlan, requests: Sequence[StreamRequest], step: Step) -> KillResult:
     watch, counter = MemoryWatch(ring), streams.StreamCounter()
     async with streams.connect(ring.addresses) as client:
         watching = asyncio.create_task(watch.run())
@@ -158,17 +158,17 @@ def section(result: KillResult) -> Section:
         f"{plan.text}; every {plan.seconds_between:g} s a random service gets SIGKILL. Each stream is compared with "
         "its undisturbed run: text, token ids, logprobs, finish reason, usage.",
         [
-            _answer(result),
+            answer(result),
             *([] if result.adapters is None else [_beside("engines with `lora`", result.adapters)]),
             *([] if result.images is None else [_beside("a LLaVA", result.images)]),
             *([] if result.qwen_vl is None else [_beside("a Qwen2.5-VL", result.qwen_vl)]),
         ],
-        [_pauses(result), _memory(result)],
+        [pauses(result), _memory(result)],
     )
 
 
 def _beside(where: str, result: KillResult) -> str:
-    return f"With {where}, {result.plan.text}: {_answer(result)}"
+    return f"With {where}, {result.plan.text}: {answer(result)}"
 
 
 def soak_section(result: KillResult) -> Section:
@@ -178,8 +178,8 @@ def soak_section(result: KillResult) -> Section:
         f"*Growth* is the slope of a process's memory after its first {WARM_SECONDS['router']:g} s (for engines "
         f"{WARM_SECONDS['engine']:g} s, since the KV cache takes memory when it is first written), over all processes "
         "of the service.",
-        [_answer(result), *([_growth(result)] if _slopes(result) else [])],
-        [_pauses(result), _memory(result)],
+        [answer(result), *([_growth(result)] if _slopes(result) else [])],
+        [pauses(result), _memory(result)],
     )
 
 
@@ -192,7 +192,7 @@ def soak_summary(result: KillResult) -> str:
     )
 
 
-def _answer(result: KillResult) -> str:
+def answer(result: KillResult) -> str:
     killed = ", ".join(f"{count} of {role}" for role, count in result.killed.items())
     rounded = (
         f" {result.rounded} sampled another token of nearly the same likelihood, as also happens when a stream resumes "
@@ -211,7 +211,7 @@ def _growth(result: KillResult) -> str:
     return f"After warm-up no service grows by more than **{slopes[most]:.2f} MiB per minute** ({most})."
 
 
-def _pauses(result: KillResult) -> Table:
+def pauses(result: KillResult) -> Table:
     quiet = f"undisturbed | {streams.wait_cells(result.quiet_first, result.quiet_stall)}"
     rows = (quiet, f"services die | {streams.wait_cells(result.first, result.stall)}")
     return table("ms | first token p50 | first token p99 | longest pause p50 | longest pause p99", rows)

@@ -69,7 +69,12 @@ KINDS: Mapping[str, Mapping[str, Any]] = {
         "tensors": [{"name": "hidden_states", "context": True}],
     },
 }
-REPEATED: Mapping[str, int] = {"prompt logprobs": 40, "tensors": 40}
+ANY_MODEL: Mapping[str, Mapping[str, Any]] = {
+    **{kind: options for kind, options in KINDS.items() if kind not in ("draft logits", "prompt table", "tensors")},
+    "hidden states": {"temperature": 0.8, "n": 2, "tensors": [{"name": "hidden_states", "context": True}]},
+}
+"""Without arrays whose size is that of the bundled model, and without logits, which are large in other models."""
+REPEATED: Mapping[str, int] = {"prompt logprobs": 40, "tensors": 40, "hidden states": 40}
 """Repetitions of the prompt, by kind, so that a death may happen while the prompt is computed. Default: one."""
 
 

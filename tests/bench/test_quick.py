@@ -18,7 +18,7 @@ SERVED = ("ring", "peers", "long_context")
 LIKE_PEERS = ("peers_large",)
 """Topics with the same code on a different checkpoint."""
 CROWDED = ("overload", "slow_reader", "slow_tensors")
-DEADLY = ("deaths", "restart", "pauses", "soak")
+DEADLY = ("deaths", "deaths_by_precision", "restart", "pauses", "soak")
 """Topics that are tested in tests/chaos."""
 SCHEDULED = ("policies", "scheduler", "programs", "speculation", "beams", "prompt_logprobs", "lora")
 

@@ -4,7 +4,10 @@ import pytest
 from msgspec.structs import replace
 
 from bench.deaths.kills import WITH_ADAPTERS, WITH_IMAGES, WITH_QWEN_VL, KillPlan, KillResult, measure, measure_qwen_vl
+from bench.deaths.precisions import PRECISIONS, PrecisionPlan
+from bench.deaths.precisions import measure as measure_precisions
 from bench.deaths.requests import KINDS
+from engine_worker.openvino.compiled import has_bfloat16
 
 pytestmark = pytest.mark.timeout(600)
 SHORT_RUN = {"streams": 10, "kills": 3, "seconds_between": 2.0}
@@ -29,3 +32,13 @@ def test_no_stream_fails_or_differs_when_services_are_killed(tmp_path):
 @pytest.mark.long
 def test_no_stream_with_images_of_any_size_fails_or_differs_when_services_are_killed(tmp_path):
     check_all_streams_are_right([measure_qwen_vl(replace(WITH_QWEN_VL, **SHORT_RUN), tmp_path, lambda _: None)])
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("real_model")
+def test_no_stream_of_a_real_model_fails_or_differs_in_any_precision(tmp_path):
+    kills = KillPlan(17, 100, kills=4, seconds_between=8.0)
+    precisions = tuple(name for name in PRECISIONS if name != "bfloat16" or has_bfloat16())
+    found = measure_precisions(PrecisionPlan(kills=kills, precisions=precisions), tmp_path, lambda _: None).precisions
+    assert len(found) == len(precisions)
+    check_all_streams_are_right(list(found.values()))
