@@ -28,7 +28,6 @@ class OpenVinoForward:
     """See `engine_worker.runner.forward.Forward`."""
 
     attention = "openvino"
-    exact = True
     device = torch.device("cpu")
 
     def __init__(
@@ -40,10 +39,11 @@ class OpenVinoForward:
         threads: int,
         output_layers: tuple[int, ...] = (),
         *,
-        separates: bool = True,
+        exact: bool = False,
+        separates: bool = False,
     ) -> None:
-        """`output_layers` must be those that the decoder was compiled with. `separates`: False if the keys of a block
-        are quantized together, so that their values depend on the steps that wrote them."""
+        """`output_layers` must be those that the decoder was compiled with. `exact`, `separates`: see `Runner`."""
+        self.exact = exact
         self.separates = separates
         self.cache = cache
         self.dtype = dtype

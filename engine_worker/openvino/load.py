@@ -18,7 +18,7 @@ from engine_worker.openvino.compiled import cache_shapes, compile_decoder, has_b
 from engine_worker.openvino.forward import OpenVinoForward
 from engine_worker.openvino.precision import Precision
 from engine_worker.openvino.store import open_store
-from engine_worker.openvino.trial import TrialError, verify
+from engine_worker.openvino.trial import Trial, TrialError, verify
 from engine_worker.runner.config import DraftConfig, RunnerConfig, check_output_layers
 from engine_worker.runner.extensions import NO_EXTENSIONS, Extensions
 from engine_worker.runner.load import share_of_rank
@@ -46,14 +46,15 @@ class Tested(NamedTuple):
     config: RunnerConfig
     shape: DecoderConfig
     precision: Precision
-    reason: str
-    """Result of the trial, for the log."""
+    trial: Trial
 
 
 class Compiled(NamedTuple):
     decoder: ov.CompiledModel
     shape: DecoderConfig
     precision: Precision
+    exact: bool
+    """See `Runner`."""
     weights: str
     """Where the weights are stored, for the log."""
     output_layers: tuple[int, ...]
@@ -71,7 +72,8 @@ class Compiled(NamedTuple):
             str(precision),
             threads,
             self.output_layers,
-            separates=precision.kv != "u8",
+            exact=self.exact,
+            separates=precision.separates,
         )
 
 
@@ -107,7 +109,8 @@ def load_openvino(
     runner.choices |= {
         "implementation": "sluice",
         "backend": "openvino",
-        "backend_reason": tested[0].reason,
+        "backend_reason": tested[0].trial.result,
+        "exact": str(tested[0].trial.exact),
         "quantize": tested[0].precision.quantize,
         "kv_precision": tested[0].precision.kv,
         "weights": compiled[0].weights,
@@ -116,7 +119,7 @@ def load_openvino(
 
 
 def _compile(tested: Tested, progress: Progress) -> Compiled:
-    checkpoint, config, shape, precision, _ = tested
+    checkpoint, config, shape, precision, trial = tested
     with torch.inference_mode():
         model = CausalLM(shape, ReferenceAttention(shape.heads), Place(torch.float32, CPU, UNSHARDED))
         fill_weights(model, checkpoint, config, progress)
@@ -126,7 +129,7 @@ def _compile(tested: Tested, progress: Progress) -> Compiled:
         del model
         _pack(decoder, shape, config.threads)
         store.release()
-    return Compiled(decoder, shape, precision, store.summary, config.output_layers)
+    return Compiled(decoder, shape, precision, trial.exact, store.summary, config.output_layers)
 
 
 def _shape(checkpoint: Checkpoint, config: RunnerConfig) -> DecoderConfig:
@@ -150,13 +153,13 @@ def _tested(checkpoint: Checkpoint, config: RunnerConfig) -> Tested:
         raise RefusedError("this CPU does not compute bfloat16 in hardware: it would be slower than float32")
     try:
         with torch.inference_mode():
-            reason = verify(shape, precision, config.threads)
+            trial = verify(shape, precision, config.threads)
     except TrialError as error:
         raise RefusedError(str(error)) from error
     except RuntimeError as error:
         # The last line of OpenVINO's errors says what went wrong, the lines before it where.
         raise RefusedError(f"failed in a test: {' '.join(str(error).split())[-300:]}") from error
-    return Tested(checkpoint, config, shape, precision, reason)
+    return Tested(checkpoint, config, shape, precision, trial)
 
 
 def _pack(compiled: ov.CompiledModel, shape: DecoderConfig, threads: int) -> None:

@@ -30,6 +30,11 @@ class Precision(NamedTuple):
         return cls(dtype, config.quantize, kv)
 
     @property
+    def separates(self) -> bool:
+        """See `Runner`. u8 keys of a block are quantized together: their values depend on the steps that wrote them."""
+        return self.kv != "u8"
+
+    @property
     def properties(self) -> dict[str, str]:
         """For the plugin. Without them it computes in bfloat16 on every CPU that supports it."""
         return {"INFERENCE_PRECISION_HINT": TYPES[self.dtype], "KV_CACHE_PRECISION": TYPES[self.kv]}

@@ -1,9 +1,10 @@
 """Tests graph and plugin against torch on this machine, with a small decoder that has the options of the real one."""
 
-from dataclasses import replace
-from typing import Any
+from dataclasses import replace as replace_field
+from typing import Any, NamedTuple
 
 import torch
+from msgspec.structs import replace
 
 from engine_worker.attention.backend import HeadShape
 from engine_worker.attention.cache import KVCache
@@ -41,6 +42,8 @@ STEPS = (
     ((33, 1, (6, 4)),),
 )
 BLOCKS = 7
+PROMPT, GENERATED = 60, 6
+"""Tokens of the sequence that is computed twice. The prompt ends within a block."""
 GRID = PlacedGrid(3, 15, 5)
 """Rotary positions like those of an image, for models with M-RoPE."""
 
@@ -53,7 +56,7 @@ def small(config: DecoderConfig) -> DecoderConfig:
     """The same options in a much smaller decoder."""
     heads = config.heads
     kv_heads = min(2, heads.num_kv_heads)
-    return replace(
+    return replace_field(
         config,
         vocab_size=128,
         hidden_size=64,
@@ -63,8 +66,15 @@ def small(config: DecoderConfig) -> DecoderConfig:
     )
 
 
-def verify(config: DecoderConfig, precision: Precision, threads: int) -> str:
-    """Returns the result, for the log. Raises TrialError, and any error of OpenVINO."""
+class Trial(NamedTuple):
+    result: str
+    """For the log."""
+    exact: bool
+    """See `Runner`."""
+
+
+def verify(config: DecoderConfig, precision: Precision, threads: int) -> Trial:
+    """Raises TrialError, and any error of OpenVINO."""
     config = small(config)
     backend = ReferenceAttention(config.heads)
     model = CausalLM(config, backend, Place(torch.float32, CPU, UNSHARDED))
@@ -77,9 +87,9 @@ def verify(config: DecoderConfig, precision: Precision, threads: int) -> str:
     compiled = compile_decoder(model, precision, threads, store)
     _round(model, formats(precision.quantize, store.keep))
     cache = BlockCache(BlockShape(cache_shapes(compiled, config)), BLOCKS)
-    forward = OpenVinoForward(compiled, config, cache, "float32", threads)
-    exact = precision.quantize == "none" and precision.dtype == "float32"
-    allowed = TOLERANCE[precision.kv] if exact else ROUNDED_TOLERANCE
+    forward = OpenVinoForward(compiled, config, cache, "float32", threads, separates=precision.separates)
+    plain = precision.quantize == "none" and precision.dtype == "float32"
+    allowed = TOLERANCE[precision.kv] if plain else ROUNDED_TOLERANCE
     for sequences in STEPS:
         slices = _slices(sequences, config)
         error = _error(_logits(reference, slices), _logits(forward, slices))
@@ -87,7 +97,32 @@ def verify(config: DecoderConfig, precision: Precision, threads: int) -> str:
         if not error <= allowed:
             raise TrialError(f"its logits are off by {error:.2g} of the largest logit in a test step of {sequences}")
     fused, total = fused_rotations(compiled), 2 * config.num_layers
-    return "it agrees with torch in a test" + ("" if fused == total else f", but fused {fused} of {total} rotations")
+    result = "it agrees with torch in a test" + ("" if fused == total else f", but fused {fused} of {total} rotations")
+    return Trial(result, _is_exact(forward, config))
+
+
+def _is_exact(forward: OpenVinoForward, config: DecoderConfig) -> bool:
+    """Whether tokens have the same bits when they are computed again: in other blocks, beside another sequence, after a
+    prompt in other chunks."""
+    first, again, beside = (0, 1, 2), (3, 4, 5), _slice(config, 0, 20, (6,))
+    _logits(forward, [_slice(config, 0, PROMPT, first)])
+    generated = [_row(forward, [_slice(config, PROMPT + i, 1, first)]) for i in range(GENERATED)]
+    for past, count in ((0, OPENVINO_BLOCK), (OPENVINO_BLOCK, PROMPT - OPENVINO_BLOCK)):
+        _logits(forward, [beside, _slice(config, past, count, again)])
+    if forward.separates:
+        # All in one step: its last row depends on the others.
+        part = replace(_slice(config, PROMPT, GENERATED, again), separate=True)
+        return torch.equal(_row(forward, [beside, part]), generated[-1])
+    rows = [_row(forward, [beside, _slice(config, PROMPT + i, 1, again)]) for i in range(GENERATED)]
+    return all(map(torch.equal, rows, generated))
+
+
+def _row(forward: OpenVinoForward, slices: list[Slice]) -> torch.Tensor:
+    """A copy of the logits of the last slice."""
+    logits = _logits(forward, slices)
+    if logits is None:
+        raise TrialError("a test step returned no logits")
+    return logits[-1].clone()
 
 
 def _round(model: CausalLM, weights: Weights) -> None:
@@ -110,10 +145,10 @@ def _error(expected: torch.Tensor | None, computed: torch.Tensor | None) -> floa
 
 
 def _slices(sequences: tuple[tuple[int, int, tuple[int, ...]], ...], config: DecoderConfig) -> list[Slice]:
+    return [_slice(config, *sequence) for sequence in sequences]
+
+
+def _slice(config: DecoderConfig, past: int, count: int, blocks: tuple[int, ...]) -> Slice:
     positions = None if config.rope.sections is None else Positions([GRID])
-    return [
-        Slice(
-            [(7 * (past + i) + 3) % config.vocab_size for i in range(count)], past, blocks, (DRAW,), positions=positions
-        )
-        for past, count, blocks in sequences
-    ]
+    tokens = [(7 * (past + i) + 3) % config.vocab_size for i in range(count)]
+    return Slice(tokens, past, blocks, (DRAW,), positions=positions)
