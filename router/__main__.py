@@ -12,6 +12,8 @@ import asyncio
 import gc
 import signal
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 
 from router.api.listener import fit_connections
 from router.app import RouterApp
@@ -39,10 +41,20 @@ def main() -> None:
         # Open before anything that takes long, so that health probes get an answer.
         metrics_port = MetricsPort(settings, owner=PortOwner.of(settings))
         checkpoint = open_checkpoint(settings.model, settings.name, revision=settings.revision, weights=False)
+        if settings.chat_template is not None:
+            checkpoint = with_template(checkpoint, Path(settings.chat_template))
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
             runner.run(_serve(settings, checkpoint, metrics_port))
     except (AddressError, CheckpointError, InsecureError, KeysError, OSError, RuntimeError) as error:
         raise SystemExit(str(error)) from error
+
+
+def with_template(checkpoint: Checkpoint, file: Path) -> Checkpoint:
+    """Raises CheckpointError."""
+    try:
+        return replace(checkpoint, chat_template=file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"chat_template: {file} cannot be read: {error}") from error
 
 
 async def _serve(settings: RouterSettings, checkpoint: Checkpoint, metrics_port: MetricsPort) -> None:

@@ -30,7 +30,7 @@ from sluice.settings.engine import (
     ProcessorNames,
     TensorOptions,
 )
-from sluice.settings.fields import PositiveInt, Range
+from sluice.settings.fields import NotEmpty, PositiveInt, Range
 from sluice.settings.gateway import GatewaySettings
 from sluice.settings.process import STRICT, ProcessSettings, is_loopback
 from sluice.settings.router import (
@@ -107,6 +107,8 @@ class RouterSettings(
 
     text_threads: PositiveInt = 2
     """Threads that tokenize prompts."""
+    chat_template: Annotated[str | None, NotEmpty()] = None
+    """File with a chat template (Jinja) that replaces the model's templates."""
 
     @model_validator(mode="after")
     def _check_tls(self) -> Self:

@@ -103,7 +103,8 @@ def test_ranks_are_as_many_as_gpus(rendered: list[tuple[Pod, ProcessSettings]]) 
         if not isinstance(settings, EngineSettings):
             continue
         gpus = int(pod.container["resources"]["limits"].get("nvidia.com/gpu", 0))
-        assert settings.device == ("cuda" if gpus else "cpu")
+        claims = pod.container["resources"].get("claims")
+        assert settings.device == ("cuda" if gpus or claims else "cpu")
         nodes = 1
         if pod.owner["kind"] == "LeaderWorkerSet":
             nodes = pod.owner["spec"]["leaderWorkerTemplate"]["size"]

@@ -13,6 +13,8 @@ import zmq
 from grpc_health.v1 import health_pb2
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
+from router.__main__ import with_template
+from sluice.ring.checkpoint import open_checkpoint
 from sluice.ring.heartbeats import Hello
 from sluice.ring.inbox import Inbox
 from sluice.ring.keys import Security
@@ -47,6 +49,13 @@ def test_it_listens_and_ends_on_a_signal(folder, number):
         assert events == ["draining", "stopped"]
 
 
+def test_a_chat_template_replaces_the_models(tmp_path):
+    file = tmp_path / "short.jinja"
+    file.write_text("{{ messages[0].content }}!")
+    checkpoint = with_template(open_checkpoint(str(path())), file)
+    assert checkpoint.chat_template == "{{ messages[0].content }}!"
+
+
 @pytest.mark.parametrize(
     ("arguments", "quoted"),
     [
@@ -60,6 +69,7 @@ def test_it_listens_and_ends_on_a_signal(folder, number):
         (("--tls-certificate", "/no/such.pem", "--tls-key", "/no/such.key"), "/no/such.pem"),
         (("--tokens-file", "/no/such/tokens"), "/no/such/tokens"),
         (("--auth", "no_such_module:f"), "no_such_module"),
+        (("--chat-template", "/no/such.jinja"), "/no/such.jinja"),
     ],
 )
 def test_the_reason_why_it_cannot_start_is_one_line(folder, arguments, quoted):

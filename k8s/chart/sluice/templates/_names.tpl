@@ -24,14 +24,24 @@ app.kubernetes.io/part-of: sluice
 app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .root.Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_" }}
+{{- with .root.Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
 {{- end -}}
 
 {{- define "sluice.metadata" -}}
-{{/* Metadata of an object. Arguments: root, component, name. */ -}}
+{{/* Metadata of an object. Arguments: root, component, name; annotations and labels of the values, if any. */ -}}
 name: {{ .name }}
 namespace: {{ .root.Release.Namespace }}
 labels:
   {{- include "sluice.labels" (omit . "pool") | nindent 2 }}
+  {{- with .labels }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+{{- with merge dict (default dict .annotations) .root.Values.commonAnnotations }}
+annotations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
 {{- end -}}
 
 {{- define "sluice.serviceAccountName" -}}

@@ -28,19 +28,20 @@ spec:
   enableServiceLinks: false
   terminationGracePeriodSeconds: {{ add (default 0 $spec.preStopSeconds) $spec.drainSeconds 15 }}
   securityContext:
-    runAsNonRoot: true
-    runAsUser: 10001
-    runAsGroup: 10001
-    fsGroup: 10001
-    # Do not change the owner of every file in a large model cache at each start.
-    fsGroupChangePolicy: OnRootMismatch
-    seccompProfile: {type: RuntimeDefault}
+    {{- include "sluice.podSecurity" $spec | nindent 4 }}
   {{- with $root.Values.imagePullSecrets }}
   imagePullSecrets:
     {{- toYaml . | nindent 4 }}
   {{- end }}
   {{- with $spec.priorityClassName }}
   priorityClassName: {{ . }}
+  {{- end }}
+  {{- with $spec.schedulerName }}
+  schedulerName: {{ . }}
+  {{- end }}
+  {{- with $spec.resourceClaims }}
+  resourceClaims:
+    {{- toYaml . | nindent 4 }}
   {{- end }}
   {{- with $spec.runtimeClassName }}
   runtimeClassName: {{ . }}
@@ -57,16 +58,22 @@ spec:
   affinity:
     {{- toYaml . | nindent 4 }}
   {{- end }}
-  {{- if ne .component "engine" }}
+  {{- if $spec.topologySpreadConstraints }}
   topologySpreadConstraints:
-    - maxSkew: 1
-      topologyKey: kubernetes.io/hostname
-      whenUnsatisfiable: ScheduleAnyway
-      # Spread the pods of each revision separately: during a rollout, pods of the old revision do not count.
-      matchLabelKeys: [pod-template-hash]
-      labelSelector:
-        matchLabels:
-          {{- include "sluice.selector" . | nindent 10 }}
+    {{- $selector := dict "labelSelector" (dict "matchLabels" (include "sluice.selector" . | fromYaml)) }}
+    {{- range $spec.topologySpreadConstraints }}
+    - {{- merge dict . $selector | toYaml | nindent 6 }}
+    {{- end }}
+  {{- end }}
+  {{- $copies := and (ne .component "gateway") (eq (default dict .model).source "s3") }}
+  {{- if or $copies $spec.initContainers }}
+  initContainers:
+    {{- if $copies }}
+    {{- include "sluice.modelFromS3" . | nindent 4 }}
+    {{- end }}
+    {{- with $spec.initContainers }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
   {{- end }}
   containers:
     - name: {{ .component }}
@@ -76,6 +83,10 @@ spec:
         {{- toYaml .command | nindent 8 }}
       env:
         {{- include "sluice.podEnv" . | nindent 8 }}
+      {{- with $spec.envFrom }}
+      envFrom:
+        {{- toYaml . | nindent 8 }}
+      {{- end }}
       {{- if .probed }}
       ports:
         {{- toYaml .ports | nindent 8 }}
@@ -91,13 +102,79 @@ spec:
         preStop: {sleep: {seconds: {{ $spec.preStopSeconds }}}}
       {{- end }}
       securityContext:
-        allowPrivilegeEscalation: false
-        readOnlyRootFilesystem: true
-        capabilities: {drop: [ALL]}
+        {{- include "sluice.containerSecurity" $spec | nindent 8 }}
       volumeMounts:
         {{- include "sluice.mounts" . | nindent 8 }}
+    {{- with $spec.sidecars }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
   volumes:
     {{- include "sluice.volumes" . | nindent 4 }}
+{{- end -}}
+
+{{- define "sluice.podSecurity" -}}
+{{/* The pod's security context. Argument: values of the service. The owner of every file in a large model cache is not
+changed at each start. */ -}}
+{{- $own := dict
+  "runAsNonRoot" true "runAsUser" 10001 "runAsGroup" 10001 "fsGroup" 10001 "fsGroupChangePolicy" "OnRootMismatch"
+  "seccompProfile" (dict "type" "RuntimeDefault") -}}
+{{- include "sluice.overridden" (list $own .podSecurityContext) -}}
+{{- end -}}
+
+{{- define "sluice.containerSecurity" -}}
+{{- $own := dict
+  "allowPrivilegeEscalation" false "readOnlyRootFilesystem" true "capabilities" (dict "drop" (list "ALL")) -}}
+{{- include "sluice.overridden" (list $own .securityContext) -}}
+{{- end -}}
+
+{{- define "sluice.overridden" -}}
+{{/* Fields of an object, overridden by those of the second; null removes a field, which some platforms set themselves. */ -}}
+{{- $merged := index . 0 -}}
+{{- range $name, $value := index . 1 -}}
+{{- if kindIs "invalid" $value }}{{- $merged = omit $merged $name -}}{{- else }}{{- $merged = set $merged $name $value -}}{{- end -}}
+{{- end -}}
+{{- toYaml $merged -}}
+{{- end -}}
+
+{{- define "sluice.modelFromS3" -}}
+{{/* Copies the checkpoint from a bucket to the volume of models. Only engines need the weights. */ -}}
+{{- $s3 := .model.s3 -}}
+- name: model
+  image: {{ $s3.image }}
+  imagePullPolicy: {{ .root.Values.image.pullPolicy }}
+  command:
+    - aws
+    - s3
+    - sync
+    - {{ list (required "model.s3.uri is required with model.source: s3" $s3.uri | trimSuffix "/") .model.path | compact | join "/" | quote }}
+    - {{ list "/models" .model.path | compact | join "/" | quote }}
+    - --no-progress
+    {{- if ne .component "engine" }}
+    - --exclude=*.safetensors
+    - --exclude=*.bin
+    - --exclude=*.gguf
+    {{- end }}
+    {{- with $s3.endpoint }}
+    - --endpoint-url={{ . }}
+    {{- end }}
+    {{- with $s3.region }}
+    - --region={{ . }}
+    {{- end }}
+  env:
+    - {name: HOME, value: /tmp}
+  {{- with $s3.credentialsSecret }}
+  envFrom:
+    - secretRef: {name: {{ . }}}
+  {{- end }}
+  {{- with $s3.resources }}
+  resources:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+  securityContext:
+    {{- include "sluice.containerSecurity" .spec | nindent 4 }}
+  volumeMounts:
+    - {name: models, mountPath: /models}
+    - {name: tmp, mountPath: /tmp}
 {{- end -}}
 
 {{- define "sluice.podEnv" -}}
@@ -114,7 +191,7 @@ spec:
 {{- if ne .component "gateway" }}
 - {name: HF_HOME, value: {{ ternary "/var/cache/huggingface" "/tmp/huggingface" (eq .model.source "hub") }}}
 {{- if and (eq .model.source "hub") .model.hub.tokenSecret }}
-- {name: HF_TOKEN_PATH, value: /etc/sluice/hub/token}
+- {name: HF_TOKEN_PATH, value: /etc/sluice/hub/{{ .model.hub.tokenKey }}}
 {{- end }}
 {{- end }}
 {{- with .env }}
@@ -193,7 +270,7 @@ livenessProbe:
   image: {reference: {{ required "model.image is required with model.source: image" .model.image }}}
 {{- else if eq .model.source "hostPath" }}
   hostPath: {path: {{ required "model.hostPath is required with model.source: hostPath" .model.hostPath }}, type: Directory}
-{{- else if .model.hub.cachePvc }}
+{{- else if and (eq .model.source "hub") .model.hub.cachePvc }}
   persistentVolumeClaim: {claimName: {{ .model.hub.cachePvc }}}
 {{- else }}
   emptyDir: {}

@@ -41,10 +41,11 @@
 {{- else -}}
 {{- $_ := set $own "insecure" true -}}
 {{- end -}}
-{{- if $router.tokens.secretName }}{{- $_ := set $own "tokens_file" "/etc/sluice/tokens/tokens" -}}{{- end -}}
+{{- if $router.chatTemplate }}{{- $_ := set $own "chat_template" "/etc/sluice/config/chat_template.jinja" -}}{{- end -}}
+{{- if $router.tokens.secretName }}{{- $_ := set $own "tokens_file" (printf "/etc/sluice/tokens/%s" $router.tokens.secretKey) -}}{{- end -}}
 {{- if $router.admin.enabled -}}
 {{- $_ := mustMergeOverwrite $own (dict "admin_host" $any "admin_port" ($router.admin.port | int)) -}}
-{{- if $router.admin.tokensSecret }}{{- $_ := set $own "admin_tokens_file" "/etc/sluice/admin-tokens/tokens" -}}{{- end -}}
+{{- if $router.admin.tokensSecret }}{{- $_ := set $own "admin_tokens_file" (printf "/etc/sluice/admin-tokens/%s" $router.admin.tokensKey) -}}{{- end -}}
 {{- end -}}
 {{- mustMergeOverwrite $own (deepCopy $router.settings) | toYaml -}}
 {{- end -}}
