@@ -2,9 +2,11 @@
 
 import json
 import re
-from collections.abc import Callable
+from codecs import utf_8_decode
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import takewhile
 from typing import Any, Literal
 
 from tokenizers import Tokenizer
@@ -15,6 +17,7 @@ Family = Literal["bytes", "pieces", "window"]
 Read = Callable[[str], Piece]
 """Converts a token as written in tokenizer.json to its piece."""
 
+REPLACEMENT = "\ufffd"
 UNMAPPED = "\uffff"
 BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2}|\+[0-9A-Fa-f])>", re.ASCII)
 """A token of SentencePiece's byte fallback, as the tokenizers library parses it."""
@@ -60,13 +63,40 @@ class Vocabulary:
         added = self.tokenizer.get_added_tokens_decoder().values()
         return frozenset(token.content for token in added if token.special)
 
+    def prompt_text(self, prompt: Sequence[int], skip_special_tokens: bool) -> str:
+        """The text of a prompt. If it ends within a character, that character belongs to the text of the output."""
+        text = self._decode(prompt, skip_special_tokens)
+        if self.reading.family == "window" or not text.endswith(REPLACEMENT):
+            return text
+        special = self.special if skip_special_tokens else ()
+        tokens = [(number, self.tokenizer.id_to_token(number)) for number in prompt]
+        ids = [number for number, token in tokens if token is not None and token not in special]
+        unfinished = self._unfinished_bytes(ids)
+        if self.reading.family == "bytes":
+            return text[:-1] if unfinished else text
+        return self._decode(ids[: len(ids) - unfinished], False)
+
+    def _unfinished_bytes(self, ids: Sequence[int]) -> int:
+        """Number of bytes of an incomplete character at the end. 0 if SentencePiece's run of bytes there is invalid."""
+        errors = "replace" if self.reading.family == "bytes" else "strict"
+        pieces = (self._piece(number) for number in reversed(ids))
+        run = b"".join(reversed([*takewhile(lambda piece: isinstance(piece, bytes), pieces)]))
+        try:
+            return len(run) - utf_8_decode(run, errors, False)[1]
+        except UnicodeDecodeError:
+            return 0
+
+    def _decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
+        return str(self.tokenizer.decode(ids, skip_special_tokens=skip_special_tokens))
+
     def bytes_of(self, token_id: int) -> bytes:
         """The text of a token in UTF-8. Empty for ids without a token, and for the family `window`."""
-        token = self.tokenizer.id_to_token(token_id)
-        if token is None or self.reading.piece is None:
-            return b""
-        piece = self.reading.piece(token)
+        piece = self._piece(token_id)
         return piece if isinstance(piece, bytes) else piece.encode()
+
+    def _piece(self, token_id: int) -> Piece:
+        token = self.tokenizer.id_to_token(token_id)
+        return "" if token is None or self.reading.piece is None else self.reading.piece(token)
 
 
 def _reading(tokenizer: Tokenizer) -> Reading:

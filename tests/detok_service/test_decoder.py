@@ -9,15 +9,10 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders
 
 from detok_service import decoder as decoder_module
-from detok_service.decoder import (
-    MAX_UNSETTLED,
-    Decoders,
-    TextError,
-    TokenizerError,
-    WindowDecoder,
-    decoders_of,
-    load_decoders,
-)
+from detok_service.decoder import MAX_UNSETTLED, TextError, WindowDecoder
+from detok_service.decoders import Decoders, TokenizerError, decoders_of, load_decoders
+from sluice.ring.rows import PROMPT_END_TOKENS
+from sluice.ring.vocabulary import Vocabulary
 from tests.fakes.tokenizers import TABLES, TINY, WINDOWS, byte_char, byte_level, panicking, sentencepiece
 
 KINDS = TABLES | WINDOWS
@@ -68,6 +63,25 @@ def test_joined_deltas_equal_decode(kind):
     @given(ids_of(kind), st.lists(st.integers(0, 5), max_size=20), st.booleans())
     def run(tokens, sizes, skip):
         check(kind, tokens, sizes, skip)
+
+    run()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_prompt_and_output_together_equal_decode(kind):
+    """Except for complete characters of the prompt that the output makes invalid: they are already shown."""
+    tokenizer, decoders = built(kind)
+    vocabulary = Vocabulary(tokenizer)
+
+    @given(ids_of(kind), ids_of(kind), st.lists(st.integers(0, 5), max_size=20), st.booleans())
+    def run(prompt, tokens, sizes, skip):
+        prompt_text = vocabulary.prompt_text(prompt, skip)
+        whole = tokenizer.decode(prompt + tokens, skip_special_tokens=skip)
+        decoder = decoders.new(skip)
+        decoder.follow(prompt[-PROMPT_END_TOKENS:])
+        text = "".join(decoder.feed(row) for row in cut(tokens, sizes)) + decoder.flush()
+        if whole.startswith(prompt_text):
+            assert prompt_text + text == whole
 
     run()
 
