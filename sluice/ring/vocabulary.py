@@ -3,7 +3,7 @@
 import json
 import re
 from codecs import utf_8_decode
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import takewhile
@@ -63,18 +63,26 @@ class Vocabulary:
         added = self.tokenizer.get_added_tokens_decoder().values()
         return frozenset(token.content for token in added if token.special)
 
-    def prompt_text(self, prompt: Sequence[int], skip_special_tokens: bool) -> str:
-        """The text of a prompt. If it ends within a character, that character belongs to the text of the output."""
+    def prompt_text(self, prompt: Sequence[int], skip_special_tokens: bool, keep: Collection[str] = ()) -> str:
+        """The text of a prompt. If it ends within a character, that character belongs to the text of the output.
+
+        `keep`: special tokens that are not skipped.
+        """
+        if skip_special_tokens and keep:
+            prompt, skip_special_tokens = self._without(self.special.difference(keep), prompt), False
         text = self._decode(prompt, skip_special_tokens)
         if self.reading.family == "window" or not text.endswith(REPLACEMENT):
             return text
-        special = self.special if skip_special_tokens else ()
-        tokens = [(number, self.tokenizer.id_to_token(number)) for number in prompt]
-        ids = [number for number, token in tokens if token is not None and token not in special]
+        ids = self._without(self.special if skip_special_tokens else (), prompt)
         unfinished = self._unfinished_bytes(ids)
         if self.reading.family == "bytes":
             return text[:-1] if unfinished else text
         return self._decode(ids[: len(ids) - unfinished], False)
+
+    def _without(self, omitted: Collection[str], ids: Sequence[int]) -> list[int]:
+        """The ids that have a token, but none of these tokens."""
+        tokens = [(number, self.tokenizer.id_to_token(number)) for number in ids]
+        return [number for number, token in tokens if token is not None and token not in omitted]
 
     def _unfinished_bytes(self, ids: Sequence[int]) -> int:
         """Number of bytes of an incomplete character at the end. 0 if SentencePiece's run of bytes there is invalid."""
