@@ -6,7 +6,6 @@ from codecs import utf_8_decode
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import takewhile
 from typing import Any, Literal
 
 from tokenizers import Tokenizer
@@ -87,8 +86,13 @@ class Vocabulary:
     def _unfinished_bytes(self, ids: Sequence[int]) -> int:
         """Number of bytes of an incomplete character at the end. 0 if SentencePiece's run of bytes there is invalid."""
         errors = "replace" if self.reading.family == "bytes" else "strict"
-        pieces = (self._piece(number) for number in reversed(ids))
-        run = b"".join(reversed([*takewhile(lambda piece: isinstance(piece, bytes), pieces)]))
+        pieces: list[bytes] = []
+        for number in reversed(ids):
+            piece = self._piece(number)
+            if not isinstance(piece, bytes):
+                break
+            pieces.append(piece)
+        run = b"".join(reversed(pieces))
         try:
             return len(run) - utf_8_decode(run, errors, False)[1]
         except UnicodeDecodeError:

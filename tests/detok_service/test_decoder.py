@@ -121,6 +121,17 @@ def test_text_after_n_tokens_does_not_depend_on_how_they_are_split(kind):
     run()
 
 
+def test_some_special_tokens_can_be_kept():
+    tokenizer, decoders = built("sentencepiece")
+    prompt = [tokenizer.token_to_id(token) for token in ["<s>", "e", "</s>"]]
+    tokens = [tokenizer.token_to_id(token) for token in ["<s>", "▁the", "</s>", "e"]]
+    for keep, start, text in [((), "e", " thee"), (("</s>", "e"), "e</s>", " the</s>e")]:
+        decoder = decoders.new(True, keep)
+        decoder.follow(prompt)
+        assert decoder.feed(tokens[:3]) + decoder.feed(tokens[3:]) + decoder.flush() == text
+        assert Vocabulary(tokenizer).prompt_text(prompt, True, keep) == start
+
+
 def test_incomplete_characters_are_held_back_and_invalid_bytes_are_not():
     tokenizer, decoders = built("sentencepiece")
     decoder = decoders.new(True)
