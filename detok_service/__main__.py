@@ -18,7 +18,7 @@ import structlog
 import zmq
 
 from detok_service import metrics
-from detok_service.decoder import TokenizerError, load_decoders
+from detok_service.decoders import TokenizerError, load_decoders
 from detok_service.router_links import MAX_LINKS
 from detok_service.service import Detokenizer, Identity
 from sluice.ring.checkpoint import CheckpointError, open_checkpoint

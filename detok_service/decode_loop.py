@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import structlog
 
-from detok_service.decoder import Decoders
+from detok_service.decoders import Decoders
 from detok_service.router_links import RouterLinks
 from detok_service.stops import StopSearch, StopStrings
 from detok_service.stream import Engine, Key, TextStream
@@ -173,14 +173,21 @@ class DecodeLoop:
             return
         link.start(Started(opened.request, opened.attempt, opened.prompt_tokens, opened.cached_tokens))
         # All sequences of the request share one automaton, which is read-only.
-        stops = StopStrings(opened.text.stop) if opened.text.stop else None
+        omitted = self._decoders.omitted_in_stops(opened.text)
+        stops = StopStrings(opened.text.stop, omitted) if opened.text.stop else None
         full = len(self._table.live) + len(keys) > self._max_streams
         refusal = f"the detokenizer serves at most {self._max_streams} streams"
         for _, _, sequence in keys:
             search = StopSearch(stops, opened.text.include_stop) if stops else None
-            decoder = self._decoders.new(opened.text.skip_special_tokens)
+            decoder = self._decoders.new(opened.text.skip_special_tokens, opened.text.keep_special_tokens)
             stream = TextStream(opened, sequence, engine, decoder, search, now)
             self._table.add(stream)
+            try:
+                if opened.prompt_end:
+                    decoder.follow(opened.prompt_end)
+            except Exception as error:  # noqa: BLE001 - a decoding error ends this stream only
+                self._fail_text(stream, error)
+                continue
             if stream.replaying:
                 stream.queued = True
                 self._replays.append(stream)

@@ -1,23 +1,19 @@
 """Incremental decoders. The concatenated text that they return equals the tokenizer's decoding of all tokens.
 
-One decoder serves one sequence. `feed` takes the next tokens and returns the text that later tokens cannot change;
-`flush` returns the rest at the end of the sequence. The text does not depend on how tokens are split into calls. All
-sequences share the tables that `load_decoders` builds from tokenizer.json.
+One decoder serves one sequence. `follow` takes the prompt, whose text is already shown; `feed` takes the next tokens
+and returns the text that later tokens cannot change; `flush` returns the rest at the end of the sequence. The text does
+not depend on how tokens are split into calls.
 """
 
 from codecs import utf_8_decode
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
+from itertools import dropwhile
 
-from tokenizers import Tokenizer
-
-from sluice.ring.vocabulary import Family, Vocabulary
+from sluice.ring.rows import PROMPT_END_TOKENS
+from sluice.ring.vocabulary import REPLACEMENT
 
 Pieces = Mapping[int, str | bytes]
 """Text by token id; `bytes` for a token that stands for one byte. Ids without text are absent."""
-REPLACEMENT = "\ufffd"
 MAX_UNSETTLED = 16
 """Tokens after which a `WindowDecoder` stops waiting for the rest of a character."""
 
@@ -47,6 +43,11 @@ class ByteDecoder:
         self._bytes_of = bytes_of
         self._text_of = text_of
         self._rest = b""
+
+    def follow(self, prompt: Sequence[int]) -> None:
+        """Begin after the prompt, of which the last PROMPT_END_TOKENS tokens are given."""
+        # Only the beginning of a character at the end of the prompt affects the output.
+        self.feed(prompt)
 
     def feed(self, tokens: Sequence[int]) -> str:
         rest = self._rest
@@ -84,6 +85,16 @@ class PieceDecoder:
         self._strip_left = strip_count
         self._run: _ByteRun | None = None
 
+    def follow(self, prompt: Sequence[int]) -> None:
+        """See `ByteDecoder.follow`."""
+        if len(prompt) >= PROMPT_END_TOKENS:
+            prompt = [*dropwhile(self._continues, prompt)]
+            # The prompt has text, even if its last tokens have none.
+            self._first, self._strip_left = None, 0
+        self.feed(prompt)
+        if self._run is not None:
+            self._run = self._run.unfinished()
+
     def feed(self, tokens: Sequence[int]) -> str:
         out = []
         for token in tokens:
@@ -108,6 +119,11 @@ class PieceDecoder:
     def flush(self) -> str:
         run, self._run = self._run, None
         return self._stripped(run.end()) if run is not None else ""
+
+    def _continues(self, token: int) -> bool:
+        """Whether the token is a byte of a character, but not its first byte."""
+        piece = self._pieces.get(token)
+        return isinstance(piece, bytes) and 0x80 <= piece[0] < 0xC0
 
     def _stripped(self, text: str) -> str:
         dropped = min(len(text) - len(text.lstrip(self._strip)), self._strip_left)
@@ -144,6 +160,16 @@ class _ByteRun:
             return ""
         return REPLACEMENT * self._length if self._rest else "".join(self._texts)
 
+    def unfinished(self) -> "_ByteRun | None":
+        """The run without its complete characters. None if nothing is left."""
+        if not self._valid:
+            return self
+        if not self._rest:
+            return None
+        run = _ByteRun()
+        run._rest, run._length = self._rest, len(self._rest)
+        return run
+
 
 class WindowDecoder:
     """For all other tokenizers: decodes the latest tokens with and without the new one; the difference is its text.
@@ -160,6 +186,12 @@ class WindowDecoder:
         self._window: list[int] = []
         self._settled = 0
         """Tokens at the start of the window whose text has been returned."""
+
+    def follow(self, prompt: Sequence[int]) -> None:
+        """See `ByteDecoder.follow`."""
+        self.feed(prompt)
+        # Even the beginning of a character is already shown.
+        self._settled = len(self._window)
 
     def feed(self, tokens: Sequence[int]) -> str:
         out = []
@@ -187,70 +219,27 @@ class WindowDecoder:
         self._settled = len(self._window)
 
 
-Decoder = ByteDecoder | PieceDecoder | WindowDecoder
+class FilteringDecoder:
+    """Passes all but some tokens to another decoder."""
+
+    __slots__ = ("_inner", "_omitted")
+
+    def __init__(self, inner: "Decoder", omitted: frozenset[int]) -> None:
+        self._inner = inner
+        self._omitted = omitted
+
+    def follow(self, prompt: Sequence[int]) -> None:
+        """See `ByteDecoder.follow`."""
+        self._inner.follow(self._rest_of(prompt))
+
+    def feed(self, tokens: Sequence[int]) -> str:
+        return self._inner.feed(self._rest_of(tokens))
+
+    def flush(self) -> str:
+        return self._inner.flush()
+
+    def _rest_of(self, tokens: Sequence[int]) -> list[int]:
+        return [token for token in tokens if token not in self._omitted]
 
 
-class TokenizerError(ValueError):
-    """The file is not a usable tokenizer.json."""
-
-
-@dataclass(frozen=True, slots=True)
-class Decoders:
-    """Makes a new decoder for each sequence."""
-
-    kind: Family
-    all_tokens: Callable[[], Decoder]
-    without_special: Callable[[], Decoder]
-
-    def new(self, skip_special_tokens: bool) -> Decoder:
-        return self.without_special() if skip_special_tokens else self.all_tokens()
-
-
-def load_decoders(file: Path) -> Decoders:
-    """Read a tokenizer.json. Raises TokenizerError."""
-    try:
-        tokenizer = Tokenizer.from_file(str(file))
-    except Exception as error:  # the library raises nothing narrower
-        raise TokenizerError(f"{file} is not a tokenizer.json: {error}") from error
-    return decoders_of(tokenizer)
-
-
-def decoders_of(tokenizer: Tokenizer) -> Decoders:
-    vocabulary = Vocabulary(tokenizer)
-    tokens, special = vocabulary.tokens, vocabulary.special
-    plain = {number: token for number, token in tokens.items() if token not in special}
-    return Decoders(vocabulary.reading.family, _build(vocabulary, tokens), _build(vocabulary, plain))
-
-
-def _build(vocabulary: Vocabulary, tokens: dict[int, str]) -> Callable[[], Decoder]:
-    reading = vocabulary.reading
-    if reading.piece is None:
-        return partial(WindowDecoder, partial(_decode, vocabulary.tokenizer), frozenset(tokens))
-    pieces = {number: reading.piece(token) for number, token in tokens.items()}
-    if reading.family == "bytes":
-        return partial(ByteDecoder, *_byte_tables(pieces))
-    first = None if reading.first is None else {number: reading.first(token) for number, token in tokens.items()}
-    return partial(PieceDecoder, pieces, first, reading.strip, reading.strip_count)
-
-
-def _byte_tables(pieces: Pieces) -> tuple[BytesByToken, dict[int, str]]:
-    bytes_of = BytesByToken()
-    text_of = {}
-    for number, piece in pieces.items():
-        data = bytes_of[number] = piece if isinstance(piece, bytes) else piece.encode()
-        try:
-            text_of[number] = data.decode()
-        except UnicodeDecodeError:
-            continue
-    return bytes_of, text_of
-
-
-def _decode(tokenizer: Tokenizer, tokens: list[int]) -> str:
-    try:
-        # If special tokens are to be skipped, they are not in the WindowDecoder's `known` and never get here.
-        return str(tokenizer.decode(tokens, skip_special_tokens=False))
-    except BaseException as error:
-        # A panic in the library's Rust code is a BaseException in Python.
-        if not isinstance(error, Exception) and type(error).__module__ != "pyo3_runtime":
-            raise
-        raise TextError(f"the tokenizer raised {type(error).__name__}") from error
+Decoder = ByteDecoder | PieceDecoder | WindowDecoder | FilteringDecoder

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import structlog
 
 from detok_service.decode_loop import DecodeLoop
-from detok_service.decoder import Decoders
+from detok_service.decoders import Decoders
 from detok_service.engines import Engines
 from detok_service.router_links import RouterLinks
 from detok_service.stream import Engine

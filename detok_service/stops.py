@@ -3,27 +3,42 @@
 The match that ends first wins; of matches that end together, the longest. Text that may still become a stop string is
 held back: the longest suffix that is a prefix of a stop string. If the output includes the stop string, nothing is
 held back.
+
+A stop string may contain special tokens that the text omits. In the search, a single character, the token's mark,
+stands for each of them.
 """
 
+import re
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+
+FIRST_MARK, MAX_MARKS = 0xD800, 0x800
+"""Marks are surrogates, which no text contains."""
 
 
 class StopStrings:
     """Aho-Corasick automaton over code points (Aho and Corasick 1975). State 0 is the root. Read-only, shared."""
 
-    __slots__ = ("children", "depth", "fail", "first", "match")
+    __slots__ = ("children", "depth", "erase", "fail", "first", "marks", "match")
 
-    def __init__(self, stops: Iterable[str]) -> None:
+    def __init__(self, stops: Iterable[str], omitted: Mapping[str, int] | None = None) -> None:
+        """`omitted`: by text, the special tokens in stop strings that the text omits."""
         self.children: list[dict[str, int]] = [{}]
         self.depth = [0]
         """By state: length, in code points, of the prefix that the state represents."""
         self.fail = [0]
         """By state: the state of the longest proper suffix of its prefix."""
-        self.match: list[str | None] = [None]
-        """By state: the longest stop string that ends in this state."""
+        self.match: list[tuple[str, int] | None] = [None]
+        """By state: the longest stop string that ends in this state, and its length in the searched text."""
+        by_text = {text: chr(FIRST_MARK + i) for i, text in enumerate([*(omitted or ())][:MAX_MARKS])}
+        self.marks = {(omitted or {})[text]: mark for text, mark in by_text.items()}
+        """Marks by token."""
+        self.erase = str.maketrans(dict.fromkeys(by_text.values()))
+        """Removes marks, as an argument of `str.translate`. Empty without marks."""
         for stop in stops:
-            self._add(stop)
+            self._add(stop, stop)
+            if by_text:
+                self._add(_marked(stop, by_text), stop)
         self._link()
         self.first = frozenset(self.children[0])
 
@@ -46,9 +61,10 @@ class StopStrings:
             state = self.fail[state]
         return state
 
-    def _add(self, stop: str) -> None:
+    def _add(self, text: str, stop: str) -> None:
+        """`text`: the stop string as it is searched for."""
         state = 0
-        for char in stop:
+        for char in text:
             if char not in self.children[state]:
                 self.children[state][char] = len(self.children)
                 self.children.append({})
@@ -57,7 +73,7 @@ class StopStrings:
                 self.match.append(None)
             state = self.children[state][char]
         if state:
-            self.match[state] = stop
+            self.match[state] = (stop, len(text))
 
     def _link(self) -> None:
         queue = deque(self.children[0].values())
@@ -70,12 +86,19 @@ class StopStrings:
                 queue.append(child)
 
 
+def _marked(stop: str, marks: Mapping[str, str]) -> str:
+    texts = sorted(marks, key=len, reverse=True)
+    return re.sub("|".join(map(re.escape, texts)), lambda found: marks[found[0]], stop)
+
+
 class StopSearch:
     """The search in the text of one sequence."""
 
-    __slots__ = ("_held", "_include", "_state", "_stops", "matched")
+    __slots__ = ("_held", "_include", "_state", "_stops", "marks", "matched")
 
     def __init__(self, stops: StopStrings, include: bool) -> None:
+        self.marks = stops.marks
+        """By token: its mark. Call `feed_mark` for these tokens."""
         self._stops = stops
         self._include = include
         self._state = 0
@@ -96,21 +119,31 @@ class StopSearch:
             match = stops.match[state]
             if match is not None:
                 if counts:
-                    return self._cut(text[:at], match)
+                    return self._cut(text[:at], *match)
                 state = stops.open_end(state)
         self._state = state
-        if self._include:
+        # A mark is held back even then, because only a match decides whether its token is shown.
+        if self._include and not stops.erase:
             return text
         shown = len(text) - stops.depth[state]
         self._held = text[shown:]
-        return text[:shown]
+        return self._without_marks(text[:shown])
+
+    def feed_mark(self, mark: str, counts: bool) -> str:
+        """`feed`, for a special token that the text omits."""
+        return self._without_marks(self.feed(mark, counts))
 
     def flush(self) -> str:
         """Return the text that was held back, at the end of the sequence."""
         text, self._held, self._state = self._held, "", 0
-        return text
+        return self._without_marks(text)
 
-    def _cut(self, text: str, stop: str) -> str:
+    def _cut(self, text: str, stop: str, length: int) -> str:
         self.matched = stop
         self._held, self._state = "", 0
-        return text if self._include else text[: -len(stop)]
+        if self._include and not self._stops.erase:
+            return text
+        return self._without_marks(text[: len(text) - length]) + (stop if self._include else "")
+
+    def _without_marks(self, text: str) -> str:
+        return text.translate(self._stops.erase) if self._stops.erase else text

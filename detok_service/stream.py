@@ -180,7 +180,7 @@ class TextStream:
             self._first = now
         start = self._offset + len(self._tokens) - len(tokens)
         last = self._last
-        if last is not None and last.reason is FinishReason.STOP_TOKEN and not self._params.include_stop:
+        if last is not None and self._hides(last):
             tokens = tokens[:-1]
         if self._stops is None:
             text = self._decoder.feed(tokens)
@@ -200,14 +200,28 @@ class TextStream:
                 self.end = msgspec.structs.replace(self.end, held=held)
         return text
 
+    def _hides(self, end: End) -> bool:
+        """Whether the last token, which caused this end, has no text."""
+        if self._params.include_stop or end.by_guide:
+            return False
+        if end.reason is FinishReason.STOP_TOKEN:
+            return True
+        return end.reason is FinishReason.EOS and self._params.skip_special_tokens
+
     def _search(self, stops: StopSearch, tokens: list[int], start: int) -> tuple[str, int]:
         """Text of `tokens`, which begin at index `start`, up to a stop string; and the index after the last token
         used."""
         shown = []
-        feed = self._decoder.feed
+        feed, marks = self._decoder.feed, stops.marks
         short = self._params.min_tokens - start
         for count, token in enumerate(tokens, 1):
-            shown.append(stops.feed(feed((token,)), count >= short))
+            if token in marks:
+                # The text that waits for the rest of a character precedes the token.
+                shown.append(stops.feed(self._decoder.flush(), count >= short))
+                if stops.matched is None:
+                    shown.append(stops.feed_mark(marks[token], count >= short))
+            else:
+                shown.append(stops.feed(feed((token,)), count >= short))
             if stops.matched is not None:
                 return "".join(shown), start + count
         return "".join(shown), start + len(tokens)

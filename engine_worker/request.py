@@ -12,7 +12,7 @@ from engine_worker.speculative.proposals import Proposals
 from engine_worker.step import SequenceProgram
 from sluice.ring.errors import FinishReason
 from sluice.ring.params import RetentionParams, place_in_line
-from sluice.ring.rows import Open
+from sluice.ring.rows import PROMPT_END_TOKENS, Open
 from sluice.ring.tables import VirtualTokens
 from sluice.ring.wire import Submit
 
@@ -154,4 +154,5 @@ def opening(spec: Submit, cached_tokens: int = 0, queue: float = 0.0) -> Open:
         queue=queue,
         resume=spec.resume,
         ended=spec.ended,
+        prompt_end=list(spec.prompt[-PROMPT_END_TOKENS:]),
     )

@@ -12,7 +12,7 @@ from gateway.api.endpoint import Exchange
 from gateway.api.gateway import Gateway
 from gateway.errors import invalid
 from gateway.parsers import hermes
-from gateway.parsers.choice import parser_for
+from gateway.parsers.choice import parser_for, tags_of
 from gateway.requests.body import decode
 from gateway.requests.chat import REFUSED, WITHOUT_MEANING, ChatRequest
 from gateway.requests.guides import Guide, guide_of
@@ -60,7 +60,10 @@ class ChatCall(Call):
         if tools:
             self._options["tools_json"] = tools_json
         self._with_logprobs = bool(request.logprobs)
-        self._new_parser = parser_for(gateway.settings, bool(tools), guide is not None)
+        parsed = gateway.settings, bool(tools), guide is not None
+        if tags := tags_of(*parsed):
+            self._options["keep_special_tokens"] = tags
+        self._new_parser = parser_for(*parsed)
         self._deltas = ChatDeltas(self._new_parser, self._with_logprobs)
 
     def choices_of(self, generations: Sequence[Generation]) -> Iterable[ChatChoice]:

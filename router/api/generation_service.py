@@ -102,4 +102,4 @@ class GenerationService:
             return ""
         # Virtual tokens have no text.
         prompt = request.prompt if request.virtual is None else request.virtual.without(request.prompt)
-        return await self._text.decode(prompt, spec.text.skip_special_tokens)
+        return await self._text.prompt_text(prompt, spec.text)

@@ -14,6 +14,7 @@ from router.validate.chat import ChatPrompt
 from router.validate.prompt import IdsPrompt, Prompt, TextPrompt
 from sluice.ring.checkpoint import Checkpoint, CheckpointError
 from sluice.ring.errors import ErrorCode
+from sluice.ring.params import TextParams
 from sluice.ring.vocabulary import Vocabulary
 
 ID_BYTES = 8
@@ -79,6 +80,11 @@ class TokenizerPool:
         tokens, decode = list(ids), self._tokenizer.decode
         size = ID_BYTES * len(tokens)
         return await self._run(size, lambda: str(decode(tokens, skip_special_tokens=skip_special_tokens)))
+
+    async def prompt_text(self, ids: Sequence[int], text: TextParams) -> str:
+        """The text of a prompt that precedes the text of an output."""
+        skip, keep = text.skip_special_tokens, text.keep_special_tokens
+        return await self._run(ID_BYTES * len(ids), lambda: self.vocabulary.prompt_text(ids, skip, keep))
 
     async def compute(self, size: int, work: Callable[[], T]) -> T:
         """`work()`, run in a thread; it need not process text. `size`: bytes of its input."""

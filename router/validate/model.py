@@ -115,6 +115,9 @@ class Limits:
     bad_words: int = 256
     bad_word_bytes: int = 256
     """Length of one bad word."""
+    kept_tokens: int = 64
+    kept_token_bytes: int = 256
+    """Length of a text in keep_special_tokens."""
     logits_processors: int = 16
     processor_name_bytes: int = 256
     ngram_size: int = 16

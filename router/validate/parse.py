@@ -14,7 +14,7 @@ from router.validate.model import Limits, Model, check_model
 from router.validate.prompt import parse_prompt, parse_retention
 from router.validate.request_id import parse_request_id
 from router.validate.resume import check_seed, parse_began, parse_resume
-from router.validate.sampling import Stopping, parse_bad_words, parse_sampling, parse_stopping
+from router.validate.sampling import Stopping, parse_bad_words, parse_sampling, parse_stopping, parse_strings
 from router.validate.spec import Spec
 from router.validate.speculation import parse_speculation
 from router.validate.tables import FindTable, GivenTable, no_tables, parse_table
@@ -115,7 +115,7 @@ def _build(
         keep_prompt_tokens=_keep_prompt_tokens(spec, bad),
         retention=parse_retention(spec.kv_cache, limits, bad),
         bad_words=parse_bad_words(spec.sampling, limits, bad),
-        text=_text_params(spec.output, outputs.stopping, model, streaming, bad),
+        text=_text_params(spec.output, outputs.stopping, model, limits, streaming, bad),
         priority=_priority(spec.priority, bad),
         salt=spec.kv_cache.salt,
         time_limit=_time_limit(spec, limits, bad),
@@ -152,8 +152,9 @@ def _keep_prompt_tokens(spec: pb.GenerationSpec, bad: Violations) -> int | None:
 
 
 def _text_params(
-    output: pb.OutputOptions, stopping: Stopping, model: Model, streaming: bool, bad: Violations
+    output: pb.OutputOptions, stopping: Stopping, model: Model, limits: Limits, streaming: bool, bad: Violations
 ) -> TextParams:
+    field, kept = "spec.output.keep_special_tokens", output.keep_special_tokens
     interval = output.stream_interval if output.HasField("stream_interval") else 1
     if interval == 0:
         bad.add("spec.output.stream_interval", "is 0, must be at least 1", reason=Reason.OUT_OF_RANGE)
@@ -162,6 +163,7 @@ def _text_params(
         include_stop=stopping.include_stop,
         min_tokens=stopping.min_tokens,
         skip_special_tokens=output.skip_special_tokens if output.HasField("skip_special_tokens") else True,
+        keep_special_tokens=parse_strings(field, kept, limits.kept_tokens, "texts", limits.kept_token_bytes, bad),
         interval=min(interval, model.max_context_tokens) if streaming else UNARY_INTERVAL,
     )
 

@@ -49,7 +49,7 @@ def parse_sampling(
 
 def parse_bad_words(message: pb.SamplingParams, limits: Limits, bad: Violations) -> tuple[str, ...]:
     field = "spec.sampling.bad_words"
-    return _strings(field, message.bad_words, limits.bad_words, "bad words", limits.bad_word_bytes, bad)
+    return parse_strings(field, message.bad_words, limits.bad_words, "bad words", limits.bad_word_bytes, bad)
 
 
 def check_processors(names: Sequence[str], known: Set[str] | None) -> None:
@@ -111,7 +111,7 @@ def parse_stopping(message: pb.StoppingCriteria, model: Model, limits: Limits, b
             f"is {message.min_tokens}, must be at most {limit} ({source})",
             reason=Reason.OUT_OF_RANGE,
         )
-    strings = _strings(f"{field}.stop", message.stop, limits.stop_strings, "stop strings", limits.stop_bytes, bad)
+    strings = parse_strings(f"{field}.stop", message.stop, limits.stop_strings, "stop strings", limits.stop_bytes, bad)
     return Stopping(
         max_tokens=max_tokens,
         min_tokens=message.min_tokens,
@@ -178,7 +178,7 @@ def _processors(message: pb.SamplingParams, limits: Limits, bad: Violations) -> 
     return tuple(names)
 
 
-def _strings(
+def parse_strings(
     field: str, strings: Sequence[str], max_count: int, unit: str, max_bytes: int, bad: Violations
 ) -> tuple[str, ...]:
     if not bad.at_most(field, len(strings), max_count, unit):

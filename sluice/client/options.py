@@ -165,6 +165,8 @@ class Options(TypedDict, total=False):
     """Minimum number of tokens per chunk."""
     skip_special_tokens: bool | None
     """Whether to omit special tokens from the text. Default: yes."""
+    keep_special_tokens: list[str] | None
+    """Special tokens that are shown even so, such as "<tool_call>"."""
     timings: bool | None
     """Whether to return the durations of the request's phases."""
     context_logits: bool | None

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from sluice.ring.eos import eos_token_ids, tokenizer_eos
 from sluice.ring.other_formats import why_incomplete, why_no_folder, why_no_weights, why_not_downloaded
 from sluice.ring.vision import Vision, VisionError, split_config
 
@@ -81,13 +82,15 @@ class Checkpoint:
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
-        """The ids in generation_config.json, otherwise those in config.json."""
-        ids = self.generation.get("eos_token_id")
-        if ids is None:
-            ids = self.config.get("eos_token_id")
-        if ids is None:
-            return ()
-        return tuple(ids) if isinstance(ids, list) else (int(ids),)
+        """All ids in generation_config.json and config.json, and the tokenizer's own. Raises CheckpointError."""
+        ids = eos_token_ids(self.generation, self.config)
+        try:
+            own = tokenizer_eos(self.tokenizer_config, self.tokenizer_file)
+        except msgspec.DecodeError as error:
+            raise CheckpointError(f"{self.tokenizer_file} is not a tokenizer: {error}") from error
+        if own is not None and own < self.vocab_size:
+            ids.append(own)
+        return tuple(dict.fromkeys(ids))
 
     @property
     def tokenizer_file(self) -> Path:

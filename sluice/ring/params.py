@@ -118,6 +118,8 @@ class TextParams(msgspec.Struct, frozen=True, omit_defaults=True):
     min_tokens: Count = 0
     """A stop string is ignored if a token before this one (1-based) completes it."""
     skip_special_tokens: bool = True
+    keep_special_tokens: tuple[str, ...] = ()
+    """Special tokens that are shown even so."""
     interval: Count = 1
     """Minimum number of tokens per row, except for the last row. 0: a single row at the end."""
 

@@ -5,14 +5,18 @@ rely on them.
 """
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import msgspec
+from msgspec import Meta
 
 from sluice.ring.errors import Fault, FinishReason
 from sluice.ring.message import Count, Finite, Index, Message, Name, Number, Sequences, TokenId
 from sluice.ring.params import TextParams
 from sluice.ring.prompt_logprobs import PromptLogprobs
+
+PROMPT_END_TOKENS = 16
+"""Tokens of the prompt from which a detokenizer learns how the output's text begins. A character has at most four."""
 
 
 class Open(msgspec.Struct, frozen=True, array_like=True):
@@ -31,6 +35,8 @@ class Open(msgspec.Struct, frozen=True, array_like=True):
     """See `Submit`."""
     ended: list[Index] = []
     """See `Submit`."""
+    prompt_end: Annotated[list[TokenId], Meta(max_length=PROMPT_END_TOKENS)] = []
+    """The last tokens of the prompt, which decide whether the output's text begins with a space."""
 
 
 class Started(msgspec.Struct, frozen=True, array_like=True):

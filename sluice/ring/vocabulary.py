@@ -2,7 +2,8 @@
 
 import json
 import re
-from collections.abc import Callable
+from codecs import utf_8_decode
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -15,6 +16,7 @@ Family = Literal["bytes", "pieces", "window"]
 Read = Callable[[str], Piece]
 """Converts a token as written in tokenizer.json to its piece."""
 
+REPLACEMENT = "\ufffd"
 UNMAPPED = "\uffff"
 BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2}|\+[0-9A-Fa-f])>", re.ASCII)
 """A token of SentencePiece's byte fallback, as the tokenizers library parses it."""
@@ -60,13 +62,53 @@ class Vocabulary:
         added = self.tokenizer.get_added_tokens_decoder().values()
         return frozenset(token.content for token in added if token.special)
 
+    def prompt_text(self, prompt: Sequence[int], skip_special_tokens: bool, keep: Collection[str] = ()) -> str:
+        """The text of a prompt. If it ends within a character, that character belongs to the text of the output.
+
+        `keep`: special tokens that are not skipped.
+        """
+        if skip_special_tokens and keep:
+            prompt, skip_special_tokens = self._without(self.special.difference(keep), prompt), False
+        text = self._decode(prompt, skip_special_tokens)
+        if self.reading.family == "window" or not text.endswith(REPLACEMENT):
+            return text
+        ids = self._without(self.special if skip_special_tokens else (), prompt)
+        unfinished = self._unfinished_bytes(ids)
+        if self.reading.family == "bytes":
+            return text[:-1] if unfinished else text
+        return self._decode(ids[: len(ids) - unfinished], False)
+
+    def _without(self, omitted: Collection[str], ids: Sequence[int]) -> list[int]:
+        """The ids that have a token, but none of these tokens."""
+        tokens = [(number, self.tokenizer.id_to_token(number)) for number in ids]
+        return [number for number, token in tokens if token is not None and token not in omitted]
+
+    def _unfinished_bytes(self, ids: Sequence[int]) -> int:
+        """Number of bytes of an incomplete character at the end. 0 if SentencePiece's run of bytes there is invalid."""
+        errors = "replace" if self.reading.family == "bytes" else "strict"
+        pieces: list[bytes] = []
+        for number in reversed(ids):
+            piece = self._piece(number)
+            if not isinstance(piece, bytes):
+                break
+            pieces.append(piece)
+        run = b"".join(reversed(pieces))
+        try:
+            return len(run) - utf_8_decode(run, errors, False)[1]
+        except UnicodeDecodeError:
+            return 0
+
+    def _decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
+        return str(self.tokenizer.decode(ids, skip_special_tokens=skip_special_tokens))
+
     def bytes_of(self, token_id: int) -> bytes:
         """The text of a token in UTF-8. Empty for ids without a token, and for the family `window`."""
-        token = self.tokenizer.id_to_token(token_id)
-        if token is None or self.reading.piece is None:
-            return b""
-        piece = self.reading.piece(token)
+        piece = self._piece(token_id)
         return piece if isinstance(piece, bytes) else piece.encode()
+
+    def _piece(self, token_id: int) -> Piece:
+        token = self.tokenizer.id_to_token(token_id)
+        return "" if token is None or self.reading.piece is None else self.reading.piece(token)
 
 
 def _reading(tokenizer: Tokenizer) -> Reading:

@@ -750,6 +750,7 @@ class OutputOptions(_message.Message):
     CONTEXT_LOGITS_FIELD_NUMBER: _builtins.int
     GENERATION_LOGITS_FIELD_NUMBER: _builtins.int
     TENSORS_FIELD_NUMBER: _builtins.int
+    KEEP_SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
     token_ids: _builtins.bool
     """Return the token ids. Default false."""
     logprobs: _builtins.int
@@ -782,6 +783,12 @@ class OutputOptions(_message.Message):
         of an output belongs to the position from which its token i was sampled.
         """
 
+    @_builtins.property
+    def keep_special_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Special tokens, as text such as "<tool_call>", that are shown although special tokens are omitted. Other texts have
+        no effect. At most 64 of 256 bytes.
+        """
+
     def __init__(
         self,
         *,
@@ -795,10 +802,11 @@ class OutputOptions(_message.Message):
         context_logits: _builtins.bool = ...,
         generation_logits: _builtins.bool = ...,
         tensors: _abc.Iterable[Global___TensorSpec] | None = ...,
+        keep_special_tokens: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_prompt_logprobs", b"_prompt_logprobs", "_skip_special_tokens", b"_skip_special_tokens", "_stream_interval", b"_stream_interval", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs", "skip_special_tokens", b"skip_special_tokens", "stream_interval", b"stream_interval"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_prompt_logprobs", b"_prompt_logprobs", "_skip_special_tokens", b"_skip_special_tokens", "_stream_interval", b"_stream_interval", "context_logits", b"context_logits", "echo", b"echo", "generation_logits", b"generation_logits", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs", "skip_special_tokens", b"skip_special_tokens", "stream_interval", b"stream_interval", "tensors", b"tensors", "timings", b"timings", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_prompt_logprobs", b"_prompt_logprobs", "_skip_special_tokens", b"_skip_special_tokens", "_stream_interval", b"_stream_interval", "context_logits", b"context_logits", "echo", b"echo", "generation_logits", b"generation_logits", "keep_special_tokens", b"keep_special_tokens", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs", "skip_special_tokens", b"skip_special_tokens", "stream_interval", b"stream_interval", "tensors", b"tensors", "timings", b"timings", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__logprobs: _TypeAlias = _typing.Literal["logprobs"]  # noqa: Y015
     _WhichOneofArgType__logprobs: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs"]  # noqa: Y015

@@ -2,7 +2,8 @@
 
 import structlog
 
-from detok_service.decoder import Decoders, TextError
+from detok_service.decoder import TextError
+from detok_service.decoders import Decoders
 from detok_service.service import Detokenizer, Identity
 from sluice.ring.errors import FinishReason
 from sluice.ring.params import TextParams
@@ -15,6 +16,9 @@ POISON = 13
 
 class Letters:
     """A decoder that maps token 0 to "a", token 1 to "b" and so on. The token POISON raises an error."""
+
+    def follow(self, prompt):
+        self.feed(prompt)
 
     def feed(self, tokens):
         if POISON in tokens:

@@ -9,15 +9,10 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders
 
 from detok_service import decoder as decoder_module
-from detok_service.decoder import (
-    MAX_UNSETTLED,
-    Decoders,
-    TextError,
-    TokenizerError,
-    WindowDecoder,
-    decoders_of,
-    load_decoders,
-)
+from detok_service.decoder import MAX_UNSETTLED, TextError, WindowDecoder
+from detok_service.decoders import Decoders, TokenizerError, decoders_of, load_decoders
+from sluice.ring.rows import PROMPT_END_TOKENS
+from sluice.ring.vocabulary import Vocabulary
 from tests.fakes.tokenizers import TABLES, TINY, WINDOWS, byte_char, byte_level, panicking, sentencepiece
 
 KINDS = TABLES | WINDOWS
@@ -72,6 +67,25 @@ def test_joined_deltas_equal_decode(kind):
     run()
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_prompt_and_output_together_equal_decode(kind):
+    """Except for complete characters of the prompt that the output makes invalid: they are already shown."""
+    tokenizer, decoders = built(kind)
+    vocabulary = Vocabulary(tokenizer)
+
+    @given(ids_of(kind), ids_of(kind), st.lists(st.integers(0, 5), max_size=20), st.booleans())
+    def run(prompt, tokens, sizes, skip):
+        prompt_text = vocabulary.prompt_text(prompt, skip)
+        whole = tokenizer.decode(prompt + tokens, skip_special_tokens=skip)
+        decoder = decoders.new(skip)
+        decoder.follow(prompt[-PROMPT_END_TOKENS:])
+        text = "".join(decoder.feed(row) for row in cut(tokens, sizes)) + decoder.flush()
+        if whole.startswith(prompt_text):
+            assert prompt_text + text == whole
+
+    run()
+
+
 @given(
     st.lists(st.one_of(st.binary(max_size=6), st.text(max_size=4).map(str.encode)), max_size=8).map(b"".join),
     st.lists(st.integers(0, 5), max_size=20),
@@ -105,6 +119,17 @@ def test_text_after_n_tokens_does_not_depend_on_how_they_are_split(kind):
             assert in_rows.feed(row) == "".join(one_by_one.feed([token]) for token in row)
 
     run()
+
+
+def test_some_special_tokens_can_be_kept():
+    tokenizer, decoders = built("sentencepiece")
+    prompt = [tokenizer.token_to_id(token) for token in ["<s>", "e", "</s>"]]
+    tokens = [tokenizer.token_to_id(token) for token in ["<s>", "▁the", "</s>", "e"]]
+    for keep, start, text in [((), "e", " thee"), (("</s>", "e"), "e</s>", " the</s>e")]:
+        decoder = decoders.new(True, keep)
+        decoder.follow(prompt)
+        assert decoder.feed(tokens[:3]) + decoder.feed(tokens[3:]) + decoder.flush() == text
+        assert Vocabulary(tokenizer).prompt_text(prompt, True, keep) == start
 
 
 def test_incomplete_characters_are_held_back_and_invalid_bytes_are_not():

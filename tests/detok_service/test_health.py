@@ -15,7 +15,7 @@ import structlog
 import zmq
 
 from detok_service.__main__ import MAX_MESSAGES, serve, unready
-from detok_service.decoder import load_decoders
+from detok_service.decoders import load_decoders
 from detok_service.service import Detokenizer, Identity
 from sluice.ring.heartbeats import Hello, KeepAlive
 from sluice.ring.lane import Lane

@@ -5,7 +5,7 @@ import random
 import msgspec
 from structlog.testing import capture_logs
 
-from detok_service.decoder import load_decoders
+from detok_service.decoders import load_decoders
 from sluice.ring.heartbeats import Hello, KeepAlive
 from sluice.ring.inbox import Gap
 from sluice.ring.message import Message

@@ -7,7 +7,7 @@ import pytest
 import structlog
 from tokenizers import Tokenizer
 
-from detok_service.decoder import load_decoders
+from detok_service.decoders import load_decoders
 from detok_service.service import Detokenizer, Identity
 from sluice.ring.errors import ErrorCode, FinishReason
 from sluice.ring.heartbeats import KeepAlive

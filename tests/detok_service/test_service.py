@@ -6,14 +6,16 @@ import pytest
 from msgspec.structs import replace
 from structlog.testing import capture_logs
 
+from detok_service.decoders import decoders_of
 from detok_service.router_links import MAX_BATCH_TOKENS
 from detok_service.stream import TextStream
 from sluice.ring.errors import ErrorCode, FinishReason
 from sluice.ring.heartbeats import Hello
 from sluice.ring.prompt_logprobs import PART_ROWS, parts, row_bytes
-from sluice.ring.rows import Started, TextBatch, TokenBatch, TokenLogprob, TokenRow
+from sluice.ring.rows import PROMPT_END_TOKENS, Started, TextBatch, TokenBatch, TokenLogprob, TokenRow
 from sluice.ring.wire import Drop
 from tests.detok_service.bench import LENGTH, POISON, Bench, Letters, batch, opened, row
+from tests.fakes.tokenizers import sentencepiece
 
 
 def test_a_stream_from_open_to_end():
@@ -26,6 +28,34 @@ def test_a_stream_from_open_to_end():
     assert bench.texts() == {(1, 0): ("ac", FinishReason.LENGTH), (1, 1): ("bde", FinishReason.LENGTH)}
     assert len(bench.lanes["router"].batches) == 3
     assert bench.service.streams == 0
+
+
+@pytest.mark.parametrize("resumed", [0, 1], ids=["first attempt", "resumed"])
+def test_every_sequence_continues_the_text_of_the_prompt(resumed):
+    tokenizer = sentencepiece()
+    the, letter = map(tokenizer.token_to_id, ["▁the", "e"])
+    bytes_of_smile = [tokenizer.token_to_id(f"<0x{byte:02X}>") for byte in "🙂".encode()]
+    for prompt, tokens, text in [
+        ([], [the, the], "the the"),
+        ([the], [the, the], " the the"),
+        # Cut within the first character.
+        ([letter, *bytes_of_smile[1:], *bytes_of_smile * 4][-PROMPT_END_TOKENS - 1 : -1], bytes_of_smile[3:], "🙂"),
+        ([letter, *bytes_of_smile * 5][-PROMPT_END_TOKENS:], bytes_of_smile, "🙂"),
+    ]:
+        bench = Bench(new=decoders_of(tokenizer).without_special)
+        known = tokens[: resumed * (len(tokens) - 1)]
+        given = replace(opened(1, n=2, resume=dict.fromkeys([0, 1], known) if known else {}), prompt_end=prompt)
+        rows = [row(1, len(known), tokens[len(known) :], LENGTH, sequence=index) for index in (0, 1)]
+        bench.handle(batch(*rows, opens=[given]))
+        shown = text[text.rindex(" ") :] if known and " " in text else text
+        assert bench.texts() == {(1, index): (shown, FinishReason.LENGTH) for index in (0, 1)}
+
+
+def test_a_prompt_that_cannot_be_decoded_fails_only_its_own_stream():
+    bench = Bench()
+    opens = [replace(opened(1), prompt_end=[POISON]), replace(opened(2), prompt_end=[1])]
+    bench.handle(batch(row(1, 0, [0], LENGTH), row(2, 0, [0], LENGTH), opens=opens))
+    assert bench.texts() == {(1, 0): ("", ErrorCode.TEXT_FAILED), (2, 0): ("a", FinishReason.LENGTH)}
 
 
 def test_delay_is_from_arrival_to_the_lane_once_per_batch():

@@ -1,17 +1,18 @@
 import itertools
+import re
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from detok_service.decoder import decoders_of
+from detok_service.decoders import decoders_of
 from detok_service.stops import StopSearch, StopStrings
 from detok_service.stream import MAX_TEXTLESS, TextStream
 from sluice.ring.errors import ErrorCode, FinishReason
 from sluice.ring.params import TextParams
 from sluice.ring.rows import End, Open, TextRow, Times, TokenLogprob
 from tests.detok_service.test_stops import oracle
-from tests.fakes.tokenizers import byte_level, sentencepiece
+from tests.fakes.tokenizers import byte_char, byte_level, sentencepiece
 
 TIMES = Times(1.0, 2.0, 3.0)
 LENGTH = End(FinishReason.LENGTH, TIMES)
@@ -30,6 +31,19 @@ class Words:
 
     def flush(self):
         return self.rest
+
+
+def tokenizer_ids(kind, text):
+    """Ids of a text with special tokens; all other characters are written byte by byte."""
+    tokenizer = TOKENIZERS[kind]
+    pattern = re.compile("|".join(map(re.escape, DECODERS[kind].special)))
+    write = {"byte level": byte_char, "sentencepiece": "<0x{:02X}>".format}[kind]
+    at = 0
+    while at < len(text):
+        found = pattern.match(text, at)
+        written = [found[0]] if found else [write(byte) for byte in text[at].encode()]
+        yield from map(tokenizer.token_to_id, written)
+        at = found.end() if found else at + 1
 
 
 def make(decoder, now=0.0, queue=0.0, **text):
@@ -189,12 +203,39 @@ def test_a_hidden_stop_token_cannot_complete_a_stop_string():
     assert joined(drive(make(Words(["a", "."]), stop=("a.",)), [0, 1], end=end))[2:] == ("a", end)
 
 
-@pytest.mark.parametrize(("skip", "text"), [(True, "hi"), (False, "hi<|im_end|>")])
-def test_the_end_token_follows_the_rule_of_special_tokens(skip, text):
+@pytest.mark.parametrize("token", ["<|im_end|>", "<tool>"], ids=["special", "not special"])
+@pytest.mark.parametrize(("skip", "shown"), [(True, False), (False, True)])
+def test_the_end_token_has_no_text_unless_special_tokens_are_asked_for(token, skip, shown):
     tokenizer = TOKENIZERS["byte level"]
-    end = End(FinishReason.EOS, TIMES, stop_token=tokenizer.token_to_id("<|im_end|>"))
-    tokens = tokenizer.encode("hi<|im_end|>").ids
-    assert joined(drive(make(DECODERS["byte level"].new(skip)), tokens, end=end))[2:] == (text, end)
+    end = End(FinishReason.EOS, TIMES, stop_token=tokenizer.token_to_id(token))
+    tokens = tokenizer.encode(f"hi{token}").ids
+    stream = make(DECODERS["byte level"].new(skip), skip_special_tokens=skip)
+    assert joined(drive(stream, tokens, end=end))[2:] == (f"hi{token}" if shown else "hi", end)
+
+
+@pytest.mark.parametrize(
+    ("text", "stop", "include", "shown"),
+    [
+        ("é<|im_start|>x", "<|im_start|>", False, "é"),
+        ("é<|im_start|>x", "<|im_start|>", True, "é<|im_start|>"),
+        ("a\n<|im_start|>user", "\n<|im_start|>us", False, "a"),
+        ("a\n<|im_start|>b<|im_start|>c", "<|im_start|>c", True, "a\nb<|im_start|>c"),
+        ("a\n<|im_start|>b", "\n<|im_start|>c", False, "a\nb"),
+    ],
+)
+def test_a_stop_string_with_the_text_of_a_special_token(text, stop, include, shown):
+    for kind in TOKENIZERS:
+        special = {"byte level": "<|im_start|>", "sentencepiece": "</s>"}[kind]
+        text, stop, shown = (part.replace("<|im_start|>", special) for part in (text, stop, shown))
+        tokens = [*tokenizer_ids(kind, text)]
+        for sizes in ([], [100]):
+            params = TextParams(stop=(stop,), include_stop=include)
+            decoders = DECODERS[kind]
+            stops = StopSearch(StopStrings(params.stop, decoders.omitted_in_stops(params)), include)
+            opened = Open(7, 1, 1, params, "router", 3, 0)
+            stream = TextStream(opened, 0, ("engine", 5), decoders.new(True), stops, 0.0)
+            _, _, result, end = joined(drive(stream, tokens, sizes))
+            assert (result, end.stop_string) == (shown, stop if end.reason is FinishReason.STOP_STRING else None)
 
 
 def test_seen_tokens_are_dropped():

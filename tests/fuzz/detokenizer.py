@@ -8,7 +8,7 @@ import structlog
 import zmq
 from tokenizers import Tokenizer
 
-from detok_service.decoder import load_decoders
+from detok_service.decoders import load_decoders
 from detok_service.service import Detokenizer, Identity
 from sluice.ring.errors import Fault, FinishReason
 from sluice.ring.heartbeats import Hello, KeepAlive

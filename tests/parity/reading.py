@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from functools import cache
 from typing import NamedTuple
 
-from detok_service.decoder import Decoders, load_decoders
+from detok_service.decoders import Decoders, load_decoders
 from detok_service.stops import StopSearch, StopStrings
 from detok_service.stream import TextStream
 from sluice import tiny_model

@@ -160,11 +160,28 @@ def test_an_unknown_revision_is_named(monkeypatch):
         open_checkpoint("someone/model", revision="v9")
 
 
-def test_eos_ids_fall_back_to_the_config(tmp_path):
+@pytest.mark.parametrize(
+    ("generation", "config", "own", "ids"),
+    [
+        (None, 7, None, (7,)),
+        ([4095, 5], 7, None, (4095, 5, 7)),
+        ([4095, 7], [7], "<|im_end|>", (4095, 7)),
+        (2, None, {"content": "<|endoftext|>"}, (2, 4093)),
+        (None, None, "e", (68,)),
+        (2, None, "not a token", (2,)),
+        (None, None, None, ()),
+    ],
+)
+def test_eos_ids_are_those_of_all_files(tmp_path, generation, config, own, ids):
     folder = copy_of_tiny(tmp_path)
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"eos_token_id": 7}))
-    assert open_checkpoint(str(folder)).eos_token_ids == (7,)
+    for name, field, value in [
+        ("generation_config.json", "eos_token_id", generation),
+        ("config.json", "eos_token_id", config),
+        ("tokenizer_config.json", "eos_token", own),
+    ]:
+        content = json.loads((path() / name).read_text())
+        (folder / name).write_text(json.dumps(content | {field: value}))
+    assert open_checkpoint(str(folder)).eos_token_ids == ids
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from detok_service.decoder import decoders_of
+from detok_service.decoders import decoders_of
 from sluice.ring.vocabulary import Vocabulary
 from tests.examples import examples
 from tests.fakes.tokenizers import TABLES, TINY, WINDOWS

@@ -7,6 +7,7 @@ import pytest
 from engine_worker.scheduling.build import POLICIES
 from engine_worker.sequence import State
 from sluice.ring.errors import FinishReason
+from sluice.ring.rows import PROMPT_END_TOKENS
 from sluice.ring.stats import Stage
 from sluice.settings.engine import SchedulerNames
 from tests.fakes.engine import EngineBench, spec_of
@@ -73,6 +74,7 @@ def test_sequences_resume_independently():
         assert (request, 2, 1) not in bench.receiver.streams
         opened = bench.receiver.opens[request, 2]
         assert (opened.n, opened.resume, opened.ended) == (5, resume, [1])
+        assert opened.prompt_end == list(PROMPT)[-PROMPT_END_TOKENS:]
 
 
 def test_sequences_without_tokens_share_the_prompt():

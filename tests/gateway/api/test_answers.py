@@ -45,6 +45,14 @@ async def test_a_chat(gateway, script):
     assert not script.seen[-1].spec.stopping.HasField("max_tokens")
 
 
+async def test_the_ring_keeps_the_tags_of_parsers_if_they_are_special_tokens(router, script):
+    async with running(router, tool_parser="hermes") as gateway:
+        tools = [{"type": "function", "function": {"name": "f"}}]
+        for fields, tags in [({}, []), ({"tools": tools}, ["<tool_call>", "</tool_call>"])]:
+            await gateway.post("/v1/chat/completions", messages=USER, **fields)
+            assert list(script.seen[-1].spec.output.keep_special_tokens) == tags
+
+
 async def test_the_bytes_of_a_stream(gateway):
     answer = await gateway.post(
         "/v1/chat/completions",

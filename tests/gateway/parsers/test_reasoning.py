@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.parsers.choice import parser_for
+from gateway.parsers.choice import parser_for, tags_of
 from gateway.parsers.hermes import HermesParser
 from gateway.parsers.parts import CallBegin, PlainText, Reasoning, Text
 from gateway.parsers.reasoning import ReasoningParser
@@ -56,3 +56,12 @@ def test_which_parser():
     assert isinstance(parser_for(parsers, tools=False, guided=True)(), PlainText)
     assert isinstance(parser_for(parsers, tools=True, guided=False)(), ReasoningParser)
     assert isinstance(parser_for(Parsers(), tools=True, guided=False)(), PlainText)
+
+
+def test_the_tags_that_parsers_look_for():
+    parsers = Parsers(tool_parser="hermes", reasoning_parser="qwen3")
+    tools, reasoning = ["<tool_call>", "</tool_call>"], ["<think>", "</think>"]
+    assert tags_of(parsers, tools=True, guided=False) == tools + reasoning
+    assert tags_of(parsers, tools=True, guided=True) == tools
+    assert tags_of(parsers, tools=False, guided=True) == []
+    assert tags_of(Parsers(), tools=True, guided=False) == []

@@ -87,6 +87,7 @@ SAMPLES = {
     "output.tensors": {"output": OutputOptions(tensors=[pb.TensorSpec(name="hidden_states")])},
     "output.echo": {"output": OutputOptions(echo=True)},
     "output.stream_interval": {"output": OutputOptions(stream_interval=4)},
+    "output.keep_special_tokens": {"output": OutputOptions(keep_special_tokens=["<tool_call>"])},
     "output.skip_special_tokens": {"output": OutputOptions(skip_special_tokens=False)},
     "output.timings": {"output": OutputOptions(timings=True)},
     "kv_cache.salt": {"kv_cache": KvCacheOptions(salt="s")},

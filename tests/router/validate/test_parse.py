@@ -178,7 +178,7 @@ def test_values_of_the_spec(model):
     assert (spec.bad_words, spec.client_id) == (("a", "b", "a"), 0)
     assert spec.text.stop == ("a", "b")
     assert (spec.text.include_stop, spec.text.min_tokens, spec.text.interval) == (True, 5, 4)
-    assert not spec.text.skip_special_tokens
+    assert (spec.text.skip_special_tokens, spec.text.keep_special_tokens) == (False, ("<tool_call>",))
     assert spec.stopping.eos_token_ids == ()
     assert (spec.stopping.max_tokens, spec.stopping.min_tokens, spec.stopping.token_ids) == (5, 5, (5,))
     assert (spec.n, spec.priority, spec.salt, spec.time_limit) == (2, 3, "s", 2.5)
