@@ -161,12 +161,14 @@ class JsonScanner:
         return text
 
 
-def grammar(functions: Sequence[Function], several: bool) -> str:
-    """A Lark grammar for one call of one of these functions, or `several`."""
+def grammar(functions: Sequence[Function], several: bool, answer: str | None = None) -> str:
+    """A Lark grammar for one call of one of these functions, or `several`. `answer`: a JSON schema of the output that
+    may be written in place of calls; None if a call is required."""
     more_calls = f'("\\n" {_literal(BEGIN)} call {_literal(END)})*' if several else ""
     close = _literal("}\n")
     lines = [
-        f"start: {_literal(BEGIN)} call {_literal(END)} {more_calls}",
+        "start: calls" if answer is None else f"start: calls | answer\nanswer: %json {_compact(answer)}",
+        f"calls: {_literal(BEGIN)} call {_literal(END)} {more_calls}",
         "call: " + " | ".join(f"call_{i}" for i in range(len(functions))),
     ]
     for i, function in enumerate(functions):

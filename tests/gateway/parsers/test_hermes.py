@@ -5,11 +5,18 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from llguidance import LLMatcher, LLTokenizer
 
+from gateway.api.chat import _guide_with_tools
+from gateway.errors import ApiError
 from gateway.parsers.hermes import HermesParser, grammar
 from gateway.parsers.parts import CallArguments, CallBegin, Text
-from gateway.requests.tools import Function
+from gateway.requests.body import decode
+from gateway.requests.chat import ChatRequest
+from gateway.requests.tools import Function, Tool
 
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}
+TOKENIZER = LLTokenizer("byte")
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "K\\"ö}ln", "n": [1, {"a": "\\\\"}]}}\n</tool_call>'
 ARGUMENTS = '{"city": "K\\"ö}ln", "n": [1, {"a": "\\\\"}]}'
 TEXTS = {
@@ -118,3 +125,31 @@ def test_a_grammar_names_the_functions():
     assert "::=" not in text
     assert text.count("%json") == 2
     assert 'arguments_1: %json {"type": "object", "properties": {}, "additionalProperties": false}' in text
+
+
+@pytest.mark.parametrize(
+    ("choice", "output"),
+    [
+        (None, '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'),
+        ("auto", '{"a": 1}'),
+    ],
+)
+def test_a_response_format_permits_calls(choice, output):
+    fields = {
+        "messages": [{"role": "user", "content": "x"}],
+        "tools": [{"type": "function", "function": {"name": "f"}}],
+        "response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}},
+        "tool_choice": choice,
+    }
+    request = decode(json.dumps(fields).encode(), ChatRequest).fields
+    guide = _guide_with_tools(request, request.tools)
+    assert guide.param == "response_format"
+    matcher = LLMatcher(TOKENIZER, LLMatcher.grammar_from_lark(guide.option["ebnf"]))
+    assert matcher.consume_tokens(TOKENIZER.tokenize_str(output))
+    assert matcher.is_accepting()
+
+
+def test_a_guide_that_cannot_permit_calls_is_refused_beside_tools():
+    request = ChatRequest(messages=[], guided_regex="a")
+    with pytest.raises(ApiError, match="guided_regex: cannot be combined with tools"):
+        _guide_with_tools(request, [Tool(Function("f"))])
