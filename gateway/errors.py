@@ -52,6 +52,7 @@ PARAMS = {
 """Fields of the ring's requests whose names differ in the HTTP API, with the HTTP names."""
 NO_PARAMS: Mapping[str, str] = MappingProxyType({})
 MESSAGES = "spec.chat.messages"
+CALL_PART = re.compile(r"(\.tool_calls\[\d+\])\.(?:(arguments)_json|(name))$")
 IMAGE_PART = re.compile(r"\.parts\[(\d+)\]\.image(\.data)?$")
 
 
@@ -126,6 +127,7 @@ def api_error(error: SluiceError, params: Mapping[str, str] = NO_PARAMS) -> ApiE
 def _param(field: str, params: Mapping[str, str]) -> str:
     """The HTTP API's name for a field of the ring's request."""
     if field.startswith(MESSAGES):
-        return IMAGE_PART.sub(r".content[\1].image_url.url", field.removeprefix("spec.chat."))
+        place = CALL_PART.sub(r"\1.function.\2\3", field.removeprefix("spec.chat."))
+        return IMAGE_PART.sub(r".content[\1].image_url.url", place)
     known = [name for name in params if field == name or field.startswith((f"{name}.", f"{name}["))]
     return params[max(known, key=len)] if known else field.rpartition(".")[2]

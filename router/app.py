@@ -73,6 +73,8 @@ class RouterApp:
         self._limits = limits_of(settings, self._model.max_context_tokens)
         self._text = TokenizerPool(checkpoint, settings.text_threads, 2 * self._limits.prompt_bytes)
         self._check_vocabulary()
+        if self._model.has_chat and not self._text.shows_tools:
+            self._log.warning("chat_template_without_tools", effect="chats with tools will be refused")
         self._stats_broadcast = StatsBroadcast()
         self._health = HealthService(service.full_name for service in (GENERATION, MODELS, ADMIN, HEALTH))
         # Create before the ring: if this raises, no socket is open yet.

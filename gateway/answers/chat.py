@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from msgspec import UNSET
 
-from gateway.answers.ends import end_of
+from gateway.answers.ends import end_of, was_cut
 from gateway.answers.logprobs import of_chat
 from gateway.answers.objects import ChatChoice, ChatDeltaChoice, Delta, FunctionCall, Message, ToolCall, ToolCallDelta
 from gateway.parsers.parts import CallArguments, CallBegin, Parser, Part, Reasoning, Text
@@ -14,7 +14,7 @@ NewParser = Callable[[], Parser]
 
 
 def whole(output: Output, parser: Parser, with_logprobs: bool) -> ChatChoice:
-    parts = [*parser.feed(output.text), *parser.end()]
+    parts = [*parser.feed(output.text), *parser.end(was_cut(output))]
     calls = _calls(parts)
     text = "".join(part.text for part in parts if isinstance(part, Text))
     reasoning = "".join(part.text for part in parts if isinstance(part, Reasoning))
@@ -55,7 +55,7 @@ class ChatDeltas:
         logprobs = of_chat(chunk.logprobs) if self._with_logprobs and chunk.logprobs else None
         parts = parser.feed(chunk.text)
         if chunk.finish_reason is not None:
-            parts = [*parts, *parser.end()]
+            parts = [*parts, *parser.end(was_cut(chunk))]
         for part in parts:
             if isinstance(part, CallBegin):
                 self._called.add(index)

@@ -30,6 +30,11 @@ def end_of(output: client.Output | client.Chunk, called_tools: bool = False) -> 
     }
 
 
+def was_cut(output: client.Output | client.Chunk) -> bool:
+    """Whether the output would have continued: not if it ended by an end or stop token."""
+    return output.finish_reason not in (FinishReason.EOS, FinishReason.STOP_TOKEN)
+
+
 def usage_of(*parts: client.Usage) -> Usage:
     prompt, completion = sum(part.prompt_tokens for part in parts), sum(part.completion_tokens for part in parts)
     return Usage(prompt, completion, prompt + completion, CachedTokens(sum(part.cached_tokens for part in parts)))

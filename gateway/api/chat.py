@@ -16,7 +16,7 @@ from gateway.parsers.choice import parser_for, tags_of
 from gateway.requests.body import decode
 from gateway.requests.chat import REFUSED, WITHOUT_MEANING, ChatRequest
 from gateway.requests.guides import Guide, guide_of
-from gateway.requests.tools import offered_tools, required_functions
+from gateway.requests.tools import NamedTool, Tool, offered_tools, required_functions
 from sluice.client import Generation
 
 
@@ -34,6 +34,7 @@ async def chat_complete(gateway: Gateway, exchange: Exchange) -> bytes | None:
     return None
 
 
+ANY_OBJECT = '{"type": "object"}'
 NO_PARSER = (
     "this gateway has no parser for tool calls: start it with --tool-parser hermes, or the ring with "
     "sluice serve --set gateway.tool_parser=hermes"
@@ -50,12 +51,7 @@ class ChatCall(Call):
         tools = offered_tools(request.tools, request.tool_choice)
         if tools and gateway.settings.tool_parser is None:
             raise invalid(NO_PARSER, "tools")
-        guide = guide_of(request)
-        if functions := required_functions(tools, request.tool_choice):
-            if guide is not None:
-                raise invalid(f"cannot be combined with {guide.param}", "tool_choice")
-            several = request.tool_choice == "required" and request.parallel_tool_calls is not False
-            guide = Guide("tools", {"ebnf": hermes.grammar(functions, several)})
+        guide = _guide_with_tools(request, tools)
         super().__init__(gateway, exchange, request, [request.prompt()], guide)
         if tools:
             self._options["tools_json"] = tools_json
@@ -72,3 +68,20 @@ class ChatCall(Call):
 
     def deltas_of(self, item: Item) -> Iterable[ChatDeltaChoice]:
         return self._deltas.choices(item.chunk)
+
+
+def _guide_with_tools(request: ChatRequest, tools: list[Tool]) -> Guide | None:
+    """The guide of the whole output, calls of tools included. Raises ApiError."""
+    guide = guide_of(request)
+    several = not isinstance(request.tool_choice, NamedTool) and request.parallel_tool_calls is not False
+    if functions := required_functions(tools, request.tool_choice):
+        if guide is not None:
+            raise invalid(f"cannot be combined with {guide.param}", "tool_choice")
+        return Guide("tools", {"ebnf": hermes.grammar(functions, several)})
+    if not tools or guide is None or "structural_tag" in guide.option:
+        return guide
+    answer = guide.option.get("json_schema", ANY_OBJECT if "json_object" in guide.option else None)
+    if answer is None:
+        raise invalid("cannot be combined with tools, unless tool_choice is none", guide.param)
+    functions = [tool.function for tool in tools]
+    return Guide(guide.param, {"ebnf": hermes.grammar(functions, several, answer)})

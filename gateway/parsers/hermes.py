@@ -12,7 +12,8 @@ BEGIN, END = "<tool_call>", "</tool_call>"
 HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"arguments"\s*:\s*(?=\{)')
 MAX_HEAD = 1024
 """Characters in which the head of a call must be complete. Otherwise the call is buffered and passed on as a whole."""
-ANY_OBJECT = '{"type": "object"}'
+NO_ARGUMENTS = '{"type": "object", "properties": {}, "additionalProperties": false}'
+"""The schema of a function without `parameters`, which takes none."""
 
 
 class HermesParser:
@@ -42,12 +43,17 @@ class HermesParser:
                     self._end_call(self._call)
         return parts
 
-    def end(self) -> Sequence[Part]:
+    def end(self, cut: bool) -> Sequence[Part]:
         parts: list[Part] = []
         if self._call is not None:
-            parts += self._call.end()
+            parts += self._call.end(cut)
+            self._after_call = cut
             self._end_call(self._call)
-        parts += self._text(self._until.end())
+        held = self._until.end(cut=False)
+        if cut and len(held) > 1:
+            # The beginning of a tag, and the white space before it.
+            return parts
+        parts += self._text(held)
         return [*parts, Text(self._blank)] if self._blank and not self._after_call else parts
 
     def _text(self, text: str) -> Sequence[Part]:
@@ -61,7 +67,7 @@ class HermesParser:
 
     def _end_call(self, call: "OpenCall") -> None:
         self._calls += call.is_call
-        self._after_call = call.is_call
+        self._after_call = self._after_call or call.is_call
         self._call = None
 
 
@@ -93,9 +99,10 @@ class OpenCall:
             return (), None
         return self._whole(whole, self._before + BEGIN + whole + END), after
 
-    def end(self) -> Sequence[Part]:
-        """Parts of a call that the end of the output cut short."""
-        return () if self._arguments is not None else self._whole(self._text, self._before + BEGIN + self._text)
+    def end(self, cut: bool) -> Sequence[Part]:
+        """Parts of a call that the end of the output cut short; none if not even its name is complete."""
+        otherwise = "" if cut else self._before + BEGIN + self._text
+        return () if self._arguments is not None else self._whole(self._text, otherwise)
 
     def _continue(self, arguments: "JsonScanner", text: str) -> tuple[Sequence[Part], str | None]:
         json_part = arguments.feed(text)
@@ -110,13 +117,14 @@ class OpenCall:
         """Parts of a buffered call; the text `otherwise` if it is not a valid call."""
         try:
             call = json.loads(text)
-            name, arguments = call["name"], call.get("arguments", call.get("parameters", {}))
+            name, arguments = call["name"], call.get("arguments", call.get("parameters", {})) or {}
+            written = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+            is_call = isinstance(name, str) and isinstance(json.loads(written), dict)
         except (ValueError, RecursionError, TypeError, KeyError, AttributeError):
-            return (Text(otherwise),)
-        if not isinstance(name, str):
-            return (Text(otherwise),)
+            is_call = False
+        if not is_call:
+            return (Text(otherwise),) if otherwise else ()
         self.is_call = True
-        written = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
         return _begin(self._number, name), CallArguments(self._number, written)
 
 
@@ -153,19 +161,21 @@ class JsonScanner:
         return text
 
 
-def grammar(functions: Sequence[Function], several: bool) -> str:
-    """A Lark grammar for one call of one of these functions, or `several`."""
+def grammar(functions: Sequence[Function], several: bool, answer: str | None = None) -> str:
+    """A Lark grammar for one call of one of these functions, or `several`. `answer`: a JSON schema of the output that
+    may be written in place of calls; None if a call is required."""
     more_calls = f'("\\n" {_literal(BEGIN)} call {_literal(END)})*' if several else ""
     close = _literal("}\n")
     lines = [
-        f"start: {_literal(BEGIN)} call {_literal(END)} {more_calls}",
+        "start: calls" if answer is None else f"start: calls | answer\nanswer: %json {_compact(answer)}",
+        f"calls: {_literal(BEGIN)} call {_literal(END)} {more_calls}",
         "call: " + " | ".join(f"call_{i}" for i in range(len(functions))),
     ]
     for i, function in enumerate(functions):
         head = f'\n{{"name": {json.dumps(function.name)}, "arguments": '
         schema = bytes(function.parameters).decode()
         lines.append(f"call_{i}: {_literal(head)} arguments_{i} {close}")
-        lines.append(f"arguments_{i}: %json {ANY_OBJECT if schema in ('', 'null') else _compact(schema)}")
+        lines.append(f"arguments_{i}: %json {NO_ARGUMENTS if schema in ('', 'null') else _compact(schema)}")
     return "\n".join(lines)
 
 

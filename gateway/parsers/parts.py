@@ -33,8 +33,12 @@ class Parser(Protocol):
     def feed(self, text: str) -> Sequence[Part]:
         """The parts that are certain; text that may still be parsed differently is held back."""
 
-    def end(self) -> Sequence[Part]:
-        """The parts that were held back. Called once the text is complete."""
+    def end(self, cut: bool) -> Sequence[Part]:
+        """The parts that were held back. Called once the text is complete.
+
+        `cut`: the output was cut short, for example by max_tokens. What is then held back is the beginning of a tag and
+        not shown, except for a single character, which is more often text.
+        """
 
 
 class PlainText:
@@ -43,7 +47,7 @@ class PlainText:
     def feed(self, text: str) -> Sequence[Part]:
         return (Text(text),) if text else ()
 
-    def end(self) -> Sequence[Part]:
+    def end(self, cut: bool) -> Sequence[Part]:  # noqa: ARG002 - nothing is held back
         return ()
 
 
@@ -65,9 +69,9 @@ class UntilTag:
         self._held = text[len(text) - overlap :]
         return text[: len(text) - overlap], None
 
-    def end(self) -> str:
+    def end(self, cut: bool) -> str:
         held, self._held = self._held, ""
-        return held
+        return "" if cut and len(held) > 1 else held
 
 
 def _overlap(text: str, tag: str) -> int:

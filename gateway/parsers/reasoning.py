@@ -33,13 +33,13 @@ class ReasoningParser:
             return self._reason(self._until, text)
         return self._answer(text)
 
-    def end(self) -> Sequence[Part]:
+    def end(self, cut: bool) -> Sequence[Part]:
         parts: list[Part] = []
-        if self._start:
+        if self._start and not (cut and len(self._start.strip()) > 1):
             parts += self.feed(self._begin(self._start))
-        if self._until is not None and (held := self._until.end()):
+        if self._until is not None and (held := self._until.end(cut)):
             parts.append(Reasoning(held))
-        return [*parts, *self._inner.end()]
+        return [*parts, *self._inner.end(cut)]
 
     def _begin(self, stripped: str) -> str:
         """Decide whether the output begins with reasoning. Returns the text after the tag, if there is a tag.

@@ -9,7 +9,7 @@ from typing import TypeVar
 from tokenizers import Encoding, Tokenizer
 
 from router.errors import Reason, RequestError, Violation
-from router.text.chat_template import ChatTemplate
+from router.text.chat_template import ChatTemplates
 from router.validate.chat import ChatPrompt
 from router.validate.prompt import IdsPrompt, Prompt, TextPrompt
 from sluice.ring.checkpoint import Checkpoint, CheckpointError
@@ -40,15 +40,25 @@ class TokenizerPool:
 
     def __init__(self, checkpoint: Checkpoint, threads: int, max_rendered_bytes: int) -> None:
         self._tokenizer = _load(checkpoint)
-        template = checkpoint.chat_template
         vision = checkpoint.vision
         image = "" if vision is None else str(self._tokenizer.id_to_token(vision.token_id))
-        self._template = ChatTemplate(template, checkpoint.tokenizer_config, image) if template else None
+        self._templates = ChatTemplates(
+            checkpoint.chat_template,
+            checkpoint.tool_use_template,
+            checkpoint.tokenizer_config,
+            max_rendered_bytes,
+            image,
+        )
         self._max_rendered_bytes = max_rendered_bytes
         self._waiting = self._waiting_bytes = 0
         self._lock = threading.Lock()
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="text")
         self.vocabulary = Vocabulary(self._tokenizer)
+
+    @property
+    def shows_tools(self) -> bool:
+        """Whether the model's chat template uses the tools of a chat."""
+        return self._templates.show_tools
 
     def num_tokens_beyond(self, vocab_size: int) -> int:
         """Number of the tokenizer's tokens whose ids are not in a vocabulary of this size."""
@@ -113,11 +123,7 @@ class TokenizerPool:
         return list(self._tokenizer.encode(text, add_special_tokens=prompt.add_special_tokens).ids)
 
     def _render(self, chat: ChatPrompt) -> str:
-        if self._template is None:
-            raise RequestError.invalid(
-                [Violation(chat.field, "the model has no chat template", reason=Reason.NOT_SUPPORTED)]
-            )
-        text = self._template.render(chat)
+        text = self._templates.render(chat)
         size = len(text.encode("utf-8", "surrogatepass"))
         if size > self._max_rendered_bytes:
             description = f"is {size} bytes when rendered, at most {self._max_rendered_bytes} are allowed"

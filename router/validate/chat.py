@@ -2,7 +2,7 @@
 
 import json
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from google.protobuf import struct_pb2
 
@@ -17,7 +17,21 @@ MAX_PARTS = 256
 """Parts per message."""
 MAX_CALLS = 4096
 """Tool calls in all messages together."""
+MAX_DEPTH = 64
+"""Nesting of JSON values. That of template_kwargs is limited to less, by protobuf's limit for nested messages."""
 RESERVED_VARIABLES = frozenset({"messages", "tools", "continue_final_message"})
+
+
+JSON_NAMES: dict[type, str] = {dict: "object", list: "array of objects"}
+
+T = TypeVar("T")
+
+
+class CutJson(str):
+    """JSON that was cut short and so has no value. Templates show it as it is; their filter `tojson` does not quote
+    it."""
+
+    __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +45,13 @@ class ChatPrompt:
     continue_final_message: bool
     add_generation_prompt: bool
     add_special_tokens: bool
+    largest_field: str = "spec.chat.messages"
+    """The field with the most bytes, for errors about the size of the rendered text."""
     field: str = "spec.chat"
+
+    @property
+    def has_calls(self) -> bool:
+        return any("tool_calls" in message for message in self.messages)
 
 
 NO_CHAT = ChatPrompt((), 0, None, {}, False, False, False)
@@ -61,7 +81,15 @@ def parse_chat(spec: pb.GenerationSpec, model: Model, limits: Limits, bad: Viola
         continue_final_message=chat.continue_final_message,
         add_generation_prompt=_add_generation_prompt(chat, variables, bad),
         add_special_tokens=spec.add_special_tokens,
+        largest_field=_largest_field(chat, size),
     )
+
+
+def _largest_field(chat: pb.ChatPrompt, size: int) -> str:
+    tools, variables = len(chat.tools_json), chat.template_kwargs.ByteSize()
+    messages = size - tools - variables
+    names = ("messages", "tools_json", "template_kwargs")
+    return f"spec.chat.{max(zip((messages, tools, variables), names, strict=True))[1]}"
 
 
 def _within_limits(chat: pb.ChatPrompt, bad: Violations) -> bool:
@@ -112,11 +140,20 @@ def _tool_call(call: pb.ToolCall, field: str, bad: Violations) -> dict[str, Any]
     """The call as chat templates expect it: the arguments are an object, not JSON text."""
     if not call.name:
         bad.add(f"{field}.name", "is empty", reason=Reason.MISSING)
-    arguments = _json(call.arguments_json or "{}", f"{field}.arguments_json", bad)
-    if arguments is not None and not isinstance(arguments, dict):
-        bad.add(f"{field}.arguments_json", "must be a JSON object", reason=Reason.INVALID_FORMAT)
+    arguments = _arguments(call.arguments_json, f"{field}.arguments_json", bad)
     converted = {"type": "function", "function": {"name": call.name, "arguments": arguments}}
     return converted | ({"id": call.id} if call.id else {})
+
+
+def _arguments(text: str, field: str, bad: Violations) -> Any:
+    """The decoded object. If its JSON is not valid, the text: the output that contained the call was cut short."""
+    try:
+        return _json_value(text or "{}", dict, field, bad)
+    except ValueError as error:
+        if text.lstrip().startswith("{"):
+            return CutJson(text)
+        bad.add(field, _not_json(error), private=True, reason=Reason.INVALID_FORMAT)
+        return None
 
 
 def _part(part: pb.ContentPart) -> dict[str, str]:
@@ -124,27 +161,54 @@ def _part(part: pb.ContentPart) -> dict[str, str]:
 
 
 def _tools(text: str, bad: Violations) -> list[dict[str, Any]] | None:
+    field = "spec.chat.tools_json"
     if not text:
         return None
-    tools = _json(text, "spec.chat.tools_json", bad)
-    if tools is None:
+    try:
+        tools = _json_value(text, list, field, bad)
+    except ValueError as error:
+        bad.add(field, _not_json(error), private=True, reason=Reason.INVALID_FORMAT)
         return None
-    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
-        bad.add("spec.chat.tools_json", "must be a JSON array of objects", reason=Reason.INVALID_FORMAT)
+    if tools is not None and not all(isinstance(tool, dict) for tool in tools):
+        bad.add(field, "must be a JSON array of objects", reason=Reason.INVALID_FORMAT)
         return None
     return tools or None
 
 
-def _json(text: str, field: str, bad: Violations) -> Any:
-    """The decoded value; None, with a violation added to `bad`, if it is invalid or null."""
+def _json_value(text: str, kind: type[T], field: str, bad: Violations) -> T | None:
+    """The decoded value; None, with a violation added to `bad`, if it is of another kind or nested too deeply.
+
+    Raises ValueError if the text is not valid JSON.
+    """
     try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        bad.add(field, f"is not valid JSON: {shown(str(error))}", private=True, reason=Reason.INVALID_FORMAT)
+        value: Any = json.loads(text)
+    except RecursionError:
+        value = None
+    else:
+        if not isinstance(value, kind):
+            bad.add(field, f"must be a JSON {JSON_NAMES[kind]}", reason=Reason.INVALID_FORMAT)
+            return None
+    if value is None or _is_deeper(value, MAX_DEPTH):
+        bad.add(field, f"is nested more than {MAX_DEPTH} levels deep", reason=Reason.TOO_MANY)
         return None
-    if value is None:
-        bad.add(field, "is null", reason=Reason.INVALID_FORMAT)
-    return value
+    checked: T = value
+    return checked
+
+
+def _is_deeper(value: Any, levels: int) -> bool:
+    """Whether JSON values are nested more than `levels` deep. Not recursive, because the limit may be in the thousands
+    for text that the decoder accepts."""
+    inner = [value]
+    for _ in range(levels):
+        containers = [each for each in inner if isinstance(each, dict | list)]
+        if not containers:
+            return False
+        inner = [item for each in containers for item in (each.values() if isinstance(each, dict) else each)]
+    return any(isinstance(each, dict | list) for each in inner)
+
+
+def _not_json(error: ValueError) -> str:
+    return f"is not valid JSON: {shown(str(error))}"
 
 
 def _add_generation_prompt(chat: pb.ChatPrompt, variables: dict[str, Any], bad: Violations) -> bool:

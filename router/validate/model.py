@@ -54,7 +54,7 @@ def describe(checkpoint: Checkpoint) -> Model:
         sampling=_sampling_defaults(checkpoint),
         dtype=str(checkpoint.config.get("dtype") or checkpoint.config.get("torch_dtype") or "float32"),
         tokenizer_fingerprint=checkpoint.tokenizer_fingerprint,
-        has_chat=checkpoint.chat_template is not None,
+        has_chat=checkpoint.has_chat,
         vision=checkpoint.vision,
     )
 

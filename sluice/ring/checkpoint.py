@@ -29,6 +29,8 @@ MODEL_FILES = (
 """Files in addition to the weights that affect the output: through prompts, sampling defaults or shapes."""
 PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json", "chat_template.json")
 """Further such files of vision-language models."""
+TEMPLATE_FOLDER = "additional_chat_templates"
+TOOL_USE_FILE = f"{TEMPLATE_FOLDER}/tool_use.jinja"
 SAMPLES, SAMPLE_BYTES = 512, 1024
 """Samples of a weight file that are hashed, distributed over its tensors, with at least one in each tensor's middle."""
 MAX_HEADER_BYTES = 100_000_000
@@ -59,10 +61,16 @@ class Checkpoint:
     """generation_config.json. {} without that file."""
     tokenizer_config: dict[str, Any]
     chat_template: str | None
+    """For chats without tools and, unless there is a `tool_use_template`, for all others."""
     fingerprint: str
     """See `model_fingerprint`."""
     vision: Vision | None = None
     """None if the model does not accept images."""
+    tool_use_template: str | None = None
+
+    @property
+    def has_chat(self) -> bool:
+        return self.chat_template is not None or self.tool_use_template is not None
 
     @property
     def tokenizer_fingerprint(self) -> str:
@@ -116,13 +124,15 @@ def open_checkpoint(
     if not isinstance(config.get("vocab_size"), int):
         raise CheckpointError(f"{path / 'config.json'} has no vocab_size")
     tokenizer_config = _read_json(path / "tokenizer_config.json")
+    templates = _chat_templates(path, tokenizer_config)
     return Checkpoint(
         path=path,
         name=name or (path.name if Path(model).exists() else model),
         config=config,
         generation=_read_json(path / "generation_config.json"),
         tokenizer_config=tokenizer_config,
-        chat_template=_chat_template(path, tokenizer_config),
+        chat_template=templates.get("default"),
+        tool_use_template=templates.get("tool_use"),
         fingerprint=model_fingerprint(path),
         vision=vision,
     )
@@ -166,15 +176,33 @@ def _image_processor(path: Path) -> dict[str, Any]:
     return processor if isinstance(processor, dict) else _read_json(path / "preprocessor_config.json")
 
 
-def _chat_template(path: Path, tokenizer_config: dict[str, Any]) -> str | None:
-    file = path / "chat_template.jinja"
-    if file.is_file():
-        return file.read_text(encoding="utf-8")
+def _chat_templates(path: Path, tokenizer_config: dict[str, Any]) -> dict[str, str]:
+    """Templates by name, a single one as "default". As in transformers, the templates in separate files replace those
+    in configurations. Raises CheckpointError."""
+    files = [path / "chat_template.jinja", *sorted((path / TEMPLATE_FOLDER).glob("*.jinja"))]
+    separate = {file.stem: _read_text(file) for file in files if file.is_file()}
+    if "chat_template" in separate:
+        separate["default"] = separate.pop("chat_template")
+    if separate:
+        return separate
     # The processors of vision-language models store their template in chat_template.json.
-    template = _read_json(path / "chat_template.json").get("chat_template", tokenizer_config.get("chat_template"))
-    if isinstance(template, list):
-        template = {entry["name"]: entry["template"] for entry in template}.get("default")
-    return template
+    templates = _read_json(path / "chat_template.json").get("chat_template", tokenizer_config.get("chat_template"))
+    if isinstance(templates, list):
+        entries = [entry if isinstance(entry, dict) else {} for entry in templates]
+        templates = {entry.get("name"): entry.get("template") for entry in entries}
+    elif not isinstance(templates, dict):
+        templates = {} if templates is None else {"default": templates}
+    if not all(isinstance(text, str) for item in templates.items() for text in item):
+        raise CheckpointError(f"{path}: chat_template must be a text or a list of objects with name and template")
+    return templates
+
+
+def _read_text(path: Path) -> str:
+    """Raises CheckpointError."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except ValueError as error:
+        raise CheckpointError(f"{path} is not a text in UTF-8: {error}") from error
 
 
 class _Tensor(msgspec.Struct):
@@ -185,7 +213,7 @@ class _Tensor(msgspec.Struct):
 def model_fingerprint(folder: Path) -> str:
     """Hex digest of the configuration, the tokenizer, and samples of every tensor. Independent of paths and dates."""
     # Absent files are skipped, so that the fingerprints of text-only models do not depend on these names.
-    present = (name for name in PROCESSOR_FILES if (folder / name).is_file())
+    present = (name for name in (*PROCESSOR_FILES, TOOL_USE_FILE) if (folder / name).is_file())
     digest = _digest(folder, (*MODEL_FILES, *present))
     for file in sorted(folder.glob("*.safetensors")):
         _digest_weights(digest, file)

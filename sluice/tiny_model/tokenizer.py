@@ -15,6 +15,7 @@ _SPLIT = (
 )
 
 _CHAT_TEMPLATE = """\
+{%- if tools -%}{{- '<|im_start|>system\\n' ~ tools | tojson ~ '<|im_end|>\\n' -}}{%- endif -%}
 {%- for message in messages -%}
 {%- if message['role'] not in ['system', 'user', 'assistant', 'tool'] -%}
 {{- raise_exception('role must be system, user, assistant or tool, not ' ~ message['role']) -}}

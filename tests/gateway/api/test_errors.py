@@ -64,6 +64,8 @@ async def test_an_unknown_model_is_named_as_in_the_request(gateway, script):
     [
         ("spec.chat.messages[2].role", "messages[2].role"),
         ("spec.chat", "messages"),
+        ("spec.chat.messages[2].tool_calls[1].arguments_json", "messages[2].tool_calls[1].function.arguments"),
+        ("spec.chat.messages[2].tool_calls[1].name", "messages[2].tool_calls[1].function.name"),
         ("spec.chat.tools_json", "tools"),
         ("spec.chat.template_kwargs.x", "chat_template_kwargs"),
         ("spec.stopping.include_stop_in_output", "include_stop_str_in_output"),

@@ -5,11 +5,18 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from llguidance import LLMatcher, LLTokenizer
 
+from gateway.api.chat import _guide_with_tools
+from gateway.errors import ApiError
 from gateway.parsers.hermes import HermesParser, grammar
 from gateway.parsers.parts import CallArguments, CallBegin, Text
-from gateway.requests.tools import Function
+from gateway.requests.body import decode
+from gateway.requests.chat import ChatRequest
+from gateway.requests.tools import Function, Tool
 
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}
+TOKENIZER = LLTokenizer("byte")
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "K\\"ö}ln", "n": [1, {"a": "\\\\"}]}}\n</tool_call>'
 ARGUMENTS = '{"city": "K\\"ö}ln", "n": [1, {"a": "\\\\"}]}'
 TEXTS = {
@@ -32,6 +39,8 @@ TEXTS = {
     "cut in its head": ('<tool_call>{"name": "f', '<tool_call>{"name": "f', []),
     "no JSON": ("<tool_call>hello</tool_call> there", "<tool_call>hello</tool_call> there", []),
     "no object": ("<tool_call>[1]</tool_call>", "<tool_call>[1]</tool_call>", []),
+    "null": ('<tool_call>{"arguments": null, "name": "f"}</tool_call>', "", [("f", "{}")]),
+    "a list": ('<tool_call>{"arguments": [1], "name": "f"}</tool_call>',) * 2 + ([],),
     "no name": ('<tool_call>{"name": 7}</tool_call>', '<tool_call>{"name": 7}</tool_call>', []),
     "deep": ("<tool_call>" + "[" * 5000 + "</tool_call>", "<tool_call>" + "[" * 5000 + "</tool_call>", []),
     "text after": (f"{CALL}\nDone.", "\nDone.", [("weather", ARGUMENTS)]),
@@ -41,7 +50,7 @@ TEXTS = {
 
 def parsed(pieces: list[str]) -> tuple[str, list[tuple[str, str]]]:
     parser = HermesParser()
-    parts = [part for piece in pieces for part in parser.feed(piece)] + [*parser.end()]
+    parts = [part for piece in pieces for part in parser.feed(piece)] + [*parser.end(cut=False)]
     text = "".join(part.text for part in parts if isinstance(part, Text))
     names = [part.name for part in parts if isinstance(part, CallBegin)]
     arguments = [""] * len(names)
@@ -76,6 +85,26 @@ def test_any_text(pieces):
     assert parsed(pieces) == parsed(["".join(pieces)])
 
 
+@pytest.mark.parametrize(
+    ("text", "content"),
+    [
+        ("Sure.\n<tool_call", "Sure."),
+        ("\n<tool_call", ""),
+        ("\n<tool_call>", ""),
+        ('Sure.\n<tool_call>{"name": "f', "Sure."),
+        (f"{CALL}\n<tool_c", ""),
+        (f'{CALL}\n<tool_call>{{"na', ""),
+        ("if a <", "if a <"),
+        ("Sure.\n", "Sure.\n"),
+    ],
+)
+def test_half_a_tag_or_head_is_no_content_if_the_output_was_cut(text, content):
+    for pieces in ([text], list(text)):
+        parser = HermesParser()
+        parts = [part for piece in pieces for part in parser.feed(piece)] + [*parser.end(cut=True)]
+        assert "".join(part.text for part in parts if isinstance(part, Text)) == content
+
+
 def test_arguments_are_passed_on_as_they_arrive():
     parser = HermesParser()
     assert parser.feed('<tool_call>{"name": "f", "argu') == []
@@ -95,3 +124,32 @@ def test_a_grammar_names_the_functions():
     text = grammar([Function('a"b', parameters=schema), Function("g")], several=True)
     assert "::=" not in text
     assert text.count("%json") == 2
+    assert 'arguments_1: %json {"type": "object", "properties": {}, "additionalProperties": false}' in text
+
+
+@pytest.mark.parametrize(
+    ("choice", "output"),
+    [
+        (None, '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'),
+        ("auto", '{"a": 1}'),
+    ],
+)
+def test_a_response_format_permits_calls(choice, output):
+    fields = {
+        "messages": [{"role": "user", "content": "x"}],
+        "tools": [{"type": "function", "function": {"name": "f"}}],
+        "response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}},
+        "tool_choice": choice,
+    }
+    request = decode(json.dumps(fields).encode(), ChatRequest).fields
+    guide = _guide_with_tools(request, request.tools)
+    assert guide.param == "response_format"
+    matcher = LLMatcher(TOKENIZER, LLMatcher.grammar_from_lark(guide.option["ebnf"]))
+    assert matcher.consume_tokens(TOKENIZER.tokenize_str(output))
+    assert matcher.is_accepting()
+
+
+def test_a_guide_that_cannot_permit_calls_is_refused_beside_tools():
+    request = ChatRequest(messages=[], guided_regex="a")
+    with pytest.raises(ApiError, match="guided_regex: cannot be combined with tools"):
+        _guide_with_tools(request, [Tool(Function("f"))])

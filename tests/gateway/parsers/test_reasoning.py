@@ -27,7 +27,7 @@ CASES = {
 
 def parsed(begun: bool, pieces: list[str]) -> tuple[str, str]:
     parser = ReasoningParser(begun, PlainText())
-    parts = [part for piece in pieces for part in parser.feed(piece)] + [*parser.end()]
+    parts = [part for piece in pieces for part in parser.feed(piece)] + [*parser.end(cut=False)]
     return tuple("".join(part.text for part in parts if isinstance(part, kind)) for kind in (Reasoning, Text))
 
 
@@ -46,7 +46,7 @@ def test_any_text(begun, pieces):
 def test_tool_calls_after_reasoning():
     parser = ReasoningParser(False, HermesParser())
     text = '<think>hm</think>\n\n<tool_call>{"name": "f", "arguments": {}}</tool_call>'
-    parts = [part for piece in text for part in parser.feed(piece)] + [*parser.end()]
+    parts = [part for piece in text for part in parser.feed(piece)] + [*parser.end(cut=False)]
     assert [part.name for part in parts if isinstance(part, CallBegin)] == ["f"]
 
 

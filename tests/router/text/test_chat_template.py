@@ -1,6 +1,7 @@
 """Rendered chats equal those of transformers' apply_chat_template."""
 
 import json
+import shutil
 
 import pytest
 from google.protobuf import json_format
@@ -8,10 +9,10 @@ from google.protobuf.struct_pb2 import Struct
 from transformers import AutoTokenizer
 
 from router.errors import RequestError, Violations
-from router.text.chat_template import ChatTemplate
+from router.text.chat_template import ChatTemplate, ChatTemplates
 from router.validate.chat import ChatPrompt
 from router.validate.prompt import parse_prompt
-from sluice.ring.checkpoint import CheckpointError
+from sluice.ring.checkpoint import CheckpointError, open_checkpoint
 from sluice.v1 import generation_pb2 as pb
 from tests.router.conftest import refused
 
@@ -173,6 +174,76 @@ def test_messages_that_a_template_rejects_are_the_callers_error(checkpoint, sour
 def test_an_invalid_template_is_an_error_of_the_checkpoint():
     with pytest.raises(CheckpointError, match="line 1"):
         ChatTemplate("{% for", {})
+
+
+CALL = """{% for m in messages %}{% for c in m.tool_calls or [] %}{{ '<call>' }}ARGUMENTS{% endfor %}{% endfor %}"""
+
+
+@pytest.mark.parametrize(
+    ("shown", "text"),
+    [
+        ("{{ c.function.arguments | tojson }}", '{"a": "ö"}'),
+        ("{{ '' + c.function.arguments }}", '{"a": "ö"}'),
+        ("{{ c.function.arguments }}", '{"a": "ö"}'),
+        ("{% if c.id != 'id-1' %}{{ 1 // 0 }}{% endif %}{{ '' + c.function.arguments }}", '{"a": "ö"}'),
+        ("{% for name, value in c.function.arguments | items %}{{ name }}={{ value }}{% endfor %}", "a=ö"),
+    ],
+    ids=["object", "text", "not Python's text", "text, which the probe cannot find out", "items"],
+)
+def test_arguments_are_text_for_templates_that_join_them(checkpoint, shown, text):
+    call = pb.ToolCall(id="id-1", name="f", arguments_json='{"a": "ö"}')
+    chat = pb.ChatPrompt(messages=[pb.ChatMessage(role="assistant", tool_calls=[call])])
+    assert render(CALL.replace("ARGUMENTS", shown), chat, checkpoint) == f"<call>{text}"
+
+
+@pytest.mark.parametrize("shown", ["{{ c.function.arguments | tojson }}", "{{ '' + c.function.arguments }}"])
+def test_a_call_that_was_cut_short_is_shown_as_it_is(checkpoint, shown):
+    call = pb.ToolCall(id="id-1", name="f", arguments_json='{"a": "')
+    chat = pb.ChatPrompt(messages=[pb.ChatMessage(role="assistant", tool_calls=[call])])
+    assert render(CALL.replace("ARGUMENTS", shown), chat, checkpoint) == '<call>{"a": "'
+
+
+def test_a_template_that_does_not_show_tools_refuses_them(checkpoint):
+    with pytest.raises(RequestError, match="does not use tools") as error:
+        render(CHATML, parsed(CHATS[0], [{"name": "f"}]), checkpoint)
+    assert error.value.violations[0].field == "spec.chat.tools_json"
+    with pytest.raises(RequestError, match="does not use tools"):
+        render("{% set tools = 1 %}{{ tools }}", parsed(CHATS[0], [{"name": "f"}]), checkpoint)
+
+
+@pytest.mark.parametrize("tools", [None, [{"type": "function", "function": {"name": "f"}}]])
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"chat_template.jinja": "file", "additional_chat_templates/tool_use.jinja": "{{ tools[0].function.name }}"},
+        {"chat_template.jinja": "file{{ tools }}", "additional_chat_templates/rag.jinja": "rag"},
+        {"additional_chat_templates/tool_use.jinja": "{{ tools[0].function.name }}"},
+        {"chat_template.jinja": "file{{ tools }}"},
+        {},
+    ],
+    ids=["default and tool_use", "another", "only tool_use", "single", "only the configuration"],
+)
+@pytest.mark.parametrize("configured", ["of config{{ tools }}", ["default", "tool_use"], ["tool_use"], None])
+def test_the_template_that_transformers_chooses(checkpoint, tmp_path, files, configured, tools):
+    for file in checkpoint.path.glob("*.json"):
+        shutil.copy(file, tmp_path)
+    (tmp_path / "additional_chat_templates").mkdir()
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    if isinstance(configured, list):
+        configured = [{"name": name, "template": name + "{{ tools }}"} for name in configured]
+    config = json.loads((tmp_path / "tokenizer_config.json").read_text()) | {"chat_template": configured}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    opened = open_checkpoint(str(tmp_path))
+    templates = ChatTemplates(opened.chat_template, opened.tool_use_template, {}, 1 << 16)
+    messages = [{"role": "user", "content": "x"}]
+    try:
+        text = AutoTokenizer.from_pretrained(tmp_path).apply_chat_template(messages, tools=tools, tokenize=False)
+    except ValueError:  # there is no default template
+        with pytest.raises(RequestError):
+            templates.render(prompt_of(parsed([("user", "x")], tools)))
+        return
+    assert templates.render(prompt_of(parsed([("user", "x")], tools))) == text
 
 
 async def test_the_engine_gets_the_ids_of_a_chat(client, ring, reference):

@@ -44,6 +44,7 @@ BAD_PROMPTS = [
     ("tools are no array", chat(tools_json="{}"), INVALID, "spec.chat.tools_json"),
     ("tools are no objects", chat(tools_json="[1]"), INVALID, "spec.chat.tools_json"),
     ("tools too deep", chat(tools_json="[" * 30_000), INVALID, "spec.chat.tools_json"),
+    ("tools deeper than 64", chat(tools_json='[{"a":' * 33 + "1" + "}]" * 33), INVALID, "spec.chat.tools_json"),
     (
         "tool_call_id of a user",
         pb.GenerationSpec(chat=ChatPrompt(messages=[ChatMessage(role="user", tool_call_id="1")])),
@@ -70,7 +71,7 @@ BAD_PROMPTS = [
             INVALID,
             "spec.chat.messages[0].tool_calls[0].arguments_json",
         )
-        for text in ("{", "[1]", "1", "null", "[" * 30_000)
+        for text in ("x", "[1]", "1", "null", "[" * 30_000, '{"a":' * 65 + "1" + "}" * 65)
     ],
     ("too many calls", calls(*[pb.ToolCall(name="f")] * 5000), INVALID, "spec.chat.messages"),
     ("reserved", chat(template_kwargs=variables(messages=[])), INVALID, "spec.chat.template_kwargs.messages"),
