@@ -75,7 +75,8 @@ class TemplateLink:
         with their_trials, their_forks:
             ends = (their_trials.fileno(), their_forks.fileno())
             budgets = (limits.guided_compile_seconds, limits.guided_mask_seconds, limits.guided_memory)
-            arguments = map(str, (model.tokenizer, model.vocab_size, *budgets, *ends))
+            options = (*budgets, int(limits.guided_closed_objects))
+            arguments = map(str, (model.tokenizer, model.vocab_size, *options, *ends))
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "engine_worker.guided.template", *arguments],
                 stdin=subprocess.DEVNULL,
