@@ -20,7 +20,8 @@ def closed(schema: Schema) -> Schema:
         if len(parts) + ("properties" in part) > 1:
             for each in (part, *parts):
                 _collect(schema, each, combined)
-    return _close(schema, combined)
+    result: Schema = _close(schema, combined)
+    return result
 
 
 def _schemas(value: Any) -> Iterator[Schema]:

@@ -37,7 +37,7 @@ class Place(NamedTuple):
 
 def _places(folder: Path, rename: Rename) -> Mapping[str | None, Place]:
     """Where the files contain each tensor of the model."""
-    places = {}
+    places: dict[str | None, Place] = {}
     for file in weight_files(folder):
         with opened(file) as tensors:
             places |= {rename(name): Place(file, name) for name in tensors.keys()}  # noqa: SIM118 - not a mapping

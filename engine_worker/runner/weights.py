@@ -125,7 +125,7 @@ def fill_weights(model: Model, checkpoint: Checkpoint, config: RunnerConfig, pro
     elif isinstance(model, SelfLoading):
         model.load(checkpoint.path, progress)
     else:
-        rename = same_name if checkpoint.vision is None else decoder_name
+        rename: Rename = same_name if checkpoint.vision is None else decoder_name
         if isinstance(model, CausalLM):
             rename = resolve_tied(model, checkpoint.path, rename)
         load_weights(checkpoint.path, model.targets(), progress, model.cuts(), rename)

@@ -19,6 +19,5 @@ def context_of(config: Mapping[str, Any]) -> int:
     if not isinstance(rope, Mapping) or rope.get("rope_type", rope.get("type")) != "yarn":
         return tokens
     scaled = rope.get("factor"), rope.get(ORIGINAL) or config.get(ORIGINAL) or tokens
-    if not all(isinstance(value, int | float) and math.isfinite(value) for value in scaled):
-        return tokens
-    return int(scaled[0] * scaled[1])
+    numbers = [value for value in scaled if isinstance(value, int | float) and math.isfinite(value)]
+    return int(math.prod(numbers)) if len(numbers) == len(scaled) else tokens
