@@ -8,6 +8,8 @@ from typing import Any
 from llguidance import LLMatcher, StructTag
 from llguidance.gbnf_to_lark import any_to_lark
 
+from engine_worker.guided.lark import ascii_classes, prepared_grammar
+from engine_worker.guided.schemas import prepared
 from sluice.ring.params import Guide, GuideKind
 
 SYNTAX = frozenset(r"\.+*?()|[]{}^$#&-~/")
@@ -24,27 +26,24 @@ NUMBERS = re.compile(
 )
 """Token ids in a Lark grammar, such as `<[7,10-12]>`."""
 
-WHITE_SPACE = {"whitespace_pattern": r"( |\r?\n[ \t]{0,20})?"}
-"""Default for white space between the parts of JSON: what programs usually write. Unbounded white space would let weak
-models repeat it; without any, strong models would have to write tokens that they rarely saw in training."""
 
-
-def grammar_of(guide: Guide) -> str:
-    """Raises ValueError on an invalid guide; the resulting grammar may still fail to compile."""
+def grammar_of(guide: Guide, *, close: bool = False) -> str:
+    """`close`: see the setting `guided_closed_objects`. Raises ValueError on an invalid guide; the grammar may still
+    fail to compile."""
     text = guide.text
     match guide.kind:
         case GuideKind.JSON_OBJECT:
-            return _lark(f"start: %json {json.dumps(_bounded({'type': 'object'}))}")
+            return _json({"type": "object"}, close=close)
         case GuideKind.JSON_SCHEMA:
-            return _schema(text)
+            return _schema(text, close=close)
         case GuideKind.REGEX:
             return _regex(text)
         case GuideKind.EBNF:
-            return _grammar(text)
+            return _grammar(text, close=close)
         case GuideKind.CHOICE:
             return _choice(text)
         case GuideKind.STRUCTURAL_TAG:
-            return _structural_tag(text)
+            return _structural_tag(text, close=close)
 
 
 def numbered_tokens(guide: Guide) -> tuple[range, ...]:
@@ -60,31 +59,28 @@ def _lark(text: str) -> str:
     return LLMatcher.grammar_from_lark(text + ALL_TOKENS)
 
 
-def _grammar(text: str) -> str:
+def _json(schema: dict[str, Any], *, close: bool) -> str:
+    return _lark(f"start: %json {json.dumps(prepared(schema, close=close))}")
+
+
+def _grammar(text: str, *, close: bool) -> str:
     rule = TEMPERATURE.search(text)
     if rule is not None:
         # llguidance only reports a rule's temperature; the sampler would have to apply it.
         raise ValueError(f"rule {rule[1]} must not set a temperature: the request's applies to all of its output")
-    return _lark(any_to_lark(text))
+    return _lark(prepared_grammar(any_to_lark(text), close=close))
 
 
-def _schema(text: str) -> str:
+def _schema(text: str, *, close: bool) -> str:
     schema = json.loads(text)
     if not isinstance(schema, dict):
         raise ValueError(f"must be a JSON object, not {type(schema).__name__}")
-    return _lark(f"start: %json {json.dumps(_bounded(schema))}")
-
-
-def _bounded(schema: dict[str, Any]) -> dict[str, Any]:
-    options = schema.get("x-guidance", {})
-    if not isinstance(options, dict) or any(name.startswith("whitespace_") for name in options):
-        return schema
-    return {**schema, "x-guidance": {**options, **WHITE_SPACE}}
+    return _json(schema, close=close)
 
 
 def _regex(text: str) -> str:
     # llguidance quotes the expression correctly.
-    grammar = json.loads(LLMatcher.grammar_from_regex(text))
+    grammar = json.loads(LLMatcher.grammar_from_regex(ascii_classes(text)))
     return _lark(grammar["grammars"][0]["lark_grammar"])
 
 
@@ -100,7 +96,7 @@ def _escaped(text: str) -> str:
     return "".join("\\" + character if character in SYNTAX else character for character in text)
 
 
-def _structural_tag(text: str) -> str:
+def _structural_tag(text: str, *, close: bool) -> str:
     """Free text with embedded structures. `text`: {"structures": [{"begin", "schema", "end"}], "triggers": [...]}; the
     begin of each structure starts with one of the triggers."""
     document = json.loads(text)
@@ -114,7 +110,7 @@ def _structural_tag(text: str) -> str:
         raise ValueError("triggers must be a list of non-empty strings")
     if not isinstance(structures, list) or not structures:
         raise ValueError("structures must be a list of at least one object")
-    tags = [_tag(structure, triggers, i) for i, structure in enumerate(structures)]
+    tags = [_tag(structure, triggers, i, close=close) for i, structure in enumerate(structures)]
     # Triggers are text: special tokens never stand for any.
     return _lark(StructTag.to_grammar(tags, assume_special=False))
 
@@ -125,7 +121,7 @@ def _check_keys(place: str, given: Collection[str], known: Collection[str]) -> N
         raise ValueError(f"{place} has {unknown[0]!r}, which is not one of {', '.join(known)}")
 
 
-def _tag(structure: Any, triggers: list[str], number: int) -> StructTag:
+def _tag(structure: Any, triggers: list[str], number: int, *, close: bool) -> StructTag:
     place = f"structures[{number}]"
     if not isinstance(structure, dict):
         raise ValueError(f"{place} must be an object with begin, schema and end")
@@ -138,4 +134,4 @@ def _tag(structure: Any, triggers: list[str], number: int) -> StructTag:
     matching = [trigger for trigger in triggers if begin.startswith(trigger)]
     if not matching:
         raise ValueError(f"{place}: begin {begin!r} must start with one of the triggers")
-    return StructTag(trigger=max(matching, key=len), begin=begin, grammar=_bounded(schema), end=end)
+    return StructTag(trigger=max(matching, key=len), begin=begin, grammar=prepared(schema, close=close), end=end)

@@ -26,24 +26,28 @@ SWITCH_SECONDS = 0.0005
 """Switch interval of the interpreter's lock, so that compiling delays masks little."""
 
 
-class Budgets(NamedTuple):
+class Options(NamedTuple):
+    """Settings of the engine."""
+
     compile_seconds: float
     """CPU time to compile a guide."""
     mask_seconds: float
     """CPU time for a sequence's mask."""
     memory: int
     """Bytes of address space beyond those of the template process."""
+    close: bool
+    """See `guided_closed_objects`."""
 
 
 class GuideWorker:
     def __init__(
-        self, tokens: Tokens, budgets: Budgets, steps: Connection, compiles: Connection, memory: MaskMemory
+        self, tokens: Tokens, options: Options, steps: Connection, compiles: Connection, memory: MaskMemory
     ) -> None:
-        self._budgets = budgets
+        self._options = options
         self._steps = steps
         self._compiles = compiles
         self._memory = memory
-        self._matchers = Matchers(tokens)
+        self._matchers = Matchers(tokens, close=options.close)
         self._has_compiled = False
         """Whether a guide was compiled for the message that is being answered."""
         self._postponed: set[Key] = set()
@@ -78,11 +82,11 @@ class GuideWorker:
 
     def _mask(self, row: Row, never: tuple[int, ...]) -> RowResult | None:
         """None if the mask was written."""
-        budgets, more = self._budgets, max(0, len(row.tokens) - 1)
+        options, more = self._options, max(0, len(row.tokens) - 1)
         if row.guide is not None and (result := self._compile_for_step(row.key, row.guide)) is not None:
             return result
         # The signal's default action ends the process, even while llguidance is running.
-        signal.setitimer(signal.ITIMER_PROF, budgets.mask_seconds + more * TOKEN_SECONDS)
+        signal.setitimer(signal.ITIMER_PROF, options.mask_seconds + more * TOKEN_SECONDS)
         try:
             return self._matchers.mask(row, self._memory, never)
         except MemoryError:
@@ -100,7 +104,7 @@ class GuideWorker:
             self._postponed.add(key)
             return RowResult(0, later=True)
         self._has_compiled = True
-        signal.setitimer(signal.ITIMER_PROF, self._budgets.compile_seconds)
+        signal.setitimer(signal.ITIMER_PROF, self._options.compile_seconds)
         try:
             self._matchers.compile(key, guide)
         except GuideError as error:

@@ -174,6 +174,9 @@ class Guides:
         while self._trials and self._template is not None:
             try:
                 if not self._template.trials.poll(0):
+                    if self._template.is_stopped():
+                        # The trials are lost with it.
+                        self._template.kill()
                     return
                 tried = receive(self._template.trials, TrialResult)
             except (EOFError, OSError):

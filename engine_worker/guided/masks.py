@@ -159,9 +159,10 @@ class Masks:
     def _wait(self) -> None:
         while self._waiting and self._link is not None:
             try:
+                self._link.wait()
                 unusual = receive(self._link.steps, MasksReady).unusual
             except (EOFError, OSError) as error:
-                # BlockingIOError: the socket's receive timeout (HUNG_SECONDS) has passed.
+                # BlockingIOError: the worker was stopped, or HUNG_SECONDS have passed.
                 self._num_hangs += isinstance(error, BlockingIOError)
                 self._recover(self._link)
                 continue

@@ -28,10 +28,11 @@ class GuideError(ValueError):
     """The guide is invalid; the message says why."""
 
 
-def compile_guide(tokenizer: LLTokenizer, guide: Guide) -> LLMatcher:
-    """A matcher whose first mask has been computed, which may take as long as compiling. Raises GuideError."""
+def compile_guide(tokenizer: LLTokenizer, guide: Guide, *, close: bool = False) -> LLMatcher:
+    """A matcher whose first mask has been computed, which may take as long as compiling. `close`: see the setting
+    `guided_closed_objects`. Raises GuideError."""
     try:
-        grammar = grammar_of(guide)
+        grammar = grammar_of(guide, close=close)
     except MemoryError:
         raise
     except Exception as error:  # llguidance's converters raise exceptions of many types
@@ -78,8 +79,9 @@ class MatcherState(NamedTuple):
 
 
 class Matchers:
-    def __init__(self, tokens: Tokens) -> None:
+    def __init__(self, tokens: Tokens, *, close: bool = False) -> None:
         self._tokens = tokens
+        self._close = close
         self._compiled: OrderedDict[Key, CompiledGuide] = OrderedDict()
         """The most recently used guides, at most MAX_COMPILED."""
         self._lock = threading.Lock()
@@ -91,7 +93,9 @@ class Matchers:
         """Compile a guide unless it is compiled already. Called in either thread. Raises GuideError."""
         if self._find(key) is not None:
             return
-        compiled = CompiledGuide(compile_guide(self._tokens.tokenizer, guide), numbered_tokens(guide))
+        compiled = CompiledGuide(
+            compile_guide(self._tokens.tokenizer, guide, close=self._close), numbered_tokens(guide)
+        )
         with self._lock:
             self._compiled[key] = compiled
             while len(self._compiled) > MAX_COMPILED:

@@ -26,6 +26,8 @@ SEND_SECONDS = 20
 """Timeout of sends to a guide worker."""
 HUNG_SECONDS = 60.0
 """Timeout for the masks of a step. This is wall time: the worker's own budgets are CPU time."""
+STOPPED_SECONDS = 0.25
+"""A process that does not answer for this long is checked: if it was stopped by a signal, it is replaced at once."""
 START_SECONDS = 120.0
 """Timeout for the template process to load the tokenizer."""
 END_SECONDS = 1.0
@@ -59,6 +61,12 @@ class WorkerLink(NamedTuple):
     compiles: Connection
     memory: MaskMemory
     pid: int
+    poll: select.poll
+    """For `steps`. Cheaper than polling the connection."""
+
+    def wait(self) -> None:
+        """Wait for a message of `steps`. Raises BlockingIOError if the worker was stopped or does not answer."""
+        wait_for(self.poll, self.pid, HUNG_SECONDS)
 
 
 class TemplateLink:
@@ -75,7 +83,8 @@ class TemplateLink:
         with their_trials, their_forks:
             ends = (their_trials.fileno(), their_forks.fileno())
             budgets = (limits.guided_compile_seconds, limits.guided_mask_seconds, limits.guided_memory)
-            arguments = map(str, (model.tokenizer, model.vocab_size, *budgets, *ends))
+            options = (*budgets, int(limits.guided_closed_objects))
+            arguments = map(str, (model.tokenizer, model.vocab_size, *options, *ends))
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "engine_worker.guided.template", *arguments],
                 stdin=subprocess.DEVNULL,
@@ -110,11 +119,22 @@ class TemplateLink:
         return True
 
     def _receive(self) -> bytes:
-        self._forks.settimeout(START_SECONDS)
+        try:
+            wait_for(poll_of(self._forks.fileno()), self.pid, START_SECONDS)
+        except BlockingIOError:
+            self.kill()
+            raise
         answer = self._forks.recv(ANSWER_BYTES)
         if not answer:
             raise EOFError("the template process has ended")
         return answer
+
+    def is_stopped(self) -> bool:
+        return is_stopped(self.pid)
+
+    def kill(self) -> None:
+        """The process and its children end; their connections close."""
+        self._process.kill()
 
     def fork(self) -> tuple[int, WorkerLink]:
         """Replace the guide worker: (signal that ended the previous one, or 0; the new one). Raises as
@@ -124,7 +144,6 @@ class TemplateLink:
         compiles, their_compiles = socket.socketpair()
         for end in (steps, compiles):
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(SEND_SECONDS))
-        # Cheaper than polling before each message of a step.
         steps.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(HUNG_SECONDS))
         memory = MaskMemory.create(loaded.size)
         os.ftruncate(memory.descriptor, HEADER)
@@ -139,7 +158,8 @@ class TemplateLink:
                 compiles.close()
                 raise
         status, pid = msgspec.msgpack.decode(answer, type=tuple[int, int])
-        return status, WorkerLink(Connection(steps.detach()), Connection(compiles.detach()), memory, pid)
+        link = Connection(steps.detach())
+        return status, WorkerLink(link, Connection(compiles.detach()), memory, pid, poll_of(link.fileno()))
 
     def close(self) -> None:
         """End the process, which ends its children."""
@@ -228,6 +248,32 @@ class GuideProcesses:
         same way."""
         with suppress(EOFError, OSError):
             ended.wait_loaded()
+
+
+def poll_of(descriptor: int) -> select.poll:
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    return poll
+
+
+def wait_for(poll: select.poll, pid: int, seconds: float) -> None:
+    """Wait until there is something to read from a process. Raises BlockingIOError after `seconds`, or as soon as a
+    signal has stopped the process."""
+    for _ in range(max(1, round(seconds / STOPPED_SECONDS))):
+        if poll.poll(1000 * STOPPED_SECONDS):
+            return
+        if is_stopped(pid):
+            break
+    raise BlockingIOError(f"process {pid} does not answer")
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a signal such as SIGSTOP has stopped the process."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False
+    return stat.rpartition(") ")[2][:1] in ("T", "t")
 
 
 def _timeval(seconds: float) -> bytes:

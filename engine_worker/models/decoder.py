@@ -5,7 +5,9 @@ Attributes are named as in Hugging Face checkpoints, except that projections of 
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 
+import torch
 from torch import Tensor
 
 from engine_worker.attention.backend import AttentionBackend, AttentionInputs
@@ -25,6 +27,7 @@ from engine_worker.models.taps import Taps
 
 TIED = "lm_head.weight"
 """The tensor that a checkpoint with tied embeddings may omit."""
+EMBEDDING = "model.embed_tokens.weight"
 
 FeedForward = SwiGLU | SparseMoE
 
@@ -134,6 +137,12 @@ class CausalLM(Layer):
 
     def logits(self, hidden: Tensor) -> Tensor:
         return self.lm_head(hidden).float()
+
+    def untie(self) -> None:
+        """Give the head a matrix of its own. Call it before the weights are loaded."""
+        # Zeros, because loading does not fill a rank's padding.
+        self.lm_head.weight = torch.zeros_like(self.model.embed_tokens.weight)
+        self.config = replace(self.config, tie_word_embeddings=False)
 
     def targets(self, prefix: str = "") -> dict[str, Tensor]:
         targets = super().targets(prefix)

@@ -28,7 +28,8 @@ class StepResults:
             logprobs = None if sampled.logprobs is None else Logprobs(*map(on_host, sampled.logprobs))
             short = None if sampled.short is None else on_host(sampled.short)
             best = tuple(BestOfDraws(beams, Best(*map(on_host, candidates))) for beams, candidates in sampled.best)
-            sampled = Sampled(on_host(sampled.tokens), on_host(sampled.valid), logprobs, short, best)
+            broken = None if sampled.broken is None else on_host(sampled.broken)
+            sampled = Sampled(on_host(sampled.tokens), on_host(sampled.valid), logprobs, short, best, broken)
             # CUDA spins while it waits, which takes a core that router and detokenizer may need; a blocking wait wakes
             # up about 50 µs late. Spin if there is a `short`, since the next step is queued only after that is known.
             self._copied = torch.cuda.Event(blocking=overlapped and short is None)

@@ -1,19 +1,19 @@
 """Loads weights from safetensors files: one tensor at a time, only this rank's slice, directly to its device."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from engine_worker.layers.shard import Cut
-from engine_worker.models.decoder import TIED
+from engine_worker.models.decoder import TIED, CausalLM
 from engine_worker.models.model import Model, SelfLoading
 from engine_worker.runner.config import RunnerConfig
+from engine_worker.runner.tying import resolve_tied
+from engine_worker.runner.weight_file import Rename, opened
 from engine_worker.vision.names import decoder_name
 from sluice.ring.checkpoint import Checkpoint, CheckpointError, listed, weight_files
 
@@ -21,8 +21,6 @@ Progress = Callable[[int, int], None]
 """Called with bytes done and bytes in total."""
 Cuts = Mapping[str, Cut]
 """By name of a target: which slice of the checkpoint's tensor it holds. Targets not listed hold the whole tensor."""
-Rename = Callable[[str], str | None]
-"""Maps the name of a tensor in a file to a target's name; None: the tensor belongs to another part of the model."""
 
 
 def same_name(name: str) -> str:
@@ -38,7 +36,7 @@ def load_weights(
 ) -> None:
     """Fill every target from the tensor of its name.
 
-    Derived tensors of old checkpoints (rotary frequencies, a tied head) are ignored. Raises CheckpointError on files
+    Derived tensors (rotary frequencies, a head that equals the embedding) are ignored. Raises CheckpointError on files
     that are missing or broken, and on tensors that are missing, unexpected, or of the wrong shape or type.
     """
     # Check all names before the first tensor, which may be large, is read.
@@ -48,7 +46,7 @@ def load_weights(
     done = 0
     device = str(next(iter(targets.values())).device)
     for file in files:
-        with _opened(file, device) as tensors:
+        with opened(file, device) as tensors:
             for name_in_file in tensors.keys():  # noqa: SIM118 - not a mapping
                 name = rename(name_in_file)
                 if name in targets:
@@ -87,7 +85,7 @@ def random_weights(
 def _check_names(folder: Path, targets: dict[str, Tensor], files: list[Path], rename: Rename) -> None:
     names: set[str] = set()
     for file in files:
-        with _opened(file) as tensors:
+        with opened(file) as tensors:
             names.update(name for name in map(rename, tensors.keys()) if name is not None)
     missing = targets.keys() - names
     unexpected = {name for name in names - targets.keys() if name != TIED and not name.endswith("rotary_emb.inv_freq")}
@@ -119,15 +117,6 @@ def _fill(name: str, target: Tensor, found: Any, cut: Cut | None) -> int:
     return math.prod(shape) * tensor.itemsize
 
 
-@contextmanager
-def _opened(file: Path, device: str = "cpu") -> Iterator[Any]:
-    try:
-        with safe_open(file, framework="pt", device=device) as tensors:
-            yield tensors
-    except SafetensorError as error:
-        raise CheckpointError(f"{file} is broken: {error}") from error
-
-
 def fill_weights(model: Model, checkpoint: Checkpoint, config: RunnerConfig, progress: Progress) -> None:
     """Fill the model's weights, after which it can be called. Raises CheckpointError."""
     if config.weights == "random":
@@ -136,6 +125,8 @@ def fill_weights(model: Model, checkpoint: Checkpoint, config: RunnerConfig, pro
     elif isinstance(model, SelfLoading):
         model.load(checkpoint.path, progress)
     else:
-        rename = same_name if checkpoint.vision is None else decoder_name
+        rename: Rename = same_name if checkpoint.vision is None else decoder_name
+        if isinstance(model, CausalLM):
+            rename = resolve_tied(model, checkpoint.path, rename)
         load_weights(checkpoint.path, model.targets(), progress, model.cuts(), rename)
     model.freeze()

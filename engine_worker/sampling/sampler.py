@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from engine_worker.sampling.candidates import BestOfDraws, Candidates
-from engine_worker.sampling.choose import Chosen, Filtered, Greedy, Unfiltered
+from engine_worker.sampling.choose import Chosen, Filtered, Greedy, Unfiltered, finite
 from engine_worker.sampling.fused import TORCH, SamplingKernels
 from engine_worker.sampling.guided_draws import GuidedDraws, RequestedMasks
 from engine_worker.sampling.logit_edits import LogitEdits
@@ -46,7 +46,14 @@ NO_TOKEN = Drawn(
     0,
     fault=Fault(
         ErrorCode.NOTHING_TO_SAMPLE.name,
-        "no token can be sampled: bans, guide or logits processors leave none, or the logits are NaN or infinite",
+        "no token can be sampled: bans, guide or logits processors leave none",
+    ),
+)
+INVALID_LOGITS = Drawn(
+    0,
+    fault=Fault(
+        ErrorCode.INVALID_LOGITS.name,
+        "the model computed logits that are NaN or infinite: its weights, or the precision of the engine, are at fault",
     ),
 )
 
@@ -65,6 +72,8 @@ class Sampled(NamedTuple):
     `widen`. None: no draw has such a filter."""
     best: tuple[BestOfDraws, ...] = ()
     """Candidates of beams."""
+    broken: Tensor | None = None
+    """[D] bool: whether the model's logits are NaN or infinite. None: draws have no other reason to be invalid."""
 
     def results(self, draws: Sequence[Draw]) -> list[Drawn]:
         """As plain data, one per draw. Call only once the tensors are on the host."""
@@ -85,9 +94,12 @@ class Sampled(NamedTuple):
             logprobs = self.logprobs.entries([draws[i].sampling.logprobs or 0 for i in requesting])
             entries = dict(zip(requesting, logprobs, strict=True))
             results = [Drawn(token, entries.get(i)) for i, token in enumerate(tokens)]
-        return (
-            results if all(valid) else [drawn if good else NO_TOKEN for drawn, good in zip(results, valid, strict=True)]
-        )
+        return results if all(valid) else self._with_faults(results, valid)
+
+    def _with_faults(self, results: list[Drawn], valid: list[bool]) -> list[Drawn]:
+        broken = [True] * len(valid) if self.broken is None else self.broken.tolist()
+        faults = [INVALID_LOGITS if each else NO_TOKEN for each in broken]
+        return [drawn if good else fault for drawn, good, fault in zip(results, valid, faults, strict=True)]
 
 
 class SamplingGroup(NamedTuple):
@@ -216,6 +228,7 @@ def sample(
     best: list[BestOfDraws] = []
     # Logprobs are computed from the unmodified logits.
     in_place = widen and plan.logprob_rows is None
+    broken = _broken(logits, plan)
     source = logits if programs.scores is None else programs.scores
     for group, edits in zip_longest(plan.groups, programs.edits):
         scores = source if group.rows is None else source.index_select(0, group.rows)
@@ -233,7 +246,19 @@ def sample(
         tokens = torch.cat([each.tokens for each in chosen]).index_select(0, plan.order)
         valid = torch.cat([each.valid for each in chosen]).index_select(0, plan.order)
     logprobs = _logprobs(logits, plan.logprob_rows, tokens)
-    return Sampled(tokens, valid, logprobs, torch.cat(short).any() if short else None, tuple(best))
+    return Sampled(tokens, valid, logprobs, torch.cat(short).any() if short else None, tuple(best), broken)
+
+
+def _broken(logits: Tensor, plan: SamplingPlan) -> Tensor | None:
+    """See `Sampled.broken`. Called before the logits are modified."""
+    if plan.programs is None and all(group.edits is None for group in plan.groups):
+        return None
+    peaks = logits.amax(dim=1)
+    if plan.processed_rows is not None:
+        peaks = torch.cat((peaks, peaks.index_select(0, plan.processed_rows)))
+    of_groups = [peaks if group.rows is None else peaks.index_select(0, group.rows) for group in plan.groups]
+    of_draws = of_groups[0] if plan.order is None else torch.cat(of_groups).index_select(0, plan.order)
+    return ~finite(of_draws)
 
 
 def _choose(

@@ -9,15 +9,15 @@ from typing import Any
 
 import msgspec
 
+from sluice.ring.context import context_of
 from sluice.ring.eos import eos_token_ids, tokenizer_eos
 from sluice.ring.other_formats import why_incomplete, why_no_folder, why_no_weights, why_not_downloaded
 from sluice.ring.vision import Vision, VisionError, split_config
 
 FILES = ["*.json", "*.jinja"]
 WEIGHTS = ["*.safetensors"]
-CONTEXT = ("max_position_embeddings", "n_positions", "max_seq_len")
-"""Names of the maximum context length in the configurations of different architectures."""
-DEFAULT_CONTEXT = 2048
+FLOAT = "__float__"
+FLOATS = {text: float(text) for text in ("Infinity", "-Infinity", "NaN")}
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 MODEL_FILES = (
     "config.json",
@@ -85,8 +85,7 @@ class Checkpoint:
     @property
     def max_context_tokens(self) -> int:
         """Maximum length of prompt plus output that the model's positions allow."""
-        values = (self.config.get(name) for name in CONTEXT)
-        return int(next((tokens for tokens in values if tokens is not None), DEFAULT_CONTEXT))
+        return context_of(self.config)
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
@@ -162,12 +161,17 @@ def _read_json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+        content = json.loads(path.read_text(encoding="utf-8"), object_hook=_float)
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} is not JSON: {error}") from error
     if not isinstance(content, dict):
         raise CheckpointError(f"{path} is not a JSON object")
     return content
+
+
+def _float(value: dict[str, Any]) -> Any:
+    """transformers writes Infinity as {"__float__": "Infinity"}; older versions and other programs write it plainly."""
+    return FLOATS.get(str(value[FLOAT]), value) if value.keys() == {FLOAT} else value
 
 
 def _image_processor(path: Path) -> dict[str, Any]:

@@ -191,6 +191,9 @@ class GuideLimits:
     """Maximum CPU time to compute which tokens a guide allows next. A sequence that takes longer ends with an error."""
     guided_memory: ByteCount = 1 << 30
     """Maximum memory of the process that evaluates guides, in addition to the memory of its tokenizer."""
+    guided_closed_objects: bool = False
+    """Objects of JSON schemas that list their properties have no others, unless the schema has additionalProperties.
+    The standard permits others. Set it equally on all engines of a ring."""
 
 
 DRAFT_TOKENS = 4

@@ -1,4 +1,5 @@
 import json
+import math
 import os
 import shutil
 
@@ -184,6 +185,20 @@ def test_eos_ids_are_those_of_all_files(tmp_path, generation, config, own, ids):
     assert open_checkpoint(str(folder)).eos_token_ids == ids
 
 
+YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
+
+
+@pytest.mark.parametrize("written", [math.inf, {"__float__": "Infinity"}], ids=["plain", "as transformers writes it"])
+def test_infinity_in_a_configuration_is_read(tmp_path, written):
+    folder = copy_of_tiny(tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+    given = {"time_step_limit": [0.0, written], "other": {"__float__": "x"}}
+    (folder / "config.json").write_text(json.dumps(config | given))
+    checkpoint = open_checkpoint(str(folder))
+    assert checkpoint.config["time_step_limit"] == [0.0, math.inf]
+    assert checkpoint.config["other"] == {"__float__": "x"}
+
+
 @pytest.mark.parametrize(
     ("given", "tokens"),
     [
@@ -191,12 +206,16 @@ def test_eos_ids_are_those_of_all_files(tmp_path, generation, config, own, ids):
         ({"n_positions": 66}, 66),
         ({"max_position_embeddings": None, "max_seq_len": 55}, 55),
         ({}, 2048),
+        ({"max_position_embeddings": 40, "rope_scaling": YARN}, 128),
+        ({"max_position_embeddings": 40, "rope_parameters": {"rope_type": "yarn", "factor": 4.0}}, 160),
+        ({"max_position_embeddings": 40, "rope_parameters": YARN | {"factor": math.inf}}, 40),
+        ({"max_position_embeddings": 40, "rope_parameters": {"rope_type": "linear", "factor": 4.0}}, 40),
     ],
 )
 def test_the_context_length_is_read_under_any_of_its_names(tmp_path, given, tokens):
     folder = copy_of_tiny(tmp_path)
     config = json.loads((folder / "config.json").read_text())
-    del config["max_position_embeddings"]
+    del config["max_position_embeddings"], config["rope_parameters"]
     (folder / "config.json").write_text(json.dumps(config | given))
     assert open_checkpoint(str(folder)).max_context_tokens == tokens
 

@@ -45,6 +45,36 @@ CASES = [
         ["<f>[ 1]"],
         ["<f>[  1]"],
     ),
+    (GuideKind.EBNF, 'start: "// %json" %json {"items": {}} /x/', ["// %json[ 1]x"], ["// %json[  1]x"]),
+    (GuideKind.EBNF, 'start: %json{"x-guidance": {"whitespace_flexible": false}}', ["[1]"], ["[ 1]"]),
+    (GuideKind.EBNF, '// %json {\nstart: %json {"uniqueItems": false, "format": "int32"}', ["[1]"], []),
+    (GuideKind.REGEX, r"\d\w\s", ["1a ", "2_\n"], ["١a ", "1é ", "1a\u00a0"]),
+    (GuideKind.REGEX, r"(?x)[^\D] \W \S [\s,]", ["1é,\t", "1-é "], ["١-a ", "1aa ", "1- ,", "1-a\u00a0"]),
+    (GuideKind.REGEX, r"\\d|\p{Nd}", ["\\d", "١"], ["\\1"]),
+    (GuideKind.EBNF, r'start: /[\d-]+/ "\\d" /\w/', ["1-2\\da"], ["١\\da", "1\\dé"]),
+    (GuideKind.JSON_SCHEMA, r'{"pattern": "^\\d\\w$"}', ['"1a"'], ['"١a"', '"1é"']),
+    *(
+        (GuideKind.JSON_SCHEMA, json.dumps({"type": "string", "format": name}), ['"a"'], ["1"])
+        for name in ("password", "uri-reference", "byte", "binary", "iri", "regex", "no-such")
+    ),
+    (GuideKind.JSON_SCHEMA, '{"type": "integer", "format": "int32"}', ["1"], ['"a"']),
+    (GuideKind.JSON_SCHEMA, '{"type": "string", "format": "date"}', ['"2026-01-31"'], ['"a"']),
+    (GuideKind.JSON_SCHEMA, '{"items": {"type": "integer"}, "minItems": 1.0, "maxItems": 2.0}', ["[1]"], ["[]"]),
+    (GuideKind.JSON_SCHEMA, '{"type": "string", "minLength": 1.0, "maxLength": 2.0}', ['"a"'], ['""', '"aaa"']),
+    (GuideKind.JSON_SCHEMA, '{"enum": [1.0]}', ["1"], ["2"]),
+    (
+        GuideKind.JSON_SCHEMA,
+        '{"uniqueItems": false, "propertyNames": {}, "not": false, "unevaluatedProperties": true}',
+        ["[1,1]", '{"a":1}'],
+        [],
+    ),
+    (
+        # Names of properties and constants, not keywords.
+        GuideKind.JSON_SCHEMA,
+        '{"properties": {"uniqueItems": false, "format": {"const": {"format": "x", "maxItems": 1.5}}}}',
+        ['{"format":{"format":"x","maxItems":1.5}}'],
+        ['{"uniqueItems":1}', '{"format":{}}'],
+    ),
 ]
 
 
@@ -67,6 +97,9 @@ def test_outputs_that_match(guides, kind, text, right, wrong):
         (GuideKind.JSON_SCHEMA, "[]", "must be a JSON object, not list"),
         (GuideKind.JSON_SCHEMA, '{} | "x"', "Extra data"),
         (GuideKind.JSON_SCHEMA, '{"not": {}}', 'Unimplemented keys: ["not"]'),
+        (GuideKind.JSON_SCHEMA, '{"uniqueItems": true}', 'Unimplemented keys: ["uniqueItems"]'),
+        (GuideKind.JSON_SCHEMA, '{"type": "array", "minItems": 1.5}', "Expected positive integer for 'minItems'"),
+        (GuideKind.EBNF, 'start: %json {"a": }', "Expecting value"),
         (GuideKind.JSON_SCHEMA, '{"type": "strin"}', "Invalid type: strin"),
         (GuideKind.JSON_SCHEMA, '{"$ref": "#"}', "no text matches it"),
         (GuideKind.REGEX, "(a", "unclosed group"),

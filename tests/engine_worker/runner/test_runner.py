@@ -164,7 +164,7 @@ def test_a_broken_sequence_does_not_affect_another(runner, prompts):
     drawn = runner.run(Step((Slice([1], 16, [0, 1], (draw,)), Slice([1], 16, [2, 3], (draw,)))))
     runner._forward.cache._blocks.zero_()
     assert drawn[0] == clean[0]
-    assert drawn[1].fault.error_code is ErrorCode.NOTHING_TO_SAMPLE
+    assert drawn[1].fault.error_code is ErrorCode.INVALID_LOGITS
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])

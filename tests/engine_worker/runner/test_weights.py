@@ -3,13 +3,15 @@ import json
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
 
 from engine_worker.attention.reference import ReferenceAttention
 from engine_worker.layers.shard import UNSHARDED, Cut, Place, Shard, Span
 from engine_worker.models.registry import model_class
+from engine_worker.openvino.load import load_openvino
 from engine_worker.runner.config import RunnerConfig
 from engine_worker.runner.load import load_runner
-from engine_worker.runner.weights import load_weights, random_weights
+from engine_worker.runner.weights import fill_weights, load_weights, random_weights
 from engine_worker.step import Draw, Slice, Step
 from sluice.ring.checkpoint import CheckpointError
 from sluice.ring.params import SamplingParams
@@ -19,13 +21,21 @@ LLAMA = CONFIGS["llama"]
 TIED = CONFIGS["qwen3, tied"]
 
 
+class Rank(Shard):
+    """One of two ranks; without the other its results are meaningless."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+        self.size = 2
+
+
 def targets(**shapes: tuple[int, ...]) -> dict[str, torch.Tensor]:
     return {name: torch.full(shape, torch.nan) for name, shape in shapes.items()}
 
 
-def first_token(folder, **options) -> object:
+def first_token(folder, *, load=load_runner, **options) -> object:
     config = RunnerConfig("cpu", kv_cache_tokens=64, threads=1, **options)
-    runner = load_runner(open_written(folder), config, lambda *_: None)
+    runner = load(open_written(folder), config, lambda *_: None)
     draw = Draw(SamplingParams(temperature=0.0, logprobs=3), 0, 0)
     return runner.run(Step((Slice([5, 6, 7], 0, [0], (draw,)),)))[0]
 
@@ -58,11 +68,47 @@ def test_derived_tensors_are_ignored(tmp_path):
     expected = first_token(tmp_path)
 
     def add(tensors):
-        tensors["lm_head.weight"] = torch.zeros(97, 48)
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
         tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.zeros(8)
 
     change(tmp_path, add)
     assert first_token(tmp_path) == expected
+
+
+def own_head(tensors) -> None:
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].flip(0).contiguous()
+
+
+def only_head(tensors) -> None:
+    tensors["lm_head.weight"] = tensors.pop("model.embed_tokens.weight")
+
+
+@pytest.mark.parametrize("edit", [own_head, only_head])
+@pytest.mark.parametrize("shard", [UNSHARDED, *map(Rank, range(2))], ids=["whole", "rank 0", "rank 1"])
+def test_a_tied_checkpoint_is_read_as_by_transformers(tmp_path, edit, shard):
+    """`own_head`: files whose head differs from the embedding. transformers' logits are the reference."""
+    write_checkpoint(tmp_path, TIED)
+    change(tmp_path, edit)
+    checkpoint = open_written(tmp_path)
+    reference = AutoModelForCausalLM.from_pretrained(tmp_path)
+    with torch.inference_mode():
+        model = _model(checkpoint, shard)
+        fill_weights(model, checkpoint, RunnerConfig("cpu"), lambda *_: None)
+    for name, weight in (("embed_tokens", model.model.embed_tokens.weight), ("lm_head", model.lm_head.weight)):
+        whole = (reference.model.embed_tokens if name == "embed_tokens" else reference.lm_head).weight
+        part = shard.padded_span(len(whole))
+        assert torch.equal(weight[: part.filled], whole[part.end - part.filled : part.end]), name
+
+
+@pytest.mark.parametrize("load", [load_runner, load_openvino])
+def test_the_head_of_a_tied_checkpoint_determines_the_tokens(tmp_path, load):
+    for name, tied in (("tied", True), ("untied", False)):
+        write_checkpoint(tmp_path / name, TIED)
+        change(tmp_path / name, own_head)
+        file = tmp_path / name / "config.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"tie_word_embeddings": tied}))
+    tied, untied = (first_token(tmp_path / name, load=load) for name in ("tied", "untied"))
+    assert tied == untied
 
 
 def test_missing_and_unexpected_tensors_are_named(tmp_path):
@@ -129,14 +175,6 @@ def test_random_weights_follow_their_seed(tmp_path):
     assert filled["w"].std().item() == pytest.approx(0.02, rel=0.1)
     assert filled["norm"].unique().item() == 1.0
     assert filled["x.bias"].unique().item() == 0.0
-
-
-class Rank(Shard):
-    """One of two ranks; without the other its results are meaningless."""
-
-    def __init__(self, rank: int) -> None:
-        self.rank = rank
-        self.size = 2
 
 
 @pytest.mark.parametrize("config", ["qwen3, tied", "llama, biased, linear rope", "qwen3 moe, half sparse, windowed"])

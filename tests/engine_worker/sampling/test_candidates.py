@@ -54,7 +54,7 @@ def test_impossible_tokens_are_excluded(logits):
 def test_a_broken_row_is_a_fault(logits, broken):
     logits[0] = broken
     broken_one, intact = sampled(logits.clone(), [0, 1], [draw(candidates=4), draw(candidates=4)])
-    assert broken_one.fault.code == ErrorCode.NOTHING_TO_SAMPLE.name
+    assert broken_one.fault.code == ErrorCode.INVALID_LOGITS.name
     assert len(intact.best) == 4
 
 

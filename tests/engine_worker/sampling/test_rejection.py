@@ -168,7 +168,7 @@ def test_only_a_row_with_nothing_to_sample_fails():
     logits[1, 5] = math.nan
     results = sampled(logits, [0, 1, 2], [draw(proposal=proposal(5, random_logits(9))) for _ in range(3)])
     assert [each.fault is None for each in results] == [True, False, True]
-    assert results[1].fault.error_code is ErrorCode.NOTHING_TO_SAMPLE
+    assert results[1].fault.error_code is ErrorCode.INVALID_LOGITS
 
 
 def test_nothing_waits_for_a_device(monkeypatch):

@@ -131,6 +131,7 @@ BROKEN = {
     "nan": {},
     "nan, filtered": {"top_k": 5},
     "nan, greedy": {"temperature": 0.0},
+    "nan, with bans": {"bad_token_ids": (3,)},
     "masked": {"allowed_token_ids": (3,), "bad_token_ids": (3,)},
     "masked, greedy": {"allowed_token_ids": (3,), "bad_token_ids": (3,), "temperature": 0.0},
     "masked, filtered": {"allowed_token_ids": (3,), "bad_token_ids": (3,), "top_p": 0.5},
@@ -148,7 +149,8 @@ def test_only_a_row_with_nothing_to_sample_fails(logits, case):
     if case.startswith("nan"):
         logits[1, 123] = math.nan
     drawn = sampled(logits[:3], [0, 1, 2], draws)
-    assert drawn[1].fault.error_code is ErrorCode.NOTHING_TO_SAMPLE
+    code = ErrorCode.INVALID_LOGITS if case.startswith("nan") else ErrorCode.NOTHING_TO_SAMPLE
+    assert drawn[1].fault.error_code is code
     assert (drawn[0], drawn[2]) == (expected[0], expected[2])
 
 
