@@ -26,6 +26,7 @@ from sluice.trtllm.read_statistics import read_request, read_step, step_number
 from sluice.trtllm.request import Request
 from sluice.trtllm.result import Response
 from sluice.trtllm.statistics import DebugTensorsPerIteration, IterationStats, RequestStatsPerIteration
+from sluice.trtllm.tensors import RowWidths
 from sluice.trtllm.to_request import Translator
 from sluice.trtllm.to_ring import has_adapters, is_static, ring_arguments
 from sluice.trtllm.words import Words
@@ -66,6 +67,7 @@ class Executor:
         self._translator = Translator(
             Words(checkpoint.tokenizer_file), checkpoint.vocab_size, executor_config.max_beam_width, self._tasks
         )
+        self._widths = RowWidths.of(checkpoint.config)
         self._open: dict[int, GenerationResult] = {}
         # Keyed by result, not by id: another thread may still process a response of a request whose end has been read.
         self._requests: WeakKeyDictionary[GenerationResult, OpenRequest] = WeakKeyDictionary()
@@ -95,7 +97,7 @@ class Executor:
             arrival = time.time()
             result = submit()
             self._open[result.request_id] = result
-            self._requests[result] = OpenRequest(request, len(result.outputs), arrival)
+            self._requests[result] = OpenRequest(request, len(result.outputs), arrival, self._widths)
             self._last_id = max(self._last_id, result.request_id)
         return result.request_id
 
