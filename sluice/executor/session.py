@@ -80,13 +80,7 @@ class Session:
             raise
 
     def submit(self, call: PendingCall) -> None:
-        """Start a call, without waiting for it.
-
-        Raises RuntimeError after `finish` or `close`; ValueError for a request with `return_perf_metrics` if the
-        session keeps no statistics.
-        """
-        if call.stats is not None and not self.steps.limit:
-            raise ValueError("return_perf_metrics needs an executor with iter_stats_max_iterations above 0")
+        """Start a call, without waiting for it. Raises RuntimeError after `finish` or `close`."""
         with self._lock:
             if not self.accepting:
                 raise RuntimeError(SHUT_DOWN)

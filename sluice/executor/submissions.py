@@ -8,7 +8,7 @@ from functools import partial
 
 from sluice.executor.call import PendingCall
 from sluice.executor.chunk_queue import ChunkQueue
-from sluice.executor.errors import SHUT_DOWN
+from sluice.executor.errors import SHUT_DOWN, check_type
 from sluice.executor.request import GenerationRequest
 from sluice.executor.response import Response
 from sluice.executor.result import GenerationResult, Submitter
@@ -26,6 +26,16 @@ class Submissions:
         # Request ids must be unique at the server, which other executors and clients may use too.
         self._prefix = uuid.uuid4().hex[:12]
 
+    def check(self, request: GenerationRequest, argument: str = "request") -> None:
+        """Raises TypeError, ValueError or RuntimeError, after the session was closed, for what `submit` refuses."""
+        check_type(argument, request, GenerationRequest)
+        if request.return_perf_metrics and not self._session.steps.limit:
+            raise ValueError(
+                f"{argument}: return_perf_metrics needs an executor with iter_stats_max_iterations above 0"
+            )
+        if not self._session.accepting:
+            raise RuntimeError(SHUT_DOWN)
+
     def submit(
         self,
         request: GenerationRequest,
@@ -36,8 +46,9 @@ class Submissions:
         """Start a request. `on_end` is called once its end can be read; `patient`: retry while the server is
         overloaded.
 
-        Raises RuntimeError after the session was closed.
+        Raises like `check`.
         """
+        self.check(request)
         request_id = next(self._ids)
         queue = ChunkQueue(partial(self.ready.mark, request_id))
         result = GenerationResult(request_id, request, queue, submitter)

@@ -6,6 +6,7 @@ from typing import Any
 
 from sluice import executor
 from sluice.client import Options
+from sluice.client.token_ids import as_ids
 from sluice.executor import GenerationRequest, SamplingParams
 from sluice.trtllm.bias import Bias, read_bias
 from sluice.trtllm.cache_config import KvCacheRetentionConfig
@@ -88,7 +89,7 @@ class Translator:
             limit = f"ExecutorConfig.max_beam_width, which is {self.max_beam_width}"
             raise OptionError(f"SamplingConfig.beam_width is {beam_width}, must be at most {limit}")
         return GenerationRequest(
-            list(map(int, request.input_token_ids)),
+            as_ids("Request.input_token_ids", request.input_token_ids),
             self._sampling_params(request),
             request.streaming,
             self._adapter(request),
