@@ -29,7 +29,7 @@ def as_ids(argument: str, values: Any) -> list[int]:
     """The integers of a list, or of an array or tensor of one dimension. Raises TypeError, which names the place."""
     if isinstance(values, str | bytes | Mapping) or is_id(values) or not isinstance(values, Iterable):
         raise TypeError(must_be(argument, "a list of integers", values))
-    items = values.tolist() if is_array(values) else list(values)
+    items = values.tolist() if hasattr(values, "tolist") else list(values)
     try:
         return list(map(index, items))
     except TypeError:

@@ -13,6 +13,7 @@ from sluice.executor.batch import BatchRun, batch_requests, is_batch
 from sluice.executor.callbacks import Callbacks, Processor
 from sluice.executor.config import KvCacheConfig, PeftCacheConfig, SchedulerConfig, adapter_args
 from sluice.executor.errors import either, values_of
+from sluice.executor.forks import Creator
 from sluice.executor.local import LocalRing
 from sluice.executor.reports import EngineReports
 from sluice.executor.request import BatchOptions, GenerationRequest, RequestOptions
@@ -59,7 +60,7 @@ class GenerationExecutor(RequestQueue, EngineReports):
         if ring is not None:
             ring.at_exit = session.close
         # The finalizer must not refer to `self`, or `self` would never be garbage-collected.
-        self._end = weakref.finalize(self, _close, session, ring, callbacks)
+        self._end = weakref.finalize(self, _close, Creator(), session, ring, callbacks)
 
     @classmethod
     def create(
@@ -275,7 +276,10 @@ class GenerationExecutor(RequestQueue, EngineReports):
         self.shutdown(abort=kind is not None)
 
 
-def _close(session: Session, ring: LocalRing | None, callbacks: Callbacks | None) -> None:
+def _close(creator: Creator, session: Session, ring: LocalRing | None, callbacks: Callbacks | None) -> None:
+    if creator.is_elsewhere:
+        # The session, the ring and the sockets belong to the process that created them.
+        return
     with ExitStack() as stack:
         if callbacks is not None:
             stack.callback(callbacks.close)

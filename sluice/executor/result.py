@@ -218,7 +218,6 @@ class GenerationResult:
         self._submitter.forget(self.request_id)
         if ending.error is not None:
             self.error = RequestError(self.request_id, self.client_id, ending.error)
-            self.error.__cause__ = ending.error
             failed = Response(self.request_id, self.client_id, error=self.error)
             return [*self._responses(touched, final=False), failed]
         prompt_logprobs = read_logprobs(ending.prompt_logprobs)

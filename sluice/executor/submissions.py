@@ -9,6 +9,7 @@ from functools import partial
 from sluice.executor.call import PendingCall
 from sluice.executor.chunk_queue import ChunkQueue
 from sluice.executor.errors import SHUT_DOWN, check_type
+from sluice.executor.forks import Creator
 from sluice.executor.request import GenerationRequest
 from sluice.executor.response import Response
 from sluice.executor.result import GenerationResult, Submitter
@@ -96,6 +97,7 @@ class ReadySet:
         self._open: dict[int, GenerationResult] = {}
         self._marked: dict[int, None] = {}
         self._closed = False
+        self._creator = Creator()
 
     def add(self, result: GenerationResult) -> None:
         with self._lock:
@@ -129,8 +131,9 @@ class ReadySet:
     def read_any(self, deadline: Deadline) -> list[tuple[GenerationResult, list[Response]]]:
         """Wait for responses of any request, and read them; empty at the deadline.
 
-        Raises RuntimeError after `close`, once there is nothing to read.
+        Raises RuntimeError after `close`, once there is nothing to read, and in a fork.
         """
+        self._creator.check()
         read: list[tuple[GenerationResult, list[Response]]] = []
         # In a loop, because another reader may have read the responses of a marked request already.
         while not read and (marked := self._take(deadline.left)):

@@ -4,12 +4,11 @@ import logging
 import threading
 from collections.abc import Mapping
 from pathlib import Path
-from shutil import rmtree
 from tempfile import mkdtemp
 from typing import Any
-from weakref import finalize
 
 from sluice.executor import LoRARequest
+from sluice.executor.forks import remove_with
 from sluice.ring.peft import CONFIG, WEIGHTS
 from sluice.trtllm.errors import OptionError
 from sluice.trtllm.lora import PeftFiles, to_peft
@@ -35,7 +34,7 @@ class LoraTasks:
         """
         self._model = model
         self._folder = Path(mkdtemp(prefix="sluice-lora-"))
-        self._remove = finalize(self, rmtree, self._folder, ignore_errors=True)
+        self._remove = remove_with(self, self._folder)
         self._lock = threading.Lock()
         self._tasks: dict[int, LoRARequest] = {}
         if prefetch_dir is not None:
