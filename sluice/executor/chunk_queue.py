@@ -26,6 +26,8 @@ class Ending:
     error: Exception | None = None
     unfinished: FinishReason | None = None
     """If this side ended the request: the finish reason of outputs for which the server sent none."""
+    refused_adapter: bool = False
+    """Whether the request failed because its adapters could not be loaded, and another try would fail too."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,6 +46,8 @@ class GenerationResult:
         self.stats: RequestStats | None = None
         """The engine's statistics of the request, if requested by `return_perf_metrics`: set from the first response
         on, and final once `done`. None if the engine died before it reported them."""
+        self.adapter_refused = False
+        """Whether the request failed because its adapters could not be loaded, and another try would fail too."""
         self._queue = queue
         self._submitter = submitter
         self._done = False
@@ -215,6 +217,7 @@ class GenerationResult:
     def _end(self, ending: Ending, touched: set[int]) -> list[Response]:
         self._done = True
         self.usage, self.timings = ending.usage, ending.timings
+        self.adapter_refused = ending.refused_adapter
         self._submitter.forget(self.request_id)
         if ending.error is not None:
             self.error = RequestError(self.request_id, self.client_id, ending.error)

@@ -253,6 +253,8 @@ class Executor:
             if result.done:
                 self._open.pop(result.request_id, None)
                 self._processors.forget(result.request_id)
+        if result.adapter_refused and self._tasks is not None and result.request.lora_request is not None:
+            self._tasks.mark_refused(result.request.lora_request)
         size = self._executor.tokens_per_block
         return [translated for response in received for translated in request.read(result, response, size)]
 

@@ -165,6 +165,9 @@ def _sampling(config: SamplingConfig, num_return_sequences: int) -> SamplingPara
         frequency_penalty=_or(config.frequency_penalty, 0.0),
         no_repeat_ngram_size=config.no_repeat_ngram_size,
     )
+    if config.beam_width > 1 and config.temperature not in (None, 0.0, 1.0):
+        reason = "beam search does not divide the logits by a temperature"
+        raise UnsupportedOptionError(f"SamplingConfig.temperature = {config.temperature}", reason)
     if config.beam_width == 1:
         # Without beams, their options have no effect, as in TensorRT-LLM.
         return params
