@@ -6,8 +6,8 @@ from pathlib import Path
 from shutil import rmtree
 
 FORKED = (
-    "an executor cannot be used or created in a fork of a process that has created one, since gRPC does not work there: "
-    'start processes with multiprocessing.get_context("spawn"), or fork before the first executor'
+    "an executor cannot be used or created in a fork of a process that has created one, since gRPC does not work "
+    'there: start processes with multiprocessing.get_context("spawn"), or fork before the first executor'
 )
 
 

@@ -183,6 +183,8 @@ class GenerationRequest:
         if self.priority not in PRIORITIES:
             raise TypeError(f"priority must be {', '.join(map(repr, PRIORITIES))} (got {self.priority!r})")
         check_type("sampling_params", self.sampling_params, SamplingParams)
+        # A copy, which is checked again: the caller may have changed the parameters, and may change them later.
+        object.__setattr__(self, "sampling_params", replace(self.sampling_params))
         if self.lora_request is not None:
             check_type("lora_request", self.lora_request, LoRARequest)
         if self.prompt_adapter_request is not None:

@@ -4,6 +4,8 @@ import asyncio
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any, Protocol, Self, cast
 
+from msgspec import structs
+
 from sluice.client import Timings, Usage
 from sluice.executor.chunk_queue import ChunkQueue, Ending, Unread
 from sluice.executor.errors import RequestError
@@ -206,8 +208,10 @@ class GenerationResult:
         if unread.stats is not None:
             self.stats = read_request(unread.stats, self.request_id)
         touched = {chunk.index for chunk in unread.chunks}
+        params = self.request.sampling_params
         for chunk in unread.chunks:
-            self.outputs[chunk.index].add(chunk, self.request.sampling_params.eos_id)
+            added = chunk if params.detokenize else structs.replace(chunk, text="")
+            self.outputs[chunk.index].add(added, params.eos_id)
         if unread.ending is None:
             return self._responses(touched, final=False)
         if (reason := unread.ending.unfinished) is not None:

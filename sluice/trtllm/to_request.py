@@ -61,7 +61,7 @@ GUIDES = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class InvalidParams(SamplingParams):
     """Parameters that fail their request, with `reason` as the error of its response."""
 

@@ -165,7 +165,7 @@ def test_a_task_id_is_free_after_its_weights_were_refused() -> None:
     refused = tasks.find(config([[1, 0, 4]]))
     tasks.mark_refused(refused)
     assert tasks.find(trtllm.LoraConfig(5)) == refused
-    other = tasks.find(config([[1, 0, 4]], fill=0.5))
+    other = tasks.find(config([[1, 0, 4]], fill=0.25))
     assert (other.name, other.path != refused.path) == ("5", True)
     tasks.mark_refused(refused)
     with pytest.raises(trtllm.OptionError, match="task_id 5 already has other weights"):
