@@ -86,7 +86,8 @@ def own_options(options: Mapping[str, Any]) -> dict[str, Any]:
         elif name in RENAMED:
             if options.get(RENAMED[name]) is not None and value is not None:
                 raise _given_twice(name, RENAMED[name])
-            found[RENAMED[name]] = value
+            if value is not None:
+                found[RENAMED[name]] = value
         elif name in NO_EFFECT:
             log.warning("LLM(%s=%r) has no effect: %s", name, value, NO_EFFECT[name])
         elif name in NEUTRAL:

@@ -33,7 +33,7 @@ MAX_IN_FLIGHT = 1024
 is full."""
 BATCH_IN_FLIGHT = 256
 """Requests of one `generate` call sent at a time."""
-RENAMED = {"detokenizers": "'num_postprocess_workers'"}
+RENAMED = {"detokenizers": "'num_postprocess_workers'", "engine_dir": "'model', the folder of a checkpoint"}
 """What to write in place of options of `Ring` that have another name here."""
 OWN_OPTIONS = RENAMED.keys() | {"observe"}
 """Options of `Ring` that `create` sets itself."""
@@ -208,15 +208,18 @@ class GenerationExecutor(RequestQueue, EngineReports):
 
         At most `max_in_flight` requests run at a time; they are retried while the server is overloaded. A list shows
         its progress on stderr unless `use_tqdm` is false. `sampling_params`, `lora_request`, `prompt_adapter_request`,
-        `kv_cache_retention_config` and `cache_salt` are either one value for all prompts or a list with one per prompt.
+        `kv_cache_retention_config`, `cache_salt` and `client_id` are either one value for all prompts or a list with
+        one per prompt; `draft_token_ids`, `draft_logits` and `images` of several prompts are lists with one per prompt.
         `prompt_token_ids` is another name of `inputs`; `options` are fields of `GenerationRequest`. Raises RequestError
         for the first request that fails, ValueError for lists of unequal length, TypeError for an invalid option; any
         exception cancels the remaining requests.
         """
         prompt_or_prompts: Any = either("inputs", inputs, "prompt_token_ids", prompt_token_ids)
         single = not is_batch(prompt_or_prompts)
-        prompts: Sequence[Any] = [prompt_or_prompts] if single else prompt_or_prompts
-        requests = batch_requests(prompts, sampling_params or SamplingParams(), options)
+        if single:
+            requests = [GenerationRequest(prompt_or_prompts, sampling_params or SamplingParams(), **options)]  # type: ignore[arg-type]
+        else:
+            requests = batch_requests(prompt_or_prompts, sampling_params or SamplingParams(), options)
         batch = BatchRun(partial(self._submissions.submit, submitter=self, patient=True), max_in_flight)
         try:
             batch.run(requests, show=use_tqdm and not single)

@@ -72,6 +72,16 @@ class GenerationResult:
         return self._done
 
     @property
+    def text(self) -> str:
+        """The text so far of the only output. Raises AttributeError if there are several."""
+        return self._only_output("text").text
+
+    @property
+    def text_diff(self) -> str:
+        """What the latest read added to the text of the only output. Raises AttributeError if there are several."""
+        return self._only_output("text_diff").text_diff
+
+    @property
     def prompt(self) -> str | None:
         """The prompt's text; None unless the prompt is text."""
         return self.request.inputs if isinstance(self.request.inputs, str) else None
@@ -183,6 +193,11 @@ class GenerationResult:
 
     def __repr__(self) -> str:
         return f"GenerationResult(request_id={self.request_id}, done={self._done}, outputs={self.outputs})"
+
+    def _only_output(self, name: str) -> CompletionOutput:
+        if len(self.outputs) > 1:
+            raise AttributeError(f"a result of {len(self.outputs)} outputs has no {name}: use outputs[i].{name}")
+        return self.outputs[0]
 
     def _not_within(self, timeout: Timeout) -> TimeoutError:
         return TimeoutError(f"request {self.request_id} did not end within {in_seconds(timeout):g} s")

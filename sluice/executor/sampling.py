@@ -195,7 +195,11 @@ class SamplingParams:
         processors = self.logits_processor or ()
         several = isinstance(processors, Sequence) and not isinstance(processors, str)
         for processor in processors if several else [processors]:
-            check_name("logits_processor", processor, "the name of a logits processor of the server")
+            check_name(
+                "logits_processor",
+                processor,
+                "the name of a logits processor of the server, or of create(logits_processors={name: function})",
+            )
 
     @property
     def eos_id(self) -> int | None:
@@ -236,4 +240,5 @@ class SamplingParams:
 
     def _stop_token_ids(self) -> list[int] | None:
         ends = [] if self.eos_id is None else [self.eos_id]
-        return [*(self.stop_token_ids or ()), *ends] or None
+        given = () if self.stop_token_ids is None else self.stop_token_ids
+        return [*given, *ends] or None
