@@ -97,9 +97,10 @@ def test_a_timedelta_alone_is_a_timeout(executor, script) -> None:
 
 
 def test_get_latest_stats(address, script) -> None:
-    script.steps = [pb.StreamStepsResponse(steps=[pb.EngineStats(iteration=3)])]
+    script.steps = [pb.StreamStepsResponse(steps=[pb.EngineStats(iteration=2), pb.EngineStats(iteration=3)])]
     with GenerationExecutor.connect(address) as executor:
-        assert [stats.iter for stats in executor.get_latest_stats(timedelta(seconds=LIMIT))] == [3]
+        assert executor.get_latest_stats(timedelta(seconds=LIMIT)).iter == 3
+        assert executor.get_latest_stats() is None
 
 
 async def test_aresult_with_a_timeout(executor, script) -> None:
