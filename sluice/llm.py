@@ -4,8 +4,10 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Self
 
+from sluice.client.token_ids import is_id
 from sluice.executor import GenerationExecutor, GenerationResult, IterationStats, SamplingParams
 from sluice.executor.batch import per_prompt
+from sluice.llm_options import own_options
 
 PROMPT_KEYS = ("prompt", "prompt_token_ids", "prompt_embeds")
 SALT = "cache_salt"
@@ -27,6 +29,17 @@ class UnsupportedNameError(NotImplementedError, AttributeError):
     """An attribute that this class does not have. An AttributeError, so that `hasattr` is False."""
 
 
+class SingleResult(list[GenerationResult]):
+    """The result of one prompt: vLLM's list of one result, which also has the attributes of that result, TensorRT-LLM's
+    return value."""
+
+    def __getattr__(self, name: str) -> Any:
+        # Python looks up special names, for example to copy the list.
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self[0], name)
+
+
 class LLM:
     """A model on this machine. Starts a ring, which `shutdown` or leaving the `with` block stops.
 
@@ -39,9 +52,10 @@ class LLM:
     def __init__(self, model: str | None = None, **options: Any) -> None:
         """`model` is a checkpoint folder or a Hugging Face id (None: the bundled tiny model).
 
-        Has the `options`, and raises the exceptions, of `GenerationExecutor.create`.
+        Has the `options`, and raises the exceptions, of `GenerationExecutor.create`. Options of vLLM's and
+        TensorRT-LLM's classes are accepted with neutral values, or mapped to those; others raise NotImplementedError.
         """
-        self._executor = GenerationExecutor.create(model, **options)
+        self._executor = GenerationExecutor.create(model, **own_options(options))
 
     def generate(
         self,
@@ -52,15 +66,17 @@ class LLM:
     ) -> Any:
         """Generate for one prompt or for a list of prompts, and wait for the `GenerationResult` of each.
 
+        The result of one prompt is a `SingleResult`.
+
         A prompt is text, token ids, `{"prompt": text}`, `{"prompt_token_ids": ids}` or `{"prompt_embeds": rows}` with a
         tensor or array [tokens, hidden size]; a mapping may also have a `cache_salt`. Has the `options`, and raises the
         exceptions, of `GenerationExecutor.generate`.
         """
-        if isinstance(inputs, str | Mapping) or (inputs and isinstance(inputs[0], int)):
+        if isinstance(inputs, str | Mapping) or (len(inputs) and is_id(inputs[0])):
             prompts, options = _prompt(inputs, options)
         else:
             prompts, options = _prompts(inputs, options)
-        return self._executor.generate(prompts, sampling_params, use_tqdm=use_tqdm, **options)
+        return _listed(self._executor.generate(prompts, sampling_params, use_tqdm=use_tqdm, **options))
 
     def generate_async(
         self, inputs: Any, sampling_params: SamplingParams | None = None, streaming: bool = False, **options: Any
@@ -93,7 +109,7 @@ class LLM:
             variables = options.get("chat_template_kwargs") or {}
             options["chat_template_kwargs"] = {**variables, "add_generation_prompt": False}
         chats: Any = messages
-        return self._executor.generate(chats, sampling_params, use_tqdm=use_tqdm, **options)
+        return _listed(self._executor.generate(chats, sampling_params, use_tqdm=use_tqdm, **options))
 
     def get_default_sampling_params(self) -> SamplingParams:
         """The sampling parameters of requests without any."""
@@ -147,6 +163,10 @@ class LLM:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._executor.shutdown(abort=kind is not None)
+
+
+def _listed(results: Any) -> Any:
+    return results if isinstance(results, list) else SingleResult([results])
 
 
 def _prompts(inputs: Sequence[Any], options: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from sluice.client.token_ids import is_array
 from sluice.executor.request import GenerationRequest, is_embeds
 from sluice.executor.result import GenerationResult
 from sluice.executor.sampling import SamplingParams
@@ -16,8 +17,10 @@ from sluice.executor.waiting import SLICE_SECONDS
 
 T = TypeVar("T")
 
-PER_PROMPT = ("lora_request", "prompt_adapter_request", "kv_cache_retention_config", "cache_salt")
+PER_PROMPT = ("client_id", "lora_request", "prompt_adapter_request", "kv_cache_retention_config", "cache_salt")
 """Options that can be a list with one value per prompt."""
+LISTS_PER_PROMPT = ("draft_token_ids", "draft_logits", "images")
+"""Options that are a list or an array for one prompt, so that several prompts need one for each."""
 
 
 class BatchRun:
@@ -61,9 +64,11 @@ class BatchRun:
 
 def is_batch(inputs: Any) -> bool:
     """Whether `inputs` is a list of prompts, not one text, list of token ids, list of chat messages or embeddings."""
+    if is_array(inputs):
+        return len(inputs.shape) > 1
     if not isinstance(inputs, Sequence) or isinstance(inputs, str):
         return False
-    return not inputs or isinstance(inputs[0], Sequence) or is_embeds(inputs[0])
+    return not inputs or isinstance(inputs[0], Sequence) or is_array(inputs[0]) or is_embeds(inputs[0])
 
 
 def batch_requests(
@@ -74,7 +79,11 @@ def batch_requests(
     Raises ValueError for a sequence of another length, TypeError for an invalid option.
     """
     count = len(prompts)
-    varying = {name: per_prompt(name, options[name], count) for name in PER_PROMPT if name in options}
+    for name in LISTS_PER_PROMPT:
+        if options.get(name) is not None and not isinstance(options[name], list | tuple):
+            raise TypeError(f"{name} must be a list with one value for each of the {count} inputs")
+    names = [name for name in (*PER_PROMPT, *LISTS_PER_PROMPT) if options.get(name) is not None]
+    varying = {name: per_prompt(name, options[name], count) for name in names}
     all_params = per_prompt("sampling_params", params, count)
     return [
         GenerationRequest(prompt, all_params[i], **options | {name: values[i] for name, values in varying.items()})

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
-from sluice.client import AdapterMissing, AdapterNotFound, AsyncClient, Chunk, Generation, Overloaded
+from sluice.client import AdapterMissing, AdapterNotFound, AsyncClient, Chunk, Generation, Overloaded, SluiceError
 from sluice.executor.adapters import Adapters, Loading
 from sluice.executor.chunk_queue import ChunkQueue, Ending
 from sluice.executor.request import GenerationRequest
@@ -50,6 +50,8 @@ class PendingCall:
         """Whether the caller aborted or cancelled the request."""
         self.begun = False
         """Whether a part of the response has been received."""
+        self._is_loading = False
+        """Whether the request's adapters are being loaded, or failed to load."""
         self.stats = StatsWatch() if request.return_perf_metrics else None
         """The request's statistics; None if not requested."""
         self.task: asyncio.Task[None]
@@ -76,7 +78,9 @@ class PendingCall:
     def end(self, error: BaseException | None) -> None:
         """Queue the ending of a call that failed with `error`, if it did, and call `on_end`."""
         if isinstance(error, Exception):
-            self._queue.end(Ending(unfinished="cancelled") if self.is_aborted else Ending(error=error))
+            refused = self._is_loading and not (isinstance(error, SluiceError) and error.retryable)
+            failed = Ending(error=error, refused_adapter=refused)
+            self._queue.end(Ending(unfinished="cancelled") if self.is_aborted else failed)
         if self._on_end is not None:
             self._on_end()
 
@@ -87,7 +91,9 @@ class PendingCall:
             while True:
                 loadings: list[Loading] = []
                 try:
+                    self._is_loading = True
                     loadings = await self._in_time(used.load)
+                    self._is_loading = False
                     await self._generate(client, self._with_time_left(clamped))
                     return
                 except Overloaded as error:

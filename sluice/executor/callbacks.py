@@ -1,12 +1,10 @@
 """Logits processors that run in this program: its ring's engines call these functions through Unix sockets."""
 
 import logging
-import shutil
 import socket
 import sys
 import tempfile
 import threading
-import weakref
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from itertools import count
@@ -15,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from sluice.executor.forks import remove_with
 from sluice.executor.request_processors import RequestProcessors
 from sluice.ring.callbacks import SCHEME, Answer, Call, CalledSequence, Frames, NewestSequences
 
@@ -84,7 +83,7 @@ class Callbacks:
     def _serve(self, name: str, function: Processor, *, batched: bool) -> str:
         if self._folder is None:
             self._folder = Path(tempfile.mkdtemp(prefix="sluice_"))
-            weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
+            remove_with(self, self._folder)
         path = self._folder / f"processor_{len(self._listeners)}"
         listener = socket.socket(socket.AF_UNIX)
         self._listeners.append(listener)

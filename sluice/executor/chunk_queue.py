@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from sluice.client import Chunk, Timings, TokenLogprob, Usage
+from sluice.executor.forks import Creator
 from sluice.executor.response import FinishReason
 from sluice.executor.waiting import wait_for
 from sluice.v1 import admin_pb2 as pb
@@ -25,6 +26,8 @@ class Ending:
     error: Exception | None = None
     unfinished: FinishReason | None = None
     """If this side ended the request: the finish reason of outputs for which the server sent none."""
+    refused_adapter: bool = False
+    """Whether the request failed because its adapters could not be loaded, and another try would fail too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +45,7 @@ class ChunkQueue:
 
     def __init__(self, notify: Callable[[], None]) -> None:
         self._notify = notify
+        self._creator = Creator()
         self._lock = threading.Lock()
         self._condition = threading.Condition(self._lock)
         self._chunks: list[Chunk] = []
@@ -75,8 +79,9 @@ class ChunkQueue:
     def read(self, apply: Callable[[Unread], T], timeout: float | None = None) -> T:
         """Wait until there is something to read, and apply all of it; an empty `Unread` once the ending has been read.
 
-        Raises TimeoutError after `timeout` seconds.
+        Raises TimeoutError after `timeout` seconds, RuntimeError in a fork.
         """
+        self._creator.check()
         with self._lock:
             if not wait_for(self._condition, self._is_readable, timeout):
                 raise TimeoutError(f"nothing was received within {timeout:g} s")
@@ -90,6 +95,7 @@ class ChunkQueue:
 
     async def aread(self, apply: Callable[[Unread], T]) -> T:
         """Like `read`, without blocking the event loop, and without a timeout."""
+        self._creator.check()
         loop = asyncio.get_running_loop()
         while True:
             with self._lock:

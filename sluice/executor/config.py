@@ -1,7 +1,7 @@
 """TensorRT-LLM's configuration classes, and their translation to engine settings."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
 from typing import Any
 
@@ -58,28 +58,29 @@ class KvCacheConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeftCacheConfig:
-    """The memory of each engine for LoRA adapters. Fields that are None have the engine's default."""
+    """The memory of each engine for LoRA adapters, with TensorRT-LLM's defaults; None is the default too."""
 
-    max_adapter_size: int | None = None
+    max_adapter_size: int | None = 64
     """Largest rank of an adapter."""
-    optimal_adapter_size: int | None = None
+    optimal_adapter_size: int | None = 8
     """Ranks per page of device memory."""
-    device_cache_percent: float | None = None
+    device_cache_percent: float | None = 0.02
     """Fraction of the free device memory for adapters, from 0 to 1."""
-    num_device_module_layer: int | None = None
-    """Capacity of the device cache, in ranks of one linear layer. Replaces `device_cache_percent`."""
-    host_cache_size: int | None = None
+    num_device_module_layer: int | None = 0
+    """Capacity of the device cache, in ranks of one linear layer. Above 0 it replaces `device_cache_percent`."""
+    host_cache_size: int | None = 1 << 30
     """Main memory for adapters, in bytes."""
-    num_host_module_layer: int | None = None
-    """Capacity of the host cache, in ranks of one linear layer. Replaces `host_cache_size`."""
-    num_put_workers: int | None = None
+    num_host_module_layer: int | None = 0
+    """Capacity of the host cache, in ranks of one linear layer. Above 0 it replaces `host_cache_size`."""
+    num_put_workers: int | None = 1
     """Threads that read adapter files."""
     lora_prefetch_dir: str | None = None
     """Folder on the engines' machines whose subfolders are adapters to load at the start."""
 
     def engine_args(self) -> dict[str, Any]:
         """The engine settings of the fields that are set, and the setting that enables adapters."""
-        settings = _without_none(asdict(self))
+        defaults = {field.name: field.default for field in fields(self)}
+        settings = {name: value for name, value in asdict(self).items() if value not in (None, defaults[name])}
         return {"lora": True, **{f"lora_{name.removeprefix('lora_')}": value for name, value in settings.items()}}
 
 

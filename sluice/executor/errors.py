@@ -14,9 +14,12 @@ class RequestError(RuntimeError):
         super().__init__(f"request {request_id}: {error}")
         self.request_id = request_id
         self.client_id = client_id
-        self.error = error
+        self.error = self.__cause__ = error
         """Usually a `sluice.client.SluiceError`, such as InvalidRequest, which names each invalid field, Overloaded or
         Unavailable."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.request_id, self.client_id, self.error)
 
     @property
     def retryable(self) -> bool:
@@ -33,6 +36,9 @@ class CollectiveRpcError(RuntimeError):
         super().__init__(f"{errors[0]}{more}")
         self.answers = answers
         """Values and errors of all ranks, by engine id, then rank."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.answers,)
 
 
 def values_of(answers: list[RankAnswer]) -> list[Any]:

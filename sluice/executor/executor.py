@@ -13,6 +13,7 @@ from sluice.executor.batch import BatchRun, batch_requests, is_batch
 from sluice.executor.callbacks import Callbacks, Processor
 from sluice.executor.config import KvCacheConfig, PeftCacheConfig, SchedulerConfig, adapter_args
 from sluice.executor.errors import either, values_of
+from sluice.executor.forks import Creator
 from sluice.executor.local import LocalRing
 from sluice.executor.reports import EngineReports
 from sluice.executor.request import BatchOptions, GenerationRequest, RequestOptions
@@ -32,7 +33,7 @@ MAX_IN_FLIGHT = 1024
 is full."""
 BATCH_IN_FLIGHT = 256
 """Requests of one `generate` call sent at a time."""
-RENAMED = {"detokenizers": "'num_postprocess_workers'"}
+RENAMED = {"detokenizers": "'num_postprocess_workers'", "engine_dir": "'model', the folder of a checkpoint"}
 """What to write in place of options of `Ring` that have another name here."""
 OWN_OPTIONS = RENAMED.keys() | {"observe"}
 """Options of `Ring` that `create` sets itself."""
@@ -59,7 +60,7 @@ class GenerationExecutor(RequestQueue, EngineReports):
         if ring is not None:
             ring.at_exit = session.close
         # The finalizer must not refer to `self`, or `self` would never be garbage-collected.
-        self._end = weakref.finalize(self, _close, session, ring, callbacks)
+        self._end = weakref.finalize(self, _close, Creator(), session, ring, callbacks)
 
     @classmethod
     def create(
@@ -207,15 +208,18 @@ class GenerationExecutor(RequestQueue, EngineReports):
 
         At most `max_in_flight` requests run at a time; they are retried while the server is overloaded. A list shows
         its progress on stderr unless `use_tqdm` is false. `sampling_params`, `lora_request`, `prompt_adapter_request`,
-        `kv_cache_retention_config` and `cache_salt` are either one value for all prompts or a list with one per prompt.
+        `kv_cache_retention_config`, `cache_salt` and `client_id` are either one value for all prompts or a list with
+        one per prompt; `draft_token_ids`, `draft_logits` and `images` of several prompts are lists with one per prompt.
         `prompt_token_ids` is another name of `inputs`; `options` are fields of `GenerationRequest`. Raises RequestError
         for the first request that fails, ValueError for lists of unequal length, TypeError for an invalid option; any
         exception cancels the remaining requests.
         """
         prompt_or_prompts: Any = either("inputs", inputs, "prompt_token_ids", prompt_token_ids)
         single = not is_batch(prompt_or_prompts)
-        prompts: Sequence[Any] = [prompt_or_prompts] if single else prompt_or_prompts
-        requests = batch_requests(prompts, sampling_params or SamplingParams(), options)
+        if single:
+            requests = [GenerationRequest(prompt_or_prompts, sampling_params or SamplingParams(), **options)]  # type: ignore[arg-type]
+        else:
+            requests = batch_requests(prompt_or_prompts, sampling_params or SamplingParams(), options)
         batch = BatchRun(partial(self._submissions.submit, submitter=self, patient=True), max_in_flight)
         try:
             batch.run(requests, show=use_tqdm and not single)
@@ -275,7 +279,10 @@ class GenerationExecutor(RequestQueue, EngineReports):
         self.shutdown(abort=kind is not None)
 
 
-def _close(session: Session, ring: LocalRing | None, callbacks: Callbacks | None) -> None:
+def _close(creator: Creator, session: Session, ring: LocalRing | None, callbacks: Callbacks | None) -> None:
+    if creator.is_elsewhere:
+        # The session, the ring and the sockets belong to the process that created them.
+        return
     with ExitStack() as stack:
         if callbacks is not None:
             stack.callback(callbacks.close)

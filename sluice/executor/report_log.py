@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 from sluice.client import SluiceError
 from sluice.executor.errors import SHUT_DOWN
+from sluice.executor.forks import Creator
 from sluice.executor.waiting import Timeout, wait_for
 
 
@@ -19,6 +20,7 @@ class ReportLog:
         self._condition = threading.Condition(self._lock)
         self._error: SluiceError | None = None
         self._closed = False
+        self._creator = Creator()
 
     def fail(self, error: SluiceError) -> None:
         """End the feed: the server does not provide it."""
@@ -35,8 +37,9 @@ class ReportLog:
     def _wait(self, ready: Callable[[], bool], timeout: Timeout) -> None:
         """Wait until `ready`, the end of the feed or the timeout. The caller must hold the lock.
 
-        Raises the error that ended the feed, or RuntimeError after `close`, unless `ready`.
+        Raises the error that ended the feed, or RuntimeError after `close`, unless `ready`; RuntimeError in a fork.
         """
+        self._creator.check()
         wait_for(self._condition, lambda: ready() or self._closed or self._error is not None, timeout)
         if ready():
             return

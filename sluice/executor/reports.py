@@ -27,7 +27,13 @@ class EngineReports:
         """
         return [read_step(stats) for stats in self._session.steps.take_steps(timeout)]
 
-    get_latest_stats = get_latest_iteration_stats
+    def get_latest_stats(self, timeout: Timeout = 0.0) -> IterationStats | None:
+        """Return the newest step since the last call, and discard those before it; None if there was none.
+
+        Waits and raises like `get_latest_iteration_stats`.
+        """
+        steps = self.get_latest_iteration_stats(timeout)
+        return steps[-1] if steps else None
 
     def get_latest_request_stats(self, timeout: Timeout = 0.0) -> list[RequestStats]:
         """Return the latest statistics of each request that changed since the last call.

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Literal, Self, TypedDict, get_args
 
 from sluice.client import KvCache, Options, Prompt, TokenRangeRetention
+from sluice.client.token_ids import as_ids, is_array, is_id
 from sluice.executor.adapter_requests import LoRARequest, PromptAdapterRequest
 from sluice.executor.errors import check_type, either
 from sluice.executor.sampling import SamplingParams
@@ -15,6 +16,15 @@ from sluice.ring.names import checks_options
 
 Priority = Literal["low", "normal", "high"]
 PRIORITIES = (None, *get_args(Priority))
+OTHER_LIBRARIES = {
+    **dict.fromkeys(("query_token_ids", "input_token_ids", "prompt"), "'inputs'"),
+    **dict.fromkeys(("multimodal_params", "multi_modal_data", "multimodal_input"), "images=[...]"),
+    "arrival_time": "allotted_time_ms=..., a time limit that begins with `submit`; results have `timings`",
+    "external_draft_tokens_config": "draft_token_ids=..., draft_logits=..., acceptance_threshold=...",
+    "prompt_tuning_config": "prompt_table=...",
+    "lora_config": "lora_request=LoRARequest(...)",
+}
+"""What to write in place of options of other libraries."""
 DEFAULT_PRIORITY = 35
 """Retention priority of KV cache blocks, as in TensorRT-LLM."""
 
@@ -40,6 +50,7 @@ class TokenRangeRetentionConfig:
         )
 
 
+@checks_options({"max_tokens": "KvCacheConfig(max_tokens=...), which bounds the cache"})
 @dataclass(frozen=True, slots=True)
 class KvCacheRetentionConfig:
     """Retention priorities of a request's KV cache blocks, from 0 (evicted first) to 100 (evicted last)."""
@@ -79,7 +90,6 @@ class KvCacheRetentionConfig:
 class CommonOptions(TypedDict, total=False):
     """Options of `generate` and `generate_async`; see the fields of `GenerationRequest`."""
 
-    client_id: int | None
     return_all_generated_tokens: bool
     priority: Priority | None
     allotted_time_ms: Milliseconds | None
@@ -94,6 +104,7 @@ class CommonOptions(TypedDict, total=False):
 class RequestOptions(CommonOptions, total=False):
     """Options of a single prompt; see the fields of `GenerationRequest`."""
 
+    client_id: int | None
     lora_request: LoRARequest | None
     prompt_adapter_request: PromptAdapterRequest | None
     kv_cache_retention_config: KvCacheRetentionConfig | None
@@ -108,13 +119,18 @@ class RequestOptions(CommonOptions, total=False):
 class BatchOptions(CommonOptions, total=False):
     """Options of a list of prompts: one value for all of them, or a list with one value per prompt."""
 
+    client_id: int | Sequence[int | None] | None
     lora_request: LoRARequest | Sequence[LoRARequest | None] | None
     prompt_adapter_request: PromptAdapterRequest | Sequence[PromptAdapterRequest | None] | None
     kv_cache_retention_config: KvCacheRetentionConfig | Sequence[KvCacheRetentionConfig | None] | None
+    draft_token_ids: Sequence[Sequence[int] | None] | None
+    draft_logits: Sequence[Any] | None
+    images: Sequence[Sequence[bytes] | None] | None
+    prompt_table: Any
     cache_salt: str | Sequence[str | None] | None
 
 
-@checks_options({each.name: f"SamplingParams({each.name}=...)" for each in fields(SamplingParams)})
+@checks_options({each.name: f"SamplingParams({each.name}=...)" for each in fields(SamplingParams)} | OTHER_LIBRARIES)
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
     """A prompt with its options, which can be submitted any number of times.
@@ -176,13 +192,16 @@ class GenerationRequest:
     """In a result's `request`: its `request_id`. None before `submit`."""
 
     def __post_init__(self) -> None:
-        inputs: Prompt = either("inputs", self.inputs, "prompt_token_ids", self.prompt_token_ids)
+        ids = None if self.prompt_token_ids is None else as_ids("prompt_token_ids", self.prompt_token_ids)
+        inputs: Prompt = either("inputs", _plain(self.inputs), "prompt_token_ids", ids)
         object.__setattr__(self, "inputs", inputs)
         object.__setattr__(self, "prompt_token_ids", inputs if _is_token_ids(inputs) else None)
         check_type("streaming", self.streaming, bool)
         if self.priority not in PRIORITIES:
             raise TypeError(f"priority must be {', '.join(map(repr, PRIORITIES))} (got {self.priority!r})")
         check_type("sampling_params", self.sampling_params, SamplingParams)
+        # A copy, which is checked again: the caller may have changed the parameters, and may change them later.
+        object.__setattr__(self, "sampling_params", replace(self.sampling_params))
         if self.lora_request is not None:
             check_type("lora_request", self.lora_request, LoRARequest)
         if self.prompt_adapter_request is not None:
@@ -232,6 +251,13 @@ class GenerationRequest:
 
 def is_embeds(inputs: Any) -> bool:
     return isinstance(inputs, Mapping) and "prompt_embeds" in inputs
+
+
+def _plain(inputs: Any) -> Any:
+    """The prompt, with token ids as Python's integers, also if they are numpy's or torch's. Raises TypeError."""
+    if is_array(inputs) or (isinstance(inputs, list | tuple) and inputs and is_id(inputs[0])):
+        return as_ids("inputs", inputs)
+    return inputs
 
 
 def _is_token_ids(inputs: Prompt) -> bool:

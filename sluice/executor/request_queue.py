@@ -6,6 +6,7 @@ from functools import partial
 from typing import overload
 
 from sluice.client import AsyncClient
+from sluice.client.token_ids import as_id, as_ids, is_id
 from sluice.executor.request import GenerationRequest
 from sluice.executor.response import Response
 from sluice.executor.result import GenerationResult
@@ -21,7 +22,11 @@ class RequestQueue:
     _submissions: Submissions
 
     def submit(self, request: GenerationRequest) -> GenerationResult:
-        """Start a request. Errors of the request are reported by its result. Raises RuntimeError after `shutdown`."""
+        """Start a request. Errors of the request are reported by its result.
+
+        Raises TypeError unless it is a GenerationRequest, ValueError for one with `return_perf_metrics` if the executor
+        keeps no statistics, RuntimeError after `shutdown`.
+        """
         return self._submissions.submit(request, self)
 
     def abort_request(self, request_id: int) -> None:
@@ -36,7 +41,9 @@ class RequestQueue:
         return self.submit(request).request_id
 
     def enqueue_requests(self, requests: Sequence[GenerationRequest]) -> list[int]:
-        """Submit requests in order and return their ids."""
+        """Submit requests in order and return their ids. Raises like `submit`, before any is submitted."""
+        for i, request in enumerate(requests):
+            self._submissions.check(request, f"requests[{i}]")
         return [self.enqueue_request(request) for request in requests]
 
     def can_enqueue_requests(self) -> bool:
@@ -68,9 +75,11 @@ class RequestQueue:
         ready = self._submissions.ready
         if request_id is None:
             return [response for _, responses in ready.read_any(deadline) for response in responses]
-        if isinstance(request_id, int):
-            return ready.find(request_id).read_within(deadline)
-        return [result.read_within(deadline) for result in map(ready.find, request_id)]
+        if is_id(request_id):
+            return ready.find(as_id("request_id", request_id)).read_within(deadline)
+        # All ids are checked first: an unknown one must not cost the responses of others.
+        results = [ready.find(each) for each in as_ids("request_id", request_id)]
+        return [result.read_within(deadline) for result in results]
 
     def read_any(self, timeout: Timeout = None) -> list[tuple[GenerationResult, list[Response]]]:
         """Like `await_responses()`, paired with the result that each list of responses was applied to."""

@@ -4,6 +4,8 @@ import asyncio
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any, Protocol, Self, cast
 
+from msgspec import structs
+
 from sluice.client import Timings, Usage
 from sluice.executor.chunk_queue import ChunkQueue, Ending, Unread
 from sluice.executor.errors import RequestError
@@ -46,6 +48,8 @@ class GenerationResult:
         self.stats: RequestStats | None = None
         """The engine's statistics of the request, if requested by `return_perf_metrics`: set from the first response
         on, and final once `done`. None if the engine died before it reported them."""
+        self.adapter_refused = False
+        """Whether the request failed because its adapters could not be loaded, and another try would fail too."""
         self._queue = queue
         self._submitter = submitter
         self._done = False
@@ -66,6 +70,16 @@ class GenerationResult:
     def finished(self) -> bool:
         """TensorRT-LLM's name for `done`."""
         return self._done
+
+    @property
+    def text(self) -> str:
+        """The text so far of the only output. Raises AttributeError if there are several."""
+        return self._only_output("text").text
+
+    @property
+    def text_diff(self) -> str:
+        """What the latest read added to the text of the only output. Raises AttributeError if there are several."""
+        return self._only_output("text_diff").text_diff
 
     @property
     def prompt(self) -> str | None:
@@ -180,6 +194,11 @@ class GenerationResult:
     def __repr__(self) -> str:
         return f"GenerationResult(request_id={self.request_id}, done={self._done}, outputs={self.outputs})"
 
+    def _only_output(self, name: str) -> CompletionOutput:
+        if len(self.outputs) > 1:
+            raise AttributeError(f"a result of {len(self.outputs)} outputs has no {name}: use outputs[i].{name}")
+        return self.outputs[0]
+
     def _not_within(self, timeout: Timeout) -> TimeoutError:
         return TimeoutError(f"request {self.request_id} did not end within {in_seconds(timeout):g} s")
 
@@ -204,8 +223,10 @@ class GenerationResult:
         if unread.stats is not None:
             self.stats = read_request(unread.stats, self.request_id)
         touched = {chunk.index for chunk in unread.chunks}
+        params = self.request.sampling_params
         for chunk in unread.chunks:
-            self.outputs[chunk.index].add(chunk, self.request.sampling_params.eos_id)
+            added = chunk if params.detokenize else structs.replace(chunk, text="")
+            self.outputs[chunk.index].add(added, params.eos_id)
         if unread.ending is None:
             return self._responses(touched, final=False)
         if (reason := unread.ending.unfinished) is not None:
@@ -215,10 +236,10 @@ class GenerationResult:
     def _end(self, ending: Ending, touched: set[int]) -> list[Response]:
         self._done = True
         self.usage, self.timings = ending.usage, ending.timings
+        self.adapter_refused = ending.refused_adapter
         self._submitter.forget(self.request_id)
         if ending.error is not None:
             self.error = RequestError(self.request_id, self.client_id, ending.error)
-            self.error.__cause__ = ending.error
             failed = Response(self.request_id, self.client_id, error=self.error)
             return [*self._responses(touched, final=False), failed]
         prompt_logprobs = read_logprobs(ending.prompt_logprobs)

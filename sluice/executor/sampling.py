@@ -20,6 +20,12 @@ SAME_NAMES = (
     "prompt_logprobs", "add_special_tokens", "truncate_prompt_tokens", "skip_special_tokens", "stream_interval",
 )  # fmt: skip
 """Parameters that have the same name as an option of `sluice.client`."""
+NEUTRAL_WITHOUT_BEAMS: Mapping[str, tuple[float | None, ...]] = {
+    "length_penalty": (None, 0.0, 1.0),
+    "early_stopping": (None, False),
+    "beam_search_diversity_rate": (None, 0.0),
+}
+"""Values of parameters of beam search that mean nothing without it: defaults of other libraries."""
 OTHER_LIBRARIES = {
     **dict.fromkeys(("stop_strings", "stop_sequences", "stop_words"), "'stop'"),
     **dict.fromkeys(("max_new_tokens", "max_completion_tokens"), "'max_tokens'"),
@@ -81,9 +87,11 @@ class AdditionalModelOutput:
 
 
 @checks_options(OTHER_LIBRARIES)
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class SamplingParams:
     """Sampling, stopping and output options of one request. Fields that are None have the model's or server's default.
+
+    They may be changed until a request is created with them, which checks and copies them.
 
     The server checks the ranges of values. Raises ValueError for contradictory options, TypeError for a value
     of the wrong type, such as a logits processor in place of its name.
@@ -167,14 +175,18 @@ class SamplingParams:
     """Keep only this many of the last prompt tokens."""
     skip_special_tokens: bool = True
     """Whether to omit special tokens from the text."""
+    detokenize: bool = True
+    """False: outputs have no text."""
+    pad_id: int | None = None
+    """No effect, since nothing is padded."""
     stream_interval: int | None = None
     """Minimum number of tokens per response."""
 
     def __post_init__(self) -> None:
         if self.best_of is not None and self.best_of < self.n:
             raise ValueError(f"best_of is {self.best_of}, must be at least n, which is {self.n}")
-        for name in ("length_penalty", "early_stopping", "beam_search_diversity_rate"):
-            if getattr(self, name) is not None and not self.use_beam_search:
+        for name, neutral in NEUTRAL_WITHOUT_BEAMS.items():
+            if getattr(self, name) not in neutral and not self.use_beam_search:
                 raise ValueError(f"{name} needs use_beam_search=True")
         if self.guided_decoding is not None:
             check_type("guided_decoding", self.guided_decoding, GuidedDecodingParams)
@@ -183,7 +195,11 @@ class SamplingParams:
         processors = self.logits_processor or ()
         several = isinstance(processors, Sequence) and not isinstance(processors, str)
         for processor in processors if several else [processors]:
-            check_name("logits_processor", processor, "the name of a logits processor of the server")
+            check_name(
+                "logits_processor",
+                processor,
+                "the name of a logits processor of the server, or of create(logits_processors={name: function})",
+            )
 
     @property
     def eos_id(self) -> int | None:
@@ -224,4 +240,5 @@ class SamplingParams:
 
     def _stop_token_ids(self) -> list[int] | None:
         ends = [] if self.eos_id is None else [self.eos_id]
-        return [*(self.stop_token_ids or ()), *ends] or None
+        given = () if self.stop_token_ids is None else self.stop_token_ids
+        return [*given, *ends] or None

@@ -3,7 +3,6 @@
 import asyncio
 import concurrent.futures
 import logging
-import os
 import threading
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
@@ -24,6 +23,7 @@ from sluice.client import (
 from sluice.executor.adapters import Adapters
 from sluice.executor.call import PendingCall
 from sluice.executor.errors import SHUT_DOWN
+from sluice.executor.forks import Creator
 from sluice.executor.kv_cache_events import KVCacheEventLog
 from sluice.executor.steps_log import StepsLog
 from sluice.executor.waiting import Deadline, Timeout
@@ -48,7 +48,8 @@ FULL_SECONDS = 0.1
 class Session:
     """Sends calls to the server, at most `max_in_flight` at a time. Thread-safe.
 
-    `is_own`: no other client uses the server, because the executor started it. Raises SluiceError if no server answers.
+    `is_own`: no other client uses the server, because the executor started it. Raises SluiceError if no server answers,
+    RuntimeError in a fork of a process that has had a session.
     """
 
     def __init__(
@@ -68,8 +69,8 @@ class Session:
         self._background: set[asyncio.Task[None]] = set()
         self._lock = threading.Lock()
         self._closed = False
-        self._owner = os.getpid()
-        self._loop = _shared_loop(self._owner)
+        self._creator, self._loop = _shared_loop()
+        self._creator.check()
         self._in_flight = asyncio.Semaphore(max_in_flight)
         self._client = self._wait(_make_client(addresses, client_options))
         self._adapters = Adapters(self._client, uploads=is_own)
@@ -80,13 +81,8 @@ class Session:
             raise
 
     def submit(self, call: PendingCall) -> None:
-        """Start a call, without waiting for it.
-
-        Raises RuntimeError after `finish` or `close`; ValueError for a request with `return_perf_metrics` if the
-        session keeps no statistics.
-        """
-        if call.stats is not None and not self.steps.limit:
-            raise ValueError("return_perf_metrics needs an executor with iter_stats_max_iterations above 0")
+        """Start a call, without waiting for it. Raises RuntimeError after `finish` or `close`, and in a fork."""
+        self._creator.check()
         with self._lock:
             if not self.accepting:
                 raise RuntimeError(SHUT_DOWN)
@@ -101,13 +97,18 @@ class Session:
         self._call_soon(self._cancel, wire_ids)
 
     def run(self, call: Callable[[AsyncClient], Coroutine[Any, Any, T]]) -> T:
-        """Run one call of the client and wait for its result. Raises SluiceError; RuntimeError after `close`."""
+        """Run one call of the client and wait for its result.
+
+        Raises SluiceError; RuntimeError after `close`, and in a fork.
+        """
+        self._creator.check()
         if self._closed:
             raise RuntimeError(SHUT_DOWN)
         return self._wait(call(self._client))
 
     def follow_cache(self) -> None:
-        """Start filling `cache_events`, without waiting. Idempotent."""
+        """Start filling `cache_events`, without waiting. Idempotent. Raises RuntimeError in a fork."""
+        self._creator.check()
         with self._lock:
             if not (self._closed or self._follows_cache):
                 self._follows_cache = True
@@ -115,7 +116,7 @@ class Session:
 
     def finish(self, timeout: Timeout = None) -> bool:
         """Accept no more calls, and wait for the submitted ones to end. Returns False at the timeout."""
-        if self._is_fork:
+        if self._creator.is_elsewhere:
             return True
         with self._lock:
             self.accepting = False
@@ -130,7 +131,7 @@ class Session:
     def close(self) -> None:
         """Cancel all calls and close the connection. Idempotent."""
         # The connection belongs to the process that opened it, and the event loop's thread does not exist in a fork.
-        if self._is_fork:
+        if self._creator.is_elsewhere:
             return
         with self._lock:
             first, self._closed = not self._closed, True
@@ -153,11 +154,8 @@ class Session:
             future.cancel()
             raise
 
-    @property
-    def _is_fork(self) -> bool:
-        return os.getpid() != self._owner
-
     def _call_soon(self, do: Callable[..., None], *arguments: Any) -> None:
+        self._creator.check()
         with self._lock:
             if not self._closed:
                 self._loop.call_soon_threadsafe(do, *arguments)
@@ -263,13 +261,13 @@ async def _make_client(addresses: str | Sequence[str], options: ClientOptions) -
 
 
 @cache
-def _shared_loop(_pid: int) -> asyncio.AbstractEventLoop:
-    """The event loop of all executors of the process `_pid`, in a daemon thread. A forked process gets another one."""
+def _shared_loop() -> tuple[Creator, asyncio.AbstractEventLoop]:
+    """The event loop of all executors of this process, in a daemon thread that forks do not have."""
     # Shared and never closed, because grpc.aio has one completion queue per process: an event for a loop that has been
     # closed would raise an error in another loop.
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, name="sluice executor", daemon=True).start()
-    return loop
+    return Creator(), loop
 
 
 def _is_running_here(loop: asyncio.AbstractEventLoop) -> bool:

@@ -8,7 +8,8 @@ from functools import partial
 
 from sluice.executor.call import PendingCall
 from sluice.executor.chunk_queue import ChunkQueue
-from sluice.executor.errors import SHUT_DOWN
+from sluice.executor.errors import SHUT_DOWN, check_type
+from sluice.executor.forks import Creator
 from sluice.executor.request import GenerationRequest
 from sluice.executor.response import Response
 from sluice.executor.result import GenerationResult, Submitter
@@ -26,6 +27,16 @@ class Submissions:
         # Request ids must be unique at the server, which other executors and clients may use too.
         self._prefix = uuid.uuid4().hex[:12]
 
+    def check(self, request: GenerationRequest, argument: str = "request") -> None:
+        """Raises TypeError, ValueError or RuntimeError, after the session was closed, for what `submit` refuses."""
+        check_type(argument, request, GenerationRequest)
+        if request.return_perf_metrics and not self._session.steps.limit:
+            raise ValueError(
+                f"{argument}: return_perf_metrics needs an executor with iter_stats_max_iterations above 0"
+            )
+        if not self._session.accepting:
+            raise RuntimeError(SHUT_DOWN)
+
     def submit(
         self,
         request: GenerationRequest,
@@ -36,8 +47,9 @@ class Submissions:
         """Start a request. `on_end` is called once its end can be read; `patient`: retry while the server is
         overloaded.
 
-        Raises RuntimeError after the session was closed.
+        Raises like `check`.
         """
+        self.check(request)
         request_id = next(self._ids)
         queue = ChunkQueue(partial(self.ready.mark, request_id))
         result = GenerationResult(request_id, request, queue, submitter)
@@ -85,6 +97,7 @@ class ReadySet:
         self._open: dict[int, GenerationResult] = {}
         self._marked: dict[int, None] = {}
         self._closed = False
+        self._creator = Creator()
 
     def add(self, result: GenerationResult) -> None:
         with self._lock:
@@ -118,8 +131,9 @@ class ReadySet:
     def read_any(self, deadline: Deadline) -> list[tuple[GenerationResult, list[Response]]]:
         """Wait for responses of any request, and read them; empty at the deadline.
 
-        Raises RuntimeError after `close`, once there is nothing to read.
+        Raises RuntimeError after `close`, once there is nothing to read, and in a fork.
         """
+        self._creator.check()
         read: list[tuple[GenerationResult, list[Response]]] = []
         # In a loop, because another reader may have read the responses of a marked request already.
         while not read and (marked := self._take(deadline.left)):

@@ -35,6 +35,14 @@ class Checked:
 
     def __setattr__(self, name: str, value: Any) -> None:
         limit = self.LIMITS.get(name)
-        if limit is not None and value is not None and not limit.holds(value):
+        if limit is not None and value is not None and not _holds(limit, value):
             raise OptionError(f"{type(self).__name__}.{name} is {value!r}, must be {limit.text}")
         super().__setattr__(name, value)
+
+
+def _holds(limit: Limit, value: Any) -> bool:
+    try:
+        return limit.holds(value)
+    except (TypeError, AttributeError):
+        # A value of another type, such as a text in place of a number.
+        return False

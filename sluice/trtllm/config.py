@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from sluice.trtllm.cache_config import KvCacheConfig
 from sluice.trtllm.checked import NOT_NEGATIVE, POSITIVE, Checked, Limit
@@ -13,6 +13,8 @@ from sluice.trtllm.sampling import AdditionalModelOutput
 from sluice.trtllm.scheduler import SchedulerConfig
 from sluice.trtllm.speculation import DecodingConfig, SpeculativeDecodingConfig
 
+NOT_SET: Any = 0
+"""The default of a flag that is False in TensorRT-LLM: equal to False, but no bool."""
 Processor = Callable[..., None] | str
 """A logits post-processor: a function, or the name "module:function" of a function that the engine can import."""
 
@@ -105,8 +107,8 @@ class ExecutorConfig(Checked):
     """Largest `SamplingConfig.beam_width` of a request."""
     scheduler_config: SchedulerConfig = field(default_factory=SchedulerConfig)
     kv_cache_config: KvCacheConfig = field(default_factory=KvCacheConfig)
-    enable_chunked_context: bool = False
-    """False leaves the choice to the engine, since chunking does not change the tokens."""
+    enable_chunked_context: bool = NOT_SET
+    """Whether a prompt may be computed in several steps. Not set, which reads as False: the engine's default."""
     normalize_log_probs: bool = True
     iter_stats_max_iterations: int = 1000
     """Steps kept for `Executor.get_latest_iteration_stats`; 0: none."""

@@ -3,11 +3,11 @@
 import logging
 import shutil
 import tempfile
-import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sluice.executor.forks import remove_with
 from sluice.settings.engine import DEBUG_INPUTS, DEBUG_OUTPUTS, DEBUG_STEP
 from sluice.trtllm.config import DebugConfig
 from sluice.trtllm.errors import OptionError, UnsupportedOptionError
@@ -54,7 +54,7 @@ class DebugFolder:
         if self._is_queue:
             self.engine_args["debug_max_steps"] = max_iterations
             # A finalizer, since programs need not shut an executor down.
-            self._remove = weakref.finalize(self, shutil.rmtree, self._path, ignore_errors=True)
+            self._remove = remove_with(self, self._path)
         else:
             log.warning("writing debug tensors to %s", self._path)
 

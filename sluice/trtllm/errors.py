@@ -17,6 +17,10 @@ class UnsupportedOptionError(NotImplementedError):
     def __init__(self, option: str, reason: str) -> None:
         super().__init__(f"{option}: {reason}")
         self.option = option
+        self._reason = reason
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.option, self._reason)
 
 
 def refuse_changed(owner: object, defaults: object, reasons: dict[str, str]) -> None:

@@ -2,15 +2,16 @@
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
 from os import PathLike
 from pathlib import Path
-from typing import Any, Self, overload
+from typing import Any, NamedTuple, Self, overload
 from weakref import WeakKeyDictionary
 
 from sluice import executor
+from sluice.client.token_ids import as_id, as_ids, is_id
 from sluice.executor import GenerationExecutor, GenerationResult
 from sluice.executor.request_processors import RequestProcessors
 from sluice.ring.checkpoint import open_checkpoint
@@ -26,6 +27,7 @@ from sluice.trtllm.read_statistics import read_request, read_step, step_number
 from sluice.trtllm.request import Request
 from sluice.trtllm.result import Response
 from sluice.trtllm.statistics import DebugTensorsPerIteration, IterationStats, RequestStatsPerIteration
+from sluice.trtllm.tensors import RowWidths
 from sluice.trtllm.to_request import Translator
 from sluice.trtllm.to_ring import has_adapters, is_static, ring_arguments
 from sluice.trtllm.words import Words
@@ -66,6 +68,7 @@ class Executor:
         self._translator = Translator(
             Words(checkpoint.tokenizer_file), checkpoint.vocab_size, executor_config.max_beam_width, self._tasks
         )
+        self._widths = RowWidths.of(checkpoint.config)
         self._open: dict[int, GenerationResult] = {}
         # Keyed by result, not by id: another thread may still process a response of a request whose end has been read.
         self._requests: WeakKeyDictionary[GenerationResult, OpenRequest] = WeakKeyDictionary()
@@ -86,22 +89,39 @@ class Executor:
         after `shutdown`.
         """
         self._check_running()
+        return self._submit(self._prepare(request))
+
+    def enqueue_requests(self, requests: Sequence[Request]) -> list[int]:
+        """Start requests in order, and return their ids. Raises like `enqueue_request`, before any is started."""
+        self._check_running()
+        prepared = []
+        for i, request in enumerate(requests):
+            try:
+                prepared.append(self._prepare(request))
+            except Exception as error:
+                error.add_note(f"in requests[{i}]; none of the requests was enqueued")
+                raise
+        return [self._submit(each) for each in prepared]
+
+    def _prepare(self, request: Request) -> "_Prepared":
+        """Translate a request. A request that this accepts can be submitted and its responses can be read."""
+        if not isinstance(request, Request):
+            raise TypeError(f"a request must be a Request, not {type(request).__name__}")
         translated = self._translator.translate(request)
         submit = partial(self._executor.submit, translated)
         if (function := request_processor(request)) is not None:
             submit = partial(self._processors.submit, submit, function)
+        num_outputs = max(1, translated.sampling_params.n)
+        return _Prepared(submit, OpenRequest(request, num_outputs, time.time(), self._widths))
+
+    def _submit(self, prepared: "_Prepared") -> int:
         # Under the lock, so that another thread cannot process a response of a request that is not registered yet.
         with self._lock:
-            arrival = time.time()
-            result = submit()
+            result = prepared.submit()
             self._open[result.request_id] = result
-            self._requests[result] = OpenRequest(request, len(result.outputs), arrival)
+            self._requests[result] = prepared.responses
             self._last_id = max(self._last_id, result.request_id)
         return result.request_id
-
-    def enqueue_requests(self, requests: Sequence[Request]) -> list[int]:
-        """Start requests in order, and return their ids."""
-        return [self.enqueue_request(request) for request in requests]
 
     @overload
     def await_responses(self, timeout: timedelta | float | None = None) -> list[Response]: ...
@@ -120,12 +140,14 @@ class Executor:
         """
         ids, timeout = _parse(args, kwargs)
         self._check_running()
-        if ids is None:
-            return self._await_any(timeout)
-        if isinstance(ids, int):
-            return self._await_one(ids, timeout)
         deadline = executor.Deadline(timeout)
-        return [self._await_one(request_id, deadline.left) for request_id in ids]
+        if ids is None:
+            return self._await_any(deadline)
+        if isinstance(ids, int):
+            return self._await_one(ids, self._find(ids), deadline)
+        # All ids are checked first: an unknown one must not cost the responses of others.
+        found = [(request_id, self._find(request_id)) for request_id in ids]
+        return [self._await_one(request_id, result, deadline) for request_id, result in found]
 
     def get_num_responses_ready(self, id: int | None = None) -> int:  # noqa: A002
         """Number of responses, of one request or of all, that `await_responses` would return without waiting."""
@@ -194,8 +216,7 @@ class Executor:
             if self._tasks is not None:
                 self._tasks.close()
 
-    def _await_any(self, timeout: Timeout) -> list[Response]:
-        deadline = executor.Deadline(timeout)
+    def _await_any(self, deadline: executor.Deadline) -> list[Response]:
         responses: list[Response] = []
         # In a loop, because everything that was read may be held back for now.
         while not responses:
@@ -209,15 +230,18 @@ class Executor:
             responses = [response for result, received in batch for response in self._read(result, received)]
         return responses
 
-    def _await_one(self, request_id: int, timeout: Timeout) -> list[Response]:
+    def _find(self, request_id: int) -> GenerationResult | None:
+        """The result of a request; None if its end has been read. Raises ValueError for an unknown id."""
         with self._lock:
-            if request_id not in self._open:
-                if not 0 < request_id <= self._last_id:
-                    raise ValueError(f"no request {request_id}: it was never enqueued")
-                message = f"ReqId {request_id} has already been processed and was terminated."
-                return [Response(request_id, message)]
-            result = self._open[request_id]
-        deadline = executor.Deadline(timeout)
+            if not 0 < request_id <= self._last_id:
+                raise ValueError(f"no request {request_id}: it was never enqueued")
+            return self._open.get(request_id)
+
+    def _await_one(
+        self, request_id: int, result: GenerationResult | None, deadline: executor.Deadline
+    ) -> list[Response]:
+        if result is None or result.done:
+            return [Response(request_id, f"ReqId {request_id} has already been processed and was terminated.")]
         while received := result.read_within(deadline):
             if responses := self._read(result, received):
                 return responses
@@ -229,12 +253,21 @@ class Executor:
             if result.done:
                 self._open.pop(result.request_id, None)
                 self._processors.forget(result.request_id)
+        if result.adapter_refused and self._tasks is not None and result.request.lora_request is not None:
+            self._tasks.mark_refused(result.request.lora_request)
         size = self._executor.tokens_per_block
         return [translated for response in received for translated in request.read(result, response, size)]
 
     def _check_running(self) -> None:
         if self._shut_down:
             raise RuntimeError("the executor was shut down")
+
+
+class _Prepared(NamedTuple):
+    """A translated request."""
+
+    submit: Callable[[], GenerationResult]
+    responses: OpenRequest
 
 
 def _parse(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int | Sequence[int] | None, Timeout]:
@@ -249,4 +282,6 @@ def _parse(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int | Sequenc
     timeout = rest.pop(0) if rest else kwargs.get("timeout")
     if rest or not isinstance(timeout, timedelta | float | int | None):
         raise TypeError(f"await_responses accepts id or ids, and timeout; got {args} and {kwargs}")
-    return ids, timeout
+    if ids is None:
+        return None, timeout
+    return as_id("id", ids) if is_id(ids) else as_ids("ids", ids), timeout

@@ -4,12 +4,11 @@ import logging
 import threading
 from collections.abc import Mapping
 from pathlib import Path
-from shutil import rmtree
 from tempfile import mkdtemp
 from typing import Any
-from weakref import finalize
 
 from sluice.executor import LoRARequest
+from sluice.executor.forks import remove_with
 from sluice.ring.peft import CONFIG, WEIGHTS
 from sluice.trtllm.errors import OptionError
 from sluice.trtllm.lora import PeftFiles, to_peft
@@ -35,9 +34,11 @@ class LoraTasks:
         """
         self._model = model
         self._folder = Path(mkdtemp(prefix="sluice-lora-"))
-        self._remove = finalize(self, rmtree, self._folder, ignore_errors=True)
+        self._remove = remove_with(self, self._folder)
         self._lock = threading.Lock()
         self._tasks: dict[int, LoRARequest] = {}
+        self._refused: set[int] = set()
+        """Tasks whose weights the server refused, so that a request may bring others."""
         if prefetch_dir is not None:
             self._read_all(Path(prefetch_dir))
 
@@ -52,19 +53,26 @@ class LoraTasks:
         files = to_peft(config, self._model)
         with self._lock:
             known = self._tasks.get(task_id)
-            if known is None:
+            if known is None or task_id in self._refused:
+                self._refused.discard(task_id)
                 known = self._tasks[task_id] = self._write(task_id, files)
             elif files != _read(Path(known.path)):
                 raise OptionError(f"LoraConfig.task_id {task_id} already has other weights: choose another task_id")
         return known
+
+    def mark_refused(self, adapter: LoRARequest) -> None:
+        """Note that the server cannot load the adapter: its task id is free for other weights."""
+        with self._lock:
+            if self._tasks.get(adapter.adapter_id) == adapter:
+                self._refused.add(adapter.adapter_id)
 
     def close(self) -> None:
         """Remove the files."""
         self._remove()
 
     def _write(self, task_id: int, files: PeftFiles) -> LoRARequest:
-        folder = self._folder / str(task_id)
-        folder.mkdir()
+        # A new folder, since an earlier request of the task may still need the files that these replace.
+        folder = Path(mkdtemp(prefix=f"{task_id}-", dir=self._folder))
         (folder / CONFIG).write_bytes(files.config_json)
         (folder / WEIGHTS).write_bytes(files.safetensors)
         return LoRARequest(str(task_id), task_id, str(folder))

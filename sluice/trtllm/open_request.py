@@ -14,7 +14,7 @@ from sluice.trtllm.read_metrics import read_metrics
 from sluice.trtllm.read_statistics import tokens_per_step
 from sluice.trtllm.request import Request
 from sluice.trtllm.result import Response, Result
-from sluice.trtllm.tensors import WantedTensors
+from sluice.trtllm.tensors import RowWidths, WantedTensors
 
 REASONS = {
     "length": FinishReason.LENGTH,
@@ -45,7 +45,7 @@ class OpenRequest:
     have been received.
     """
 
-    def __init__(self, request: Request, num_outputs: int, arrival: float) -> None:
+    def __init__(self, request: Request, num_outputs: int, arrival: float, widths: RowWidths) -> None:
         """`arrival`: when the request was submitted, in seconds since 1970."""
         uses_beams = request.sampling_config.beam_width > 1
         self._streaming = request.streaming and not uses_beams
@@ -56,9 +56,10 @@ class OpenRequest:
         self._perf_metrics = request.output_config.return_perf_metrics
         self._prompt = list(request.input_token_ids) if with_prompt else []
         self._max_tokens = request.max_tokens
+        self._end_id = request.end_id
         self._last_ids = {request.end_id, *(ids[-1] for ids in request.stop_words or ())}
         self._task_id = None if request.lora_config is None else request.lora_config.task_id
-        self._tensors = WantedTensors(request.output_config, len(request.input_token_ids))
+        self._tensors = WantedTensors(request.output_config, len(request.input_token_ids), widths)
         self._outputs = [Output() for _ in range(num_outputs)]
         self._beams: list[Result] | None = [] if uses_beams else None
         """The ended outputs of a beam search, which are returned as one result; None without beam search."""
@@ -119,7 +120,8 @@ class OpenRequest:
         tokens = output.held + _tokens(received)
         output.held = []
         parts = [[token] for token in tokens] if self._streaming else [tokens]
-        if reason is FinishReason.END_ID and tokens:
+        if reason is FinishReason.END_ID and tokens and tokens[-1].id == self._end_id:
+            # A guide also ends outputs so, but after their last token, which belongs to them.
             parts[-1] = parts[-1][:-1]
         elif not received.is_sequence_final and self._streaming:
             ready = len(tokens) - self._may_end(len(output.tokens) + len(tokens), [token.id for token in tokens[-1:]])

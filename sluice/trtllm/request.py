@@ -5,6 +5,7 @@ from dataclasses import KW_ONLY, InitVar, dataclass, field
 from datetime import timedelta
 from typing import Any, ClassVar, cast
 
+from sluice.client.token_ids import as_id, as_ids
 from sluice.trtllm.cache_config import KvCacheRetentionConfig
 from sluice.trtllm.checked import FROM_0_TO_1, NOT_EMPTY, NOT_NEGATIVE, POSITIVE, VECTOR, Checked, Limit
 from sluice.trtllm.enums import RequestType
@@ -15,6 +16,9 @@ from sluice.trtllm.sampling import OutputConfig, SamplingConfig
 from sluice.trtllm.speculation import EagleConfig, ExternalDraftTokensConfig, LookaheadDecodingConfig
 
 DEFAULT_PRIORITY = 0.5
+INTEGERS = ("max_tokens", "end_id", "pad_id", "client_id", "num_return_sequences", "cache_salt_id")
+ID_LISTS = ("input_token_ids", "position_ids")
+WORDS = ("bad_words", "stop_words")
 BOTH_PHASES = RequestType.REQUEST_TYPE_CONTEXT_AND_GENERATION
 
 
@@ -107,6 +111,9 @@ class Request(Checked):
         "cache_salt_id": NOT_NEGATIVE,
     }
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value if value is None else _as_integers(name, value))
+
     def __post_init__(self, max_new_tokens: int | None, type: RequestType) -> None:  # noqa: A002
         if (self.max_tokens is None) == (max_new_tokens is None):
             raise TypeError("a Request needs either max_tokens or max_new_tokens, its deprecated name")
@@ -115,3 +122,21 @@ class Request(Checked):
         self.request_type = type
         if self.guided_decoding_params is not None and self.sampling_config.beam_width > 1:
             raise OptionError("guided_decoding_params cannot be combined with beam search")
+
+
+def _as_integers(name: str, value: Any) -> Any:
+    """The value of a field, whose ids may be numpy's or torch's integers, as Python's.
+
+    Raises TypeError, with the place, for what is not an integer, OptionError for an empty word.
+    """
+    option = f"Request.{name}"
+    if name in INTEGERS:
+        return as_id(option, value)
+    if name in ID_LISTS:
+        return as_ids(option, value)
+    if name not in WORDS:
+        return value
+    words = [as_ids(f"{option}[{i}]", word) for i, word in enumerate(value)]
+    if [] in words:
+        raise OptionError(f"{option}[{words.index([])}] is [], must be not empty")
+    return words

@@ -6,6 +6,7 @@ from typing import Any
 
 from sluice import executor
 from sluice.client import Options
+from sluice.client.token_ids import as_ids
 from sluice.executor import GenerationRequest, SamplingParams
 from sluice.trtllm.bias import Bias, read_bias
 from sluice.trtllm.cache_config import KvCacheRetentionConfig
@@ -60,7 +61,7 @@ GUIDES = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class InvalidParams(SamplingParams):
     """Parameters that fail their request, with `reason` as the error of its response."""
 
@@ -88,7 +89,7 @@ class Translator:
             limit = f"ExecutorConfig.max_beam_width, which is {self.max_beam_width}"
             raise OptionError(f"SamplingConfig.beam_width is {beam_width}, must be at most {limit}")
         return GenerationRequest(
-            list(map(int, request.input_token_ids)),
+            as_ids("Request.input_token_ids", request.input_token_ids),
             self._sampling_params(request),
             request.streaming,
             self._adapter(request),
@@ -164,6 +165,9 @@ def _sampling(config: SamplingConfig, num_return_sequences: int) -> SamplingPara
         frequency_penalty=_or(config.frequency_penalty, 0.0),
         no_repeat_ngram_size=config.no_repeat_ngram_size,
     )
+    if config.beam_width > 1 and config.temperature not in (None, 0.0, 1.0):
+        reason = "beam search does not divide the logits by a temperature"
+        raise UnsupportedOptionError(f"SamplingConfig.temperature = {config.temperature}", reason)
     if config.beam_width == 1:
         # Without beams, their options have no effect, as in TensorRT-LLM.
         return params

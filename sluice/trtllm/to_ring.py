@@ -77,8 +77,7 @@ def ring_arguments(config: ExecutorConfig) -> dict[str, Any]:
     return {
         "max_batch_size": config.max_batch_size,
         "max_num_tokens": config.max_num_tokens,
-        # False, the default, leaves the choice to the engine: chunking does not change the tokens.
-        "enable_chunked_context": config.enable_chunked_context or None,
+        "enable_chunked_context": _flag(config.enable_chunked_context),
         "kv_cache_config": _kv_cache(config.kv_cache_config),
         "scheduler_config": _scheduler(config.scheduler_config, _policy(config)),
         "peft_cache_config": _adapters(config.peft_cache_config) if has_adapters(config) else None,
@@ -88,6 +87,11 @@ def ring_arguments(config: ExecutorConfig) -> dict[str, Any]:
         "engine_args": engine_args,
         "router_args": router_args,
     }
+
+
+def _flag(value: bool) -> bool | None:
+    """None for the default NOT_SET."""
+    return value if isinstance(value, bool) else None
 
 
 def has_adapters(config: ExecutorConfig) -> bool:

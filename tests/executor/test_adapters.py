@@ -105,6 +105,10 @@ def test_a_failed_load_fails_its_requests(local, script, adapter) -> None:
     with pytest.raises(RequestError, match="rank 512 is too high"):
         local.generate("x", lora_request=adapter("sql"))
     assert requested_ids(script) == []
+    failed = local.generate_async("x", lora_request=adapter("sql"))
+    with pytest.raises(RequestError):
+        failed.result(60)
+    assert failed.adapter_refused
     script.failure = None
     assert local.generate("x", lora_request=adapter("sql")).outputs[0].text
     with pytest.raises(RequestError, match="No such file"):

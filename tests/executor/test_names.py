@@ -4,12 +4,15 @@ import threading
 from dataclasses import fields, replace
 from datetime import timedelta
 
+import numpy as np
 import pytest
+import torch
 
 from sluice.executor import (
     CapacitySchedulerPolicy,
     GenerationExecutor,
     GenerationRequest,
+    KvCacheRetentionConfig,
     LoRARequest,
     SamplingParams,
     SchedulerConfig,
@@ -94,9 +97,10 @@ def test_a_timedelta_alone_is_a_timeout(executor, script) -> None:
 
 
 def test_get_latest_stats(address, script) -> None:
-    script.steps = [pb.StreamStepsResponse(steps=[pb.EngineStats(iteration=3)])]
+    script.steps = [pb.StreamStepsResponse(steps=[pb.EngineStats(iteration=2), pb.EngineStats(iteration=3)])]
     with GenerationExecutor.connect(address) as executor:
-        assert [stats.iter for stats in executor.get_latest_stats(timedelta(seconds=LIMIT))] == [3]
+        assert executor.get_latest_stats(timedelta(seconds=LIMIT)).iter == 3
+        assert executor.get_latest_stats() is None
 
 
 async def test_aresult_with_a_timeout(executor, script) -> None:
@@ -152,3 +156,56 @@ def test_positional_arguments_in_tensorrt_llms_order_are_refused() -> None:
         GenerationRequest("x", SamplingParams(), LoRARequest("mine"))
     with pytest.raises(TypeError, match=r"priority must be None, 'low', 'normal', 'high' \(got 0\.5\)"):
         GenerationRequest("x", priority=0.5)
+
+
+@pytest.mark.parametrize(
+    ("option", "hint"),
+    [
+        ("query_token_ids", "'inputs'"),
+        ("multimodal_params", "images="),
+        ("arrival_time", "allotted_time_ms"),
+        ("lora_config", "lora_request"),
+    ],
+)
+def test_options_of_other_libraries_name_ours(option, hint) -> None:
+    with pytest.raises(TypeError, match=f"unknown option '{option}'; did you mean {hint}"):
+        GenerationRequest("x", **{option: 1})
+
+
+def test_names_of_other_classes_name_ours() -> None:
+    with pytest.raises(TypeError, match=r"did you mean KvCacheConfig\(max_tokens=\.\.\.\)"):
+        KvCacheRetentionConfig(max_tokens=5)
+    with pytest.raises(TypeError, match="unknown option 'engine_dir'; did you mean 'model'"):
+        GenerationExecutor.create(engine_dir="x")
+    with pytest.raises(TypeError, match=r"create\(logits_processors="):
+        SamplingParams(logits_processor=len)
+
+
+def test_the_text_of_the_only_output(executor) -> None:
+    result = executor.generate_async("x", streaming=True)
+    assert "".join(part.text_diff for part in result) == result.text == "Hello, world"
+    with pytest.raises(AttributeError, match=r"use outputs\[i\]\.text"):
+        _ = executor.generate_async("x", SamplingParams(n=2)).text
+
+
+@pytest.mark.parametrize("kind", [np.array, torch.tensor])
+def test_token_ids_of_numpy_and_torch(executor, script, kind) -> None:
+    executor.generate(kind([5, 6]))
+    executor.generate(prompt_token_ids=[kind(5), kind(6)])
+    executor.generate([kind([5, 6])], use_tqdm=False)
+    executor.generate(kind([[5, 6], [5, 6]]), SamplingParams(stop_token_ids=kind([3])), use_tqdm=False)
+    assert [list(request.spec.token_ids.ids) for request in script.seen] == [[5, 6]] * 5
+    assert GenerationRequest(kind([5, 6])).prompt_token_ids == [5, 6]
+    with pytest.raises(TypeError, match=r"inputs\[1\] must be an integer \(got 1\.5\)"):
+        GenerationRequest([kind(1), 1.5])
+
+
+def test_images_drafts_and_client_ids_of_several_prompts(executor, script) -> None:
+    executor.generate(["a", "b"], images=[[b"1"], None], draft_token_ids=[None, [3]], client_id=[7, 8], use_tqdm=False)
+    sent = {each.spec.text: each.spec for each in script.seen}
+    assert [len(sent[name].images) for name in "ab"] == [1, 0]
+    assert [list(sent[name].speculation.draft_token_ids) for name in "ab"] == [[], [3]]
+    assert [sent[name].client_id for name in "ab"] == [7, 8]
+    executor.generate("c", images=[b"1"], draft_token_ids=[3])
+    with pytest.raises(ValueError, match="images has 1 entries, must have one for each of the 2 inputs"):
+        executor.generate(["a", "b"], images=[[b"1"]])

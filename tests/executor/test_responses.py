@@ -1,6 +1,7 @@
 """Responses: of any request and of chosen requests, with all or only new tokens, after errors."""
 
 import grpc
+import numpy as np
 import pytest
 
 from sluice.executor import GenerationRequest, RequestError
@@ -71,3 +72,21 @@ def test_all_or_new_tokens_per_response(executor, returns_all) -> None:
             (ids,) = response.result.output_token_ids
             received = ids if returns_all else received + ids
     assert received == [0, 1, 2]
+
+
+def test_an_unknown_id_costs_no_responses_of_others(executor) -> None:
+    known = executor.enqueue_request(GenerationRequest("x"))
+    with pytest.raises(ValueError, match="no request 99"):
+        executor.await_responses([known, 99], LIMIT)
+    with pytest.raises(TypeError, match=r"request_id\[1\] must be an integer \(got 'y'\)"):
+        executor.await_responses([known, "y"], LIMIT)
+    ((response,),) = executor.await_responses(np.array([known]), LIMIT)
+    assert response.request_id == known
+
+
+@pytest.mark.parametrize("bad", ["x", GenerationRequest("x", return_perf_metrics=True)])
+def test_a_bad_request_of_several_keeps_all_from_being_submitted(executor, script, bad) -> None:
+    with pytest.raises((TypeError, ValueError), match=r"requests\[1\]"):
+        executor.enqueue_requests([GenerationRequest("x"), bad])
+    assert executor.generate("y").request_id == 1
+    assert [request.spec.text for request in script.seen] == ["y"]

@@ -7,6 +7,7 @@ from datetime import timedelta
 
 import pytest
 import torch
+from tokenizers import Tokenizer
 
 import sluice.trtllm as trtllm
 from sluice import tiny_model
@@ -144,6 +145,11 @@ def test_guides(executor) -> None:
     guide = trtllm.GuidedDecodingParams(kind, "[0-9]{3}")
     (result,) = results(executor, 20, guided_decoding_params=guide, output_config=trtllm.OutputConfig())
     assert result.finish_reasons == [Finish.END_ID]
+    text = Tokenizer.from_file(str(tiny_model.path() / "tokenizer.json")).decode(
+        result.output_token_ids[0][len(PROMPT) :]
+    )
+    assert len(text) == 3
+    assert text.isdigit()
 
 
 def test_an_error_of_the_server_is_in_the_response(executor) -> None:

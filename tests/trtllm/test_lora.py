@@ -16,6 +16,7 @@ from sluice.executor import LoRARequest, RequestError, Response
 from sluice.trtllm.lora import to_peft
 from sluice.trtllm.lora_tasks import LoraTasks, not_cached
 from sluice.trtllm.open_request import OpenRequest
+from sluice.trtllm.tensors import RowWidths
 from sluice.trtllm.to_request import Translator
 from sluice.trtllm.words import Words
 from tests.trtllm.lora_tensors import lora_config
@@ -159,6 +160,18 @@ def test_shapes(weights, rows, message) -> None:
         trtllm.LoraConfig(1, weights, rows)
 
 
+def test_a_task_id_is_free_after_its_weights_were_refused() -> None:
+    tasks = LoraTasks(MODEL)
+    refused = tasks.find(config([[1, 0, 4]]))
+    tasks.mark_refused(refused)
+    assert tasks.find(trtllm.LoraConfig(5)) == refused
+    other = tasks.find(config([[1, 0, 4]], fill=0.25))
+    assert (other.name, other.path != refused.path) == ("5", True)
+    tasks.mark_refused(refused)
+    with pytest.raises(trtllm.OptionError, match="task_id 5 already has other weights"):
+        tasks.find(config([[1, 0, 4]]))
+
+
 def test_weights_are_sent_once() -> None:
     tasks = LoraTasks(MODEL)
     assert tasks.find(trtllm.LoraConfig(5)) == LoRARequest("5", 5)
@@ -204,7 +217,7 @@ def test_pickled_arrays_are_refused(tmp_path) -> None:
 @pytest.mark.parametrize("kind", [AdapterNotFound, AdapterMissing])
 def test_unknown_adapters_have_tensorrt_llms_error_message(kind) -> None:
     def message(error: Exception, **options) -> str:
-        request = OpenRequest(trtllm.Request([1], 1, **options), 1, 0.0)
+        request = OpenRequest(trtllm.Request([1], 1, **options), 1, 0.0, RowWidths(8, 4))
         failed = Response(1, None, error=RequestError(1, None, error))
         (response,) = request.read(None, failed, 1)
         return response.error_msg

@@ -208,6 +208,7 @@ GDS = trtllm.KvCacheTransferMode.GDS
         ({"output_config": trtllm.OutputConfig(return_encoder_output=True)}, "return_encoder_output"),
         ({"sampling_config": trtllm.SamplingConfig(top_p_decay=0.5)}, "top_p_decay"),
         ({"sampling_config": trtllm.SamplingConfig(top_p_min=0.5)}, "top_p_min"),
+        ({"sampling_config": trtllm.SamplingConfig(2, temperature=0.7)}, "temperature = 0.7: beam search"),
         ({"sampling_config": trtllm.SamplingConfig(beam_width_array=[1])}, "beam_width_array"),
         ({"external_draft_tokens_config": DRAFTS([1], torch.ones(1, 4), fast_logits=True)}, "fast_logits"),
         ({"kv_cache_retention_config": trtllm.KvCacheRetentionConfig([], transfer_mode=GDS)}, "transfer_mode"),

@@ -60,6 +60,13 @@ def test_settings() -> None:
     assert arguments["iter_stats_max_iterations"] == 2000
 
 
+@pytest.mark.parametrize("chosen", [True, False])
+def test_chunking_can_be_turned_off(chosen) -> None:
+    assert ring_arguments(trtllm.ExecutorConfig(enable_chunked_context=chosen))["enable_chunked_context"] is chosen
+    assert ring_arguments(trtllm.ExecutorConfig())["enable_chunked_context"] is None
+    assert trtllm.ExecutorConfig().enable_chunked_context == False  # noqa: E712
+
+
 def test_static_batches() -> None:
     config = trtllm.ExecutorConfig(batching_type=trtllm.BatchingType.STATIC)
     assert ring_arguments(config)["scheduler_config"].engine_args() == {"capacity_scheduler_policy": "static_batch"}
@@ -180,7 +187,6 @@ def test_adapters_are_served_if_their_memory_is_configured(tmp_path) -> None:
     assert ring_arguments(trtllm.ExecutorConfig(peft_cache_config=cache_config))["peft_cache_config"].engine_args() == {
         "lora": True,
         "lora_max_adapter_size": 16,
-        "lora_optimal_adapter_size": 8,
         "lora_host_cache_size": 1 << 20,
         "lora_num_put_workers": 2,
     }

@@ -1,0 +1,92 @@
+"""Options of vLLM's and TensorRT-LLM's `LLM`, and its results, without a ring."""
+
+import logging
+
+import pytest
+import torch
+
+from sluice import SamplingParams
+from sluice.executor import GenerationExecutor, GenerationRequest
+from sluice.executor.executor import RING_OPTIONS
+from sluice.llm import LLM, SingleResult
+from sluice.llm_options import ENGINE_ARGS, NEUTRAL, NO_EFFECT, RENAMED, own_options
+from sluice.settings.describe import settings_of
+from sluice.settings.services import EngineSettings
+from tests.fakes.server import serve
+from tests.fakes.server_script import Script
+
+
+@pytest.fixture
+def llm(monkeypatch):
+    with serve(Script()) as address:
+        executor = GenerationExecutor.connect(address, iter_stats_max_iterations=0, resume_timeout=0)
+        monkeypatch.setattr(GenerationExecutor, "create", lambda *_, **__: executor)
+        with LLM("model", tensor_parallel_size=1, trust_remote_code=False) as llm:
+            yield llm
+
+
+def test_neutral_options_are_accepted_with_a_log_line(caplog) -> None:
+    options = {name: values[0] for name, values in NEUTRAL.items()} | dict.fromkeys(NO_EFFECT, 1)
+    with caplog.at_level(logging.INFO, "sluice.llm"):
+        assert own_options(options) == {}
+    assert len(caplog.records) == len(options)
+    assert own_options({"tensor_parallel_size": 1, "dtype": "auto", "enforce_eager": False}) == {}
+
+
+@pytest.mark.parametrize("name", NEUTRAL)
+def test_other_values_are_refused_by_name(name) -> None:
+    with pytest.raises(NotImplementedError, match=rf"^LLM\({name}='other'\): must be "):
+        own_options({name: "other"})
+
+
+def test_options_with_a_counterpart() -> None:
+    assert set(ENGINE_ARGS.values()) <= set(settings_of(EngineSettings))
+    assert set(RENAMED.values()) <= {"max_batch_size", "max_num_tokens", "enable_chunked_context"}
+    assert not (RING_OPTIONS & {*ENGINE_ARGS, *RENAMED, *NO_EFFECT, *NEUTRAL})
+    found = own_options(
+        {
+            "tensor_parallel_size": 2,
+            "dtype": torch.float16,
+            "gpu_memory_utilization": 0.5,
+            "max_num_seqs": 8,
+            "enforce_eager": True,
+            "engine_args": {"threads": 1},
+            "engines": 2,
+        }
+    )
+    settings = {"tensor_parallel": 2, "dtype": "float16", "kv_memory_fraction": 0.5, "cuda_graphs": False, "threads": 1}
+    assert found == {"max_batch_size": 8, "engines": 2, "engine_args": settings}
+    with pytest.raises(TypeError, match="sets 'dtype', which another option sets too"):
+        own_options({"dtype": "half", "engine_args": {"dtype": "float32"}})
+    with pytest.raises(TypeError, match="sets 'max_batch_size'"):
+        own_options({"max_batch_size": 4, "max_num_seqs": 8})
+
+
+def test_the_result_of_one_prompt_is_also_a_list(llm) -> None:
+    result = llm.generate("one prompt")
+    assert isinstance(result, SingleResult)
+    assert len(result) == 1
+    assert [each.outputs[0].text for each in result] == [result[0].outputs[0].text] == ["Hello, world"]
+    assert result.outputs[0].text == "Hello, world"
+    assert llm.chat([{"role": "user", "content": "x"}])[0].finished
+    assert [each.outputs[0].text for each in llm.generate(["a", "b"], use_tqdm=False)] == ["Hello, world"] * 2
+    with pytest.raises(AttributeError):
+        _ = result.nothing
+
+
+def test_sampling_params_may_be_changed_before_use() -> None:
+    params = SamplingParams(length_penalty=1.0, pad_id=0)
+    params.max_tokens = 7
+    request = GenerationRequest("x", params)
+    params.max_tokens = 9
+    assert request.sampling_params.max_tokens == 7
+    params.best_of, params.n = 1, 2
+    with pytest.raises(ValueError, match="best_of is 1, must be at least n"):
+        GenerationRequest("x", params)
+    with pytest.raises(AttributeError):
+        params.max_token = 3
+
+
+def test_outputs_without_text(llm) -> None:
+    output = llm.generate("x", SamplingParams(detokenize=False)).outputs[0]
+    assert (output.text, output.token_ids) == ("", [0, 1, 2])
