@@ -63,7 +63,7 @@ async def test_fields_of_both_endpoints(gateway, script, path, name):
 async def test_defaults_of_a_completion(gateway, script):
     spec = await translated(gateway, script, logprobs=3, echo=True, max_tokens=None)
     assert (spec.output.logprobs, spec.output.prompt_logprobs, spec.output.echo) == (3, 3, True)
-    assert not spec.stopping.HasField("max_tokens")
+    assert spec.stopping.max_tokens == 16
     assert (await translated(gateway, script)).stopping.max_tokens == 16
     assert not (await translated(gateway, script, echo=True)).output.HasField("prompt_logprobs")
     assert (await translated(gateway, script, prompt_logprobs=2)).output.prompt_logprobs == 2
