@@ -10,6 +10,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 import sluice
+from gateway.api.adapters import load_lora_adapter, unload_lora_adapter
 from gateway.api.chat import chat_complete
 from gateway.api.completions import complete
 from gateway.api.endpoint import JSON, Endpoint, Handler
@@ -23,6 +24,8 @@ ENDPOINTS: tuple[tuple[str, str, Handler], ...] = (
     ("GET", "/v1/models/{model:path}", get_model),
     ("POST", "/v1/completions", complete),
     ("POST", "/v1/chat/completions", chat_complete),
+    ("POST", "/v1/load_lora_adapter", load_lora_adapter),
+    ("POST", "/v1/unload_lora_adapter", unload_lora_adapter),
     ("POST", "/tokenize", tokenize),
     ("POST", "/detokenize", detokenize),
 )

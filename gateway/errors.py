@@ -46,14 +46,27 @@ PARAMS = {
     "spec.chat.template_kwargs": "chat_template_kwargs",
     "spec.stopping.include_stop_in_output": "include_stop_str_in_output",
     "spec.lora_id": "model",
+    "spec.kv_cache.salt": "cache_salt",
+    "spec.request_id": "x-request-id",
     "token_ids": "tokens",
     "text": "prompt",
 }
 """Fields of the ring's requests whose names differ in the HTTP API, with the HTTP names."""
 NO_PARAMS: Mapping[str, str] = MappingProxyType({})
+PROMPTS = ("spec.text", "spec.token_ids.ids", "spec.chat")
 MESSAGES = "spec.chat.messages"
-CALL_PART = re.compile(r"(\.tool_calls\[\d+\])\.(?:(arguments)_json|(name))$")
-IMAGE_PART = re.compile(r"\.parts\[(\d+)\]\.image(\.data)?$")
+CONTEXT_OVERFLOW, TOO_MANY = "CONTEXT_OVERFLOW", "TOO_MANY"
+"""The ring's error code for a request that exceeds the context, and its reason for a prompt of too many bytes."""
+COUNTS = ("context_tokens", "prompt_tokens", "output_tokens")
+CONTEXT_EXCEEDED = "context_length_exceeded"
+"""OpenAI's code, by which clients recognise the error, as by its first sentence."""
+IN_MESSAGES = (
+    (re.compile(r"\.parts\[(\d+)\]\.image(\.data)?$"), r".content[\1].image_url.url"),
+    (re.compile(r"\.parts\b"), ".content"),
+    (re.compile(r"(\.tool_calls\[\d+\])\.name$"), r"\1.function.name"),
+    (re.compile(r"(\.tool_calls\[\d+\])\.arguments_json$"), r"\1.function.arguments"),
+)
+"""Fields within a message whose names differ in the HTTP API, with the HTTP names."""
 
 
 class Details(msgspec.Struct):
@@ -113,21 +126,38 @@ def api_error(error: SluiceError, params: Mapping[str, str] = NO_PARAMS) -> ApiE
     if status in (429, 503) and error.retryable:
         retry_after = error.retry_after or DEFAULT_RETRY_SECONDS
     message = error.message.replace(field, param, 1) if field and param else error.message
+    code = error.reason.lower() or None
+    if explained := _too_long(error, field, message):
+        message, code = explained, CONTEXT_EXCEEDED
     return ApiError(
         status,
         message,
         kind,
         param or None,
-        error.reason.lower() or None,
+        code,
         retry_after,
         may_retry=not isinstance(error, Poison),
     )
 
 
+def _too_long(error: SluiceError, field: str, message: str) -> str | None:
+    """The text for a request that exceeds the context, beginning with OpenAI's words for it; None for other errors."""
+    if error.reason == CONTEXT_OVERFLOW and "context_tokens" in error.metadata:
+        context, prompt, output = (int(error.metadata[name]) for name in COUNTS)
+        numbers = f"{prompt + output} tokens ({prompt} in the prompt, {output} in the completion)"
+        return f"This model's maximum context length is {context} tokens. However, you requested {numbers}. {message}"
+    if field in PROMPTS and error.metadata.get(field) == TOO_MANY:
+        # The prompt was not tokenized, because its size alone exceeds the limit, which depends on the context.
+        return f"{message}: it is longer than the model's context length"
+    return None
+
+
 def _param(field: str, params: Mapping[str, str]) -> str:
     """The HTTP API's name for a field of the ring's request."""
     if field.startswith(MESSAGES):
-        place = CALL_PART.sub(r"\1.function.\2\3", field.removeprefix("spec.chat."))
-        return IMAGE_PART.sub(r".content[\1].image_url.url", place)
+        field = field.removeprefix("spec.chat.")
+        for pattern, name in IN_MESSAGES:
+            field = pattern.sub(name, field)
+        return field
     known = [name for name in params if field == name or field.startswith((f"{name}.", f"{name}["))]
     return params[max(known, key=len)] if known else field.rpartition(".")[2]

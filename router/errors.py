@@ -80,11 +80,16 @@ class RequestError(Exception):
         self.private = private or any(violation.private for violation in self.violations)
 
     @classmethod
-    def invalid(cls, violations: Sequence[Violation], code: ErrorCode = ErrorCode.INVALID_ARGUMENT) -> "RequestError":
+    def invalid(
+        cls,
+        violations: Sequence[Violation],
+        code: ErrorCode = ErrorCode.INVALID_ARGUMENT,
+        metadata: Mapping[str, str] | None = None,
+    ) -> "RequestError":
         """An error whose message describes the first violation and counts the others."""
         first = violations[0]
         more = f" (and {len(violations) - 1} more)" if len(violations) > 1 else ""
-        return cls(code, f"{first.field}: {first.description}{more}", violations)
+        return cls(code, f"{first.field}: {first.description}{more}", violations, metadata)
 
     @classmethod
     def internal(cls, error_id: str) -> "RequestError":

@@ -7,6 +7,7 @@ from msgspec import UNSET
 from gateway.answers.ends import end_of
 from gateway.answers.logprobs import of_completion, of_prompt
 from gateway.answers.objects import CompletionChoice
+from gateway.answers.text_offsets import TextOffsets
 from gateway.requests.completion import CompletionRequest
 from sluice.client import AsyncStream, Chunk, Generation
 
@@ -17,7 +18,9 @@ def whole(generation: Generation, first: int, request: CompletionRequest) -> Ite
     for output in generation.outputs:
         logprobs = None
         if request.logprobs is not None:
-            logprobs = of_completion((*prompt, *output.logprobs), request.logprobs)
+            offsets = TextOffsets()
+            offsets.add_text(output.text)
+            logprobs = of_completion((*prompt, *output.logprobs), request.logprobs, offsets)
         yield CompletionChoice(
             index=first + output.index,
             text=output.text,
@@ -32,18 +35,19 @@ class CompletionDeltas:
 
     def __init__(self, request: CompletionRequest) -> None:
         self._request = request
-        self._offsets: dict[int, int] = {}
-        """Number of characters so far, by index of the choice."""
+        self._offsets: dict[int, TextOffsets] = {}
+        """By index of the choice."""
 
     def choices(self, index: int, chunk: Chunk, stream: AsyncStream) -> Iterator[CompletionChoice]:
         """`index`: index of the choice."""
         logprobs, entries = None, chunk.logprobs
         if self._request.logprobs is not None:
-            if index not in self._offsets and self._request.echo:
-                entries = (*stream.prompt_logprobs, *entries)
-            offset = self._offsets.get(index, 0)
-            logprobs = of_completion(entries, self._request.logprobs, offset) if entries else None
-            self._offsets[index] = offset + (sum(map(len, logprobs.tokens)) if logprobs else 0)
+            offsets = self._offsets.get(index)
+            if offsets is None:
+                offsets = self._offsets[index] = TextOffsets()
+                entries = (*stream.prompt_logprobs, *entries) if self._request.echo else entries
+            offsets.add_text(chunk.text)
+            logprobs = of_completion(entries, self._request.logprobs, offsets) if entries else None
         if chunk.finish_reason is None:
             yield CompletionChoice(index=index, text=chunk.text, logprobs=logprobs)
         else:

@@ -14,13 +14,15 @@ from msgspec import UNSET, UnsetType
 from gateway.answers.ends import usage_of
 from gateway.answers.event_stream import ChunkEvents, event
 from gateway.answers.objects import Answer, End, Usage
+from gateway.answers.running_usage import RunningUsage
 from gateway.api import best_of
 from gateway.api.chunks import Item, merged
 from gateway.api.endpoint import Exchange
 from gateway.api.gateway import Gateway, ring_errors
 from gateway.requests.common import Common
 from gateway.requests.guides import Guide
-from sluice.client import Generation, Prompt
+from sluice import client
+from sluice.client import AsyncStream, Generation, Prompt
 
 JOINED_TOKENS = 32
 """Tokens per message of the ring when the answer is not streamed. If a router is lost, at most this many tokens of each
@@ -43,7 +45,7 @@ class Call(ABC):
         self._request = request
         self._prompts = prompts
         self._options = request.options()
-        self._params: dict[str, str] = {}
+        self._params = request.params()
         if guide is not None:
             self._options["guided"] = guide.option
             self._params["spec.guided"] = guide.param
@@ -57,41 +59,53 @@ class Call(ABC):
     def deltas_of(self, item: Item) -> Iterable[End]:
         """Choices of the answer's chunks that follow from one chunk of a stream."""
 
+    def usage_of(self, parts: Iterable[client.Usage]) -> Usage:
+        """The answer's usage. `parts`: one per prompt."""
+        return usage_of(*parts)
+
     async def whole(self) -> bytes:
         """Raises ApiError."""
         with ring_errors(self._params):
             generations = await _all(self._generate(i, prompt) for i, prompt in enumerate(self._prompts))
         choices = list(self.choices_of(generations))
-        usage = usage_of(*(generation.usage for generation in generations))
+        usage = self.usage_of(generation.usage for generation in generations)
         return msgspec.json.encode(self._answer(self.whole_object, choices, usage))
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         """Raises ApiError."""
         usage: UnsetType | None = None if self._request.wants_usage else UNSET
         counters, chunk_events = self._gateway.counters, ChunkEvents(self._answer(self.chunk_object, [], usage))
+        running = RunningUsage() if self._request.wants_running_usage else None
         with ring_errors(self._params):
             streams = [
                 self._gateway.client.stream(prompt, **self._options_of(i)) for i, prompt in enumerate(self._prompts)
             ]
             async with aclosing(merged(streams)) as chunks:
                 async for item in chunks:
+                    so_far = running and running.add(*item)
                     for choice in self.deltas_of(item):
                         counters.events += 1
-                        yield chunk_events.of(choice)
+                        yield self._event_with(choice, so_far) if so_far else chunk_events.of(choice)
         if self._request.wants_usage:
-            total = usage_of(*(stream.usage for stream in streams if stream.usage is not None))
+            total = self.usage_of(stream.usage for stream in streams if stream.usage is not None)
             yield event(msgspec.json.encode(self._answer(self.chunk_object, [], total)))
+
+    def _event_with(self, choice: End, usage: Usage) -> bytes:
+        return event(msgspec.json.encode(self._answer(self.chunk_object, [choice], usage)))
 
     async def _generate(self, number: int, prompt: Prompt) -> Generation:
         """Collected from a stream, because a stream resumes when its router is lost."""
         options = self._options_of(number)
         if not best_of.wants_choice(options):
-            return await self._collect(prompt, options)
+            return await self.collect(prompt, options)
         self._params["spec.n"] = "best_of"
-        return best_of.chosen(await self._collect(prompt, best_of.all_outputs(options)), options)
+        return best_of.chosen(await self.collect(prompt, best_of.all_outputs(options)), options)
 
-    async def _collect(self, prompt: Prompt, options: Mapping[str, Any]) -> Generation:
-        return await self._gateway.client.stream(prompt, stream_interval=JOINED_TOKENS, **options).collect()
+    async def collect(self, prompt: Prompt, options: Mapping[str, Any]) -> Generation:
+        return await self.stream(prompt, options).collect()
+
+    def stream(self, prompt: Prompt, options: Mapping[str, Any]) -> AsyncStream:
+        return self._gateway.client.stream(prompt, stream_interval=JOINED_TOKENS, **options)
 
     def _options_of(self, number: int) -> dict[str, Any]:
         """Options of the call for prompt `number`."""

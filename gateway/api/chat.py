@@ -10,10 +10,10 @@ from gateway.api.call import Call
 from gateway.api.chunks import Item
 from gateway.api.endpoint import Exchange
 from gateway.api.gateway import Gateway
+from gateway.api.reading import read
 from gateway.errors import invalid
 from gateway.parsers import hermes
 from gateway.parsers.choice import parser_for, tags_of
-from gateway.requests.body import decode
 from gateway.requests.chat import REFUSED, WITHOUT_MEANING, ChatRequest
 from gateway.requests.guides import Guide, guide_of
 from gateway.requests.tools import NamedTool, Tool, offered_tools, required_functions
@@ -22,10 +22,7 @@ from sluice.client import Generation
 
 async def chat_complete(gateway: Gateway, exchange: Exchange) -> bytes | None:
     """Raises ApiError."""
-    body = decode(exchange.body, ChatRequest, REFUSED, WITHOUT_MEANING)
-    gateway.counters.unknown_fields += body.unknown
-    body.fields.check()
-    exchange.notes["user"] = body.fields.logged_user
+    body = await read(gateway, exchange, ChatRequest, REFUSED, WITHOUT_MEANING)
     tools = bytes(body.raw["tools"]).decode() if "tools" in body.raw else ""
     call = ChatCall(gateway, exchange, body.fields, tools)
     if not body.fields.streams:

@@ -3,6 +3,7 @@
 from typing import Any
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from gateway.api.endpoint import Exchange
 from gateway.api.gateway import Gateway, ring_errors
@@ -19,12 +20,13 @@ class TokenizeRequest(msgspec.Struct):
 
     prompt: str | None = None
     messages: list[ChatMessage] | None = None
-    model: str = ""
+    model: str | None = None
     add_special_tokens: bool | None = None
     tools: list[Tool] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+    return_token_strs: bool | None = None
 
     def chat(self) -> ChatRequest:
         """Raises ApiError."""
@@ -40,7 +42,7 @@ class TokenizeRequest(msgspec.Struct):
 
 class DetokenizeRequest(msgspec.Struct):
     tokens: list[int]
-    model: str = ""
+    model: str | None = None
     skip_special_tokens: bool | None = None
 
 
@@ -48,6 +50,8 @@ class Tokens(msgspec.Struct):
     tokens: tuple[int, ...]
     count: int
     max_model_len: int
+    token_strs: list[str] | UnsetType = UNSET
+    """The part of the text that each token stands for, if requested. A special token added to the text has none."""
 
 
 class Text(msgspec.Struct):
@@ -57,16 +61,24 @@ class Text(msgspec.Struct):
 async def tokenize(gateway: Gateway, exchange: Exchange) -> bytes:
     """Raises ApiError."""
     body = decode(exchange.body, TokenizeRequest)
-    gateway.counters.unknown_fields += body.unknown
+    gateway.counters.unknown_fields += len(body.unknown)
     request, metadata = body.fields, exchange.caller.metadata
     text, options = _text_and_options(request, bytes(body.raw["tools"]).decode() if request.tools else None)
     with ring_errors():
         tokenized = await gateway.client.tokenize(
-            text, model=request.model, add_special_tokens=request.add_special_tokens, metadata=metadata, **options
+            text, model=request.model or "", add_special_tokens=request.add_special_tokens, metadata=metadata, **options
         )
         models = await gateway.client.models(metadata=metadata)
     max_model_len = max((model.max_context_tokens for model in models), default=0)
-    return msgspec.json.encode(Tokens(tokenized.token_ids, len(tokenized.token_ids), max_model_len))
+    texts = [request.prompt[start:end] for start, end in tokenized.offsets] if request.prompt is not None else []
+    return msgspec.json.encode(
+        Tokens(
+            tokenized.token_ids,
+            len(tokenized.token_ids),
+            max_model_len,
+            token_strs=texts if request.return_token_strs else UNSET,
+        )
+    )
 
 
 def _text_and_options(
@@ -76,9 +88,11 @@ def _text_and_options(
     if request.prompt is not None:
         if request.messages is not None:
             raise invalid("cannot be combined with prompt", "messages")
-        return request.prompt, {}
+        return request.prompt, {"offsets": True} if request.return_token_strs else {}
     if request.messages is None:
         raise invalid("is missing: give prompt or messages", "prompt")
+    if request.return_token_strs:
+        raise invalid("needs prompt, is not supported for messages", "return_token_strs")
     chat = request.chat()
     known = {name: value for name, value in chat.options().items() if name in CHAT_OPTIONS}
     return chat.prompt(), known | {"tools_json": tools_json}
@@ -86,12 +100,12 @@ def _text_and_options(
 
 async def detokenize(gateway: Gateway, exchange: Exchange) -> bytes:
     body = decode(exchange.body, DetokenizeRequest)
-    gateway.counters.unknown_fields += body.unknown
+    gateway.counters.unknown_fields += len(body.unknown)
     request = body.fields
     with ring_errors():
         text = await gateway.client.detokenize(
             request.tokens,
-            model=request.model,
+            model=request.model or "",
             # False by default, as in vLLM and unlike on the ring.
             skip_special_tokens=bool(request.skip_special_tokens),
             metadata=exchange.caller.metadata,

@@ -4,6 +4,7 @@ import asyncio
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Generic, TypeVar
 
 import msgspec
@@ -14,10 +15,23 @@ from gateway.requests.choices import choices_at
 
 RECEIVE_SECONDS = 30.0
 PLACE = re.compile(r" - at `(?:key` in `)?\$\.?([^`]*)`$")
+UNKNOWN = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
+"""msgspec's error for a field of an object that allows no unknown fields."""
+MAX_SHOWN = 64
 INVALID_CHOICE = "Invalid enum value"
 """How msgspec's error for a value that is not among those of a Literal begins."""
 NOTHING = frozenset((b"null", b"false", b'""', b"[]", b"{}"))
 """Values that mean the same as omitting the field."""
+NEUTRAL = MappingProxyType(
+    {
+        "best_of": (b"1",),
+        "top_logprobs": (b"0",),
+        "length_penalty": (b"1", b"1.0"),
+        "function_call": (b'"none"', b'"auto"'),
+        "tool_choice": (b'"none"', b'"auto"'),
+    }
+)
+"""Further such values of a refused field."""
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -27,8 +41,8 @@ class Body(Generic[T]):
     fields: T
     raw: dict[str, msgspec.Raw]
     """The fields of the body as the client sent them, not decoded."""
-    unknown: int
-    """Number of unknown fields."""
+    unknown: frozenset[str]
+    """Names of unknown fields."""
 
 
 async def read_body(request: Request, max_bytes: int) -> bytes:
@@ -56,20 +70,28 @@ def decode(data: bytes, kind: type[T], refused: Iterable[str] = (), without_mean
     try:
         raw = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
         for name in refused:
-            if name in raw and bytes(raw[name]) not in NOTHING:
+            if name in raw and (value := bytes(raw[name])) not in NOTHING and value not in NEUTRAL.get(name, ()):
                 raise invalid("is not supported", name)
         fields = msgspec.json.decode(data, type=kind)
     except msgspec.ValidationError as error:
-        place = PLACE.search(str(error))
-        choices = choices_at(kind, place[1]) if place and INVALID_CHOICE in str(error) else []
-        rest = f", must be one of {', '.join(choices)}" if choices else ""
-        raise invalid(PLACE.sub("", str(error)) + rest, place[1] if place else None) from error
+        raise _invalid(error, kind) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise invalid(f"the body is not valid JSON: {error}") from error
     except RecursionError as error:
         raise invalid("the body is nested too deeply") from error
     known = {field.encode_name for field in msgspec.structs.fields(kind)}
-    return Body(fields, raw, len(raw.keys() - known - {*refused, *without_meaning}))
+    return Body(fields, raw, frozenset(raw.keys() - known - {*refused, *without_meaning}))
+
+
+def _invalid(error: msgspec.ValidationError, kind: type[msgspec.Struct]) -> ApiError:
+    found, message = PLACE.search(str(error)), PLACE.sub("", str(error))
+    place = found[1] if found else None
+    if unknown := UNKNOWN.fullmatch(message):
+        return invalid("is not a known field", f"{place}.{unknown[1][:MAX_SHOWN]}")
+    if place and INVALID_CHOICE in message:
+        choices = choices_at(kind, place)
+        message += f", must be one of {', '.join(choices)}" if choices else ""
+    return invalid(message, place)
 
 
 def _too_large(max_bytes: int) -> ApiError:

@@ -7,7 +7,7 @@ import msgspec
 from gateway.errors import invalid
 from gateway.requests import common
 from gateway.requests.common import Common
-from gateway.requests.guides import UNSET_JSON, is_set
+from gateway.requests.formats import UNSET_JSON, is_set
 from gateway.requests.parts import Part, content_for_ring
 from gateway.requests.tools import Tool, ToolChoice
 
@@ -85,7 +85,7 @@ class ChatRequest(Common, kw_only=True):
     def check(self) -> None:
         """Raises ApiError."""
         super().check()
-        if self.top_logprobs is not None and not self.logprobs:
+        if self.top_logprobs and not self.logprobs:
             raise invalid("needs logprobs", "top_logprobs")
         if other := set(self.modalities or ()) - {"text"}:
             raise invalid(f"has {min(other)[:64]!r}, only text is supported", "modalities")
@@ -100,11 +100,23 @@ class ChatRequest(Common, kw_only=True):
         """Raises ApiError."""
         return [message.for_ring(f"messages[{i}]") for i, message in enumerate(self.messages)]
 
+    @property
+    def asked_tokens(self) -> int | None:
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    def params(self) -> dict[str, str]:
+        params = {"spec.output.logprobs": "top_logprobs"}
+        if self.max_completion_tokens is not None:
+            params["spec.stopping.max_tokens"] = "max_completion_tokens"
+        for name in TEMPLATE_VARIABLES:
+            if getattr(self, name) is not None:
+                params[f"spec.chat.template_kwargs.{name}"] = name
+        return params
+
     def options(self) -> dict[str, Any]:
         """All options of the ring's request except those for tools."""
-        max_tokens = self.max_completion_tokens
         options = {
-            "max_tokens": self.max_tokens if max_tokens is None else max_tokens,
+            "max_tokens": self.asked_tokens,
             "logprobs": (self.top_logprobs or 0) if self.logprobs else None,
             "continue_final_message": self.continue_final_message,
             "template_kwargs": self._template_kwargs() or None,

@@ -11,7 +11,9 @@ REFUSED = (
     "suffix", "audio", "functions", "function_call", "web_search_options", "moderation",
     # Fields of vLLM:
     "use_beam_search", "length_penalty", "logits_processors", "kv_transfer_params", "chat_template", "documents",
-    "mm_processor_kwargs", "prompt_embeds",
+    "mm_processor_kwargs", "prompt_embeds", "guided_whitespace_pattern",
+    # Fields of llama.cpp and of NVIDIA NIM:
+    "grammar_lazy", "grammar_triggers", "nvext",
 )  # fmt: skip
 """Fields that neither endpoint supports. Each endpoint adds fields that only the other one supports, if ignoring them
 would change the answer."""
@@ -24,20 +26,20 @@ WITHOUT_MEANING = (
 """Fields that are accepted and ignored, because they do not change the answer."""
 SEEDS = 1 << 64
 SAME_NAME = (
-    "temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias",
-    "n", "stop", "min_tokens", "stop_token_ids", "ignore_eos", "skip_special_tokens", "bad_words", "allowed_token_ids",
-    "truncate_prompt_tokens", "add_special_tokens",
+    "model", "temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
+    "logit_bias", "n", "stop", "min_tokens", "stop_token_ids", "ignore_eos", "skip_special_tokens", "bad_words",
+    "allowed_token_ids", "truncate_prompt_tokens", "add_special_tokens",
 )  # fmt: skip
 
 
 class StreamOptions(msgspec.Struct):
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
-    """vLLM's field: usage in each chunk."""
+    """vLLM's field: usage so far in each chunk."""
 
 
 class Common(Guided, kw_only=True):
-    model: str = ""
+    model: str | None = None
     temperature: float | None = None
     top_p: float | None = None
     n: int | None = None
@@ -64,6 +66,7 @@ class Common(Guided, kw_only=True):
     bad_words: list[str] | None = None
     allowed_token_ids: list[int] | None = None
     truncate_prompt_tokens: int | None = None
+    """-1: to what fits the context."""
     cache_salt: str | None = None
 
     @property
@@ -73,6 +76,10 @@ class Common(Guided, kw_only=True):
     @property
     def wants_usage(self) -> bool:
         return bool(self.stream_options and self.stream_options.include_usage)
+
+    @property
+    def wants_running_usage(self) -> bool:
+        return bool(self.stream_options and self.stream_options.continuous_usage_stats)
 
     @property
     def outputs(self) -> int:
@@ -89,14 +96,27 @@ class Common(Guided, kw_only=True):
             raise invalid("must be a 64-bit integer", "seed")
         if self.stream_options is not None and not self.stream:
             raise invalid("is only allowed with stream: true", "stream_options")
-        if self.stream_options is not None and self.stream_options.continuous_usage_stats:
-            raise invalid("is not supported", "stream_options.continuous_usage_stats")
+
+    @property
+    def asked_tokens(self) -> int | None:
+        """The maximum number of tokens of each output, if the request or its endpoint has one."""
+        raise NotImplementedError
+
+    def truncate_to(self, context_tokens: int) -> None:
+        """Let the prompt's end have what the output leaves of the context."""
+        self.truncate_prompt_tokens = max(1, context_tokens - max(1, self.asked_tokens or 1))
+
+    def params(self) -> dict[str, str]:
+        """Names of this request's fields by names of the ring's, for errors, where they depend on the request."""
+        return {}
 
     def options(self) -> dict[str, Any]:
         """Options of `AsyncClient.stream` and `generate`."""
         options: dict[str, Any] = {name: getattr(self, name) for name in SAME_NAME}
-        options["model"] = self.model
         options["top_k"] = 0 if self.top_k == -1 else self.top_k
+        if self.top_p == 0:
+            # The most likely token alone; the ring's top_p is above 0.
+            options["top_p"], options["top_k"] = None, 1
         options["seed"] = None if self.seed is None else self.seed % SEEDS
         options["include_stop_in_output"] = self.include_stop_str_in_output
         options["priority"] = _priority(self.priority)

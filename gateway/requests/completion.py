@@ -8,8 +8,8 @@ from gateway.requests.common import Common
 from sluice.client import Prompt
 
 REFUSED = (
-    *common.REFUSED, "messages", "tools", "tool_choice", "max_completion_tokens", "top_logprobs", "reasoning_effort",
-    "verbosity", "modalities", "chat_template_kwargs", "add_generation_prompt", "continue_final_message",
+    *common.REFUSED, "messages", "tools", "tool_choice", "top_logprobs", "reasoning_effort", "verbosity",
+    "modalities", "chat_template_kwargs", "add_generation_prompt", "continue_final_message",
 )  # fmt: skip
 WITHOUT_MEANING = (*common.WITHOUT_MEANING, "parallel_tool_calls")
 DEFAULT_MAX_TOKENS = 16
@@ -18,7 +18,8 @@ MAX_PROMPTS = 256
 
 class CompletionRequest(Common, kw_only=True):
     prompt: str | list[str | int | list[int]]
-    max_tokens: int | None = DEFAULT_MAX_TOKENS
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
     logprobs: int | None = None
     echo: bool | None = None
     best_of: int | None = None
@@ -50,12 +51,31 @@ class CompletionRequest(Common, kw_only=True):
         counts = [count for count in (echoed, self.prompt_logprobs) if count is not None]
         return max(counts) if counts else None
 
+    @property
+    def only_echoes(self) -> bool:
+        """Whether the prompt and its log-probabilities are wanted, without any output."""
+        return bool(self.echo) and self.asked_tokens == 0
+
+    @property
+    def asked_tokens(self) -> int:
+        given = (self.max_completion_tokens, self.max_tokens, DEFAULT_MAX_TOKENS)
+        return next(count for count in given if count is not None)
+
+    def params(self) -> dict[str, str]:
+        params = {}
+        if self.max_completion_tokens is not None:
+            params["spec.stopping.max_tokens"] = "max_completion_tokens"
+        if self.prompt_logprobs is None:
+            params["spec.output.prompt_logprobs"] = "logprobs"
+        return params
+
     def options(self) -> dict[str, Any]:
         options = {
-            "max_tokens": self.max_tokens,
+            # The ring has no request without an output.
+            "max_tokens": 1 if self.only_echoes else self.asked_tokens,
             "logprobs": self.logprobs,
             "echo": self.echo,
-            "best_of": self.best_of,
+            "best_of": None if self.only_echoes or self.best_of == self.outputs else self.best_of,
             "prompt_logprobs": self.prompt_top,
         }
         return super().options() | {name: value for name, value in options.items() if value is not None}

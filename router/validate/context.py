@@ -22,20 +22,28 @@ def fit(spec: Spec, prompt_tokens: int, context_tokens: int, model_tokens: int) 
     if context_tokens < model_tokens:
         context += f" that the engines' KV cache can hold (the model's is {model_tokens})"
     if room < 1:
-        raise _overflow(spec.prompt.field, f"has {prompt_tokens} tokens, which leaves no room in {context}")
+        problem = f"has {prompt_tokens} tokens, which leaves no room in {context}"
+        raise _overflow(spec.prompt.field, problem, context_tokens, prompt_tokens, max_tokens or 0)
     if max_tokens is not None and max_tokens > room:
         total = prompt_tokens + max_tokens
         problem = f"is {max_tokens}, {with_prompt} that is {total}, more than {context}"
-        raise _overflow("spec.stopping.max_tokens", problem)
+        raise _overflow("spec.stopping.max_tokens", problem, context_tokens, prompt_tokens, max_tokens)
     if spec.stopping.min_tokens > room:
         min_tokens = spec.stopping.min_tokens
-        raise _overflow("spec.stopping.min_tokens", f"is {min_tokens}, but {with_prompt} only {room} fit {context}")
+        problem = f"is {min_tokens}, but {with_prompt} only {room} fit {context}"
+        raise _overflow("spec.stopping.min_tokens", problem, context_tokens, prompt_tokens, min_tokens)
     for index, ids in spec.resume.items():
         if len(ids) > room:
             problem = f"has {len(ids)} tokens of output {index}, but {with_prompt} only {room} fit {context}"
-            raise _overflow("spec.resume", problem)
+            raise _overflow("spec.resume", problem, context_tokens, prompt_tokens, len(ids))
     return max_tokens or room
 
 
-def _overflow(field: str, description: str) -> RequestError:
-    return RequestError.invalid([Violation(field, description, reason=Reason.TOO_MANY)], ErrorCode.CONTEXT_OVERFLOW)
+def _overflow(
+    field: str, description: str, context_tokens: int, prompt_tokens: int, output_tokens: int
+) -> RequestError:
+    """`output_tokens`: as many as the request asks for; 0 if it leaves their number to the server."""
+    violation = Violation(field, description, reason=Reason.TOO_MANY)
+    numbers = {"context_tokens": context_tokens, "prompt_tokens": prompt_tokens, "output_tokens": output_tokens}
+    metadata = {name: str(number) for name, number in numbers.items()}
+    return RequestError.invalid([violation], ErrorCode.CONTEXT_OVERFLOW, metadata)

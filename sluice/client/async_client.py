@@ -196,6 +196,7 @@ class AsyncClient:
         folder: Folder | None = None,
         model: str = "",
         timeout: float | None = None,
+        metadata: Metadata = (),
     ) -> list[RouterLoras]:
         """Load a LoRA adapter on all engines, through every router, for requests with this `lora_id`.
 
@@ -208,22 +209,24 @@ class AsyncClient:
         loras.check_source(path, folder)
         if folder is None:
             request = loras.load_request(lora_id, path or "", model)
-            answers = await self._calls.call_each(lambda router: router.models.LoadLora, request, timeout)
+            answers = await self._calls.call_each(lambda router: router.models.LoadLora, request, timeout, metadata)
         else:
             files = await asyncio.to_thread(AdapterFolder, folder)
             uploads = [Upload(lora_id, files, model) for _ in self.addresses]
             calls = zip(self._routers.all, uploads, strict=True)
-            answers = await self._calls.call_all(lambda router: router.models.UploadLora, calls, timeout)
+            answers = await self._calls.call_all(lambda router: router.models.UploadLora, calls, timeout, metadata)
             loras.raise_read_error(uploads)
         return loras.read_loaded(self.addresses, answers)
 
-    async def unload_lora(self, lora_id: str, *, timeout: float | None = None) -> list[RouterLoras]:
+    async def unload_lora(
+        self, lora_id: str, *, timeout: float | None = None, metadata: Metadata = ()
+    ) -> list[RouterLoras]:
         """Unload a LoRA adapter at every router. Requests that have begun continue with it.
 
         Answers and errors are like those of `load_lora`. Raises AdapterNotFound if the id is loaded at no router.
         """
         request = admin_pb2.UnloadLoraRequest(lora_id=lora_id)
-        answers = await self._calls.call_each(lambda router: router.models.UnloadLora, request, timeout)
+        answers = await self._calls.call_each(lambda router: router.models.UnloadLora, request, timeout, metadata)
         return loras.read_unloaded(self.addresses, answers)
 
     async def list_loras(self, *, timeout: float | None = None, metadata: Metadata = ()) -> list[RouterLoras]:

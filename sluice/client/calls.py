@@ -128,9 +128,11 @@ class AsyncCalls:
                 each.add(answer)
         return lists
 
-    async def call_each(self, method: Method, request: Any, timeout: float | None) -> list[Any]:
+    async def call_each(
+        self, method: Method, request: Any, timeout: float | None, metadata: Metadata = ()
+    ) -> list[Any]:
         """Call every router with the same request, and return the answer or the error of each."""
-        return await self.call_all(method, [(router, request) for router in self._routers.all], timeout)
+        return await self.call_all(method, [(router, request) for router in self._routers.all], timeout, metadata)
 
     async def call_all(
         self, method: Method, calls: Iterable[tuple[Router, Any]], timeout: float | None, metadata: Metadata = ()

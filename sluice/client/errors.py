@@ -2,6 +2,7 @@
 # ruff: noqa: N818
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -38,6 +39,7 @@ class SluiceError(Exception):
         violations: tuple[Violation, ...] = (),
         retry_after: float | None = None,
         engine_deaths: int = 0,
+        metadata: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(message)
         self.message = message
@@ -49,6 +51,8 @@ class SluiceError(Exception):
         """Seconds after which the server suggests to retry; None: no suggestion."""
         self.engine_deaths = engine_deaths
         """Consecutive engine deaths that the server attributes to this request."""
+        self.metadata = dict(metadata or {})
+        """Facts by name, such as `context_tokens` of a CONTEXT_OVERFLOW; of invalid fields their reasons by field."""
 
 
 class InvalidRequest(SluiceError):
@@ -210,16 +214,18 @@ def from_rpc_error(error: Any) -> SluiceError:
     if isinstance(error, asyncio.CancelledError):
         return Cancelled("the call was cancelled by closing its client")
     status = _status(error)
-    reason, violations, retry_after, deaths = "", [], None, ""
+    reason, violations, retry_after = "", [], None
+    metadata: dict[str, str] = {}
     for detail in status.details:
         if detail.Is(error_details_pb2.BadRequest.DESCRIPTOR):
             bad_request = error_details_pb2.BadRequest.FromString(detail.value)
             violations += [Violation(each.field, each.description) for each in bad_request.field_violations]
         elif detail.Is(error_details_pb2.ErrorInfo.DESCRIPTOR):
             info = error_details_pb2.ErrorInfo.FromString(detail.value)
-            reason, deaths = info.reason, info.metadata.get("engine_deaths", "")
+            reason, metadata = info.reason, dict(info.metadata)
         elif detail.Is(error_details_pb2.RetryInfo.DESCRIPTOR):
             retry_after = seconds(error_details_pb2.RetryInfo.FromString(detail.value).retry_delay)
+    deaths = metadata.get("engine_deaths", "")
     message = error.details() or error.code().name
     kind = _BY_REASON.get(reason) if reason else _connection_error(error.code(), message.lower())
     kind = kind or _BY_STATUS.get(error.code(), ServerError)
@@ -229,6 +235,7 @@ def from_rpc_error(error: Any) -> SluiceError:
         violations=tuple(violations),
         retry_after=retry_after,
         engine_deaths=int(deaths) if deaths.isdecimal() else 0,
+        metadata=metadata,
     )
 
 

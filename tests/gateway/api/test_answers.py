@@ -90,6 +90,32 @@ async def test_a_stream_of_a_completion(gateway):
     assert chunks[-1]["choices"][0]["finish_reason"] == "length"
 
 
+async def test_the_usage_so_far_in_each_chunk(gateway):
+    """guidellm always asks for it."""
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    *chunks, _ = await gateway.events("/v1/completions", prompt="x", stream_options=options)
+    assert [each["usage"]["completion_tokens"] for each in chunks] == [1, 2, 3, 3, 3]
+    assert [each["usage"]["total_tokens"] for each in chunks] == [4, 5, 6, 6, 6]
+
+
+async def test_an_echo_without_an_output():
+    with run_routers(1, Plan()) as addresses:
+        async with running(addresses) as gateway:
+            body = {"prompt": "p", "echo": True, "logprobs": 1, "max_tokens": 0, "seed": 5}
+            answer = (await gateway.post("/v1/completions", **body)).json()
+            chunks = await gateway.events("/v1/completions", **body, stream_options={"include_usage": True})
+            whole = (await gateway.post("/v1/completions", **body | {"max_tokens": 1})).json()
+    (choice,), (longer,) = answer["choices"], whole["choices"]
+    assert (choice["finish_reason"], answer["usage"]["completion_tokens"]) == ("length", 0)
+    assert longer["text"].startswith(choice["text"])
+    assert len(longer["text"]) > len(choice["text"]) > 0
+    assert len(choice["logprobs"]["tokens"]) == len(longer["logprobs"]["tokens"]) - 1
+    *parts, total, done = chunks
+    assert ("".join(part["choices"][0]["text"] for part in parts), done) == (choice["text"], "[DONE]")
+    assert parts[-1]["choices"][0]["finish_reason"] == "length"
+    assert total["usage"]["completion_tokens"] == 0
+
+
 async def test_several_prompts(gateway, script):
     answer = await gateway.post("/v1/completions", prompt=["x", "y"], headers={"x-request-id": "r"})
     assert [item["index"] for item in answer.json()["choices"]] == [0, 1]

@@ -84,6 +84,56 @@ async def test_errors_name_fields_as_in_the_http_api(gateway, script, field, par
     }
 
 
+@pytest.mark.parametrize(
+    ("field", "param", "fields"),
+    [
+        ("spec.stopping.max_tokens", "max_completion_tokens", {"max_completion_tokens": 9}),
+        ("spec.stopping.max_tokens", "max_tokens", {"max_tokens": 9}),
+        ("spec.output.logprobs", "top_logprobs", {"logprobs": True, "top_logprobs": 99}),
+        ("spec.kv_cache.salt", "cache_salt", {"cache_salt": "s"}),
+        ("spec.chat.template_kwargs.verbosity", "verbosity", {"verbosity": "high"}),
+        ("spec.chat.messages[1].tool_calls[0].arguments_json", "messages[1].tool_calls[0].function.arguments", {}),
+        ("spec.chat.messages[1].tool_calls[0].name", "messages[1].tool_calls[0].function.name", {}),
+        ("spec.chat.messages[1].parts[2]", "messages[1].content[2]", {}),
+        ("spec.guided.regex", "response_format", {"response_format": {"type": "regex", "pattern": "a"}}),
+    ],
+)
+async def test_errors_of_a_chat_name_the_field_that_was_sent(gateway, script, field, param, fields):
+    script.failure = bad_request(field, "is wrong")
+    answer = await gateway.post("/v1/chat/completions", messages=[{"role": "user", "content": "x"}], **fields)
+    assert (answer.json()["error"]["param"], answer.json()["error"]["message"]) == (param, f"{param}: is wrong")
+
+
+async def test_a_request_that_exceeds_the_context_is_told_in_openais_words(gateway, script):
+    """LiteLLM recognises the words, LangChain the code."""
+    numbers = {"context_tokens": "64", "prompt_tokens": "60", "output_tokens": "9"}
+    violation = error_details_pb2.BadRequest.FieldViolation(field="spec.stopping.max_tokens", description="is 9")
+    script.failure = Failure(
+        CODE.INVALID_ARGUMENT,
+        "spec.stopping.max_tokens: is 9",
+        (
+            error_details_pb2.ErrorInfo(reason="CONTEXT_OVERFLOW", domain="sluice", metadata=numbers),
+            error_details_pb2.BadRequest(field_violations=[violation]),
+        ),
+    )
+    error = (await gateway.post("/v1/completions", prompt="x")).json()["error"]
+    assert (error["code"], error["param"]) == ("context_length_exceeded", "max_tokens")
+    assert error["message"] == (
+        "This model's maximum context length is 64 tokens. However, you requested 69 tokens "
+        "(60 in the prompt, 9 in the completion). max_tokens: is 9"
+    )
+
+
+async def test_a_prompt_of_too_many_bytes_exceeds_the_context_too(gateway, script):
+    violation = error_details_pb2.BadRequest.FieldViolation(field="spec.chat", description="has 9 bytes")
+    info = error_details_pb2.ErrorInfo(reason="INVALID_ARGUMENT", domain="sluice", metadata={"spec.chat": "TOO_MANY"})
+    details = (info, error_details_pb2.BadRequest(field_violations=[violation]))
+    script.failure = Failure(CODE.INVALID_ARGUMENT, "spec.chat: has 9 bytes", details)
+    error = (await gateway.post("/v1/chat/completions", messages=[{"role": "user", "content": "x"}])).json()["error"]
+    assert (error["code"], error["param"]) == ("context_length_exceeded", "messages")
+    assert error["message"] == "messages: has 9 bytes: it is longer than the model's context length"
+
+
 async def test_an_error_in_the_middle(gateway, script):
     script.failure, script.fail_after = with_reason(CODE.INTERNAL, "STEP_FAILED"), 2
     chunks = await gateway.events("/v1/completions", prompt="x")

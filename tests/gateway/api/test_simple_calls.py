@@ -40,6 +40,29 @@ async def test_adapters_are_listed_as_models(gateway, script):
     assert (await gateway.http.get("/v1/models/sql")).json() == models[3]
 
 
+async def test_adapters_are_loaded_and_unloaded_as_in_vllm(gateway, script):
+    headers = {"authorization": "Bearer mine"}
+    body = {"lora_name": "sql", "lora_path": "/adapters/sql", "load_inplace": True}
+    loaded = await gateway.post("/v1/load_lora_adapter", headers, **body)
+    assert (loaded.status_code, loaded.json()["message"]) == (200, "Success: LoRA adapter 'sql' added successfully.")
+    assert (script.seen[-1].path, script.metadata[-1]["authorization"]) == ("/adapters/sql", "Bearer mine")
+    unloaded = await gateway.post("/v1/unload_lora_adapter", headers, lora_name="sql")
+    assert unloaded.status_code == 200, unloaded.text
+    assert script.metadata[-1]["authorization"] == "Bearer mine"
+    missing = await gateway.post("/v1/unload_lora_adapter", lora_name="sql")
+    assert missing.status_code == 404, missing.text
+    unnamed = await gateway.post("/v1/load_lora_adapter", lora_name="sql", lora_path="")
+    assert (unnamed.status_code, unnamed.json()["error"]["param"]) == (400, "lora_path")
+
+
+async def test_the_texts_of_tokens(gateway, script):
+    answer = await gateway.post("/tokenize", prompt="ab", model=None, return_token_strs=True)
+    assert script.seen[-2].offsets
+    assert answer.status_code == 200, answer.text
+    refused = await gateway.post("/tokenize", messages=[{"role": "user", "content": "a"}], return_token_strs=True)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "return_token_strs")
+
+
 async def test_tokens(gateway, script):
     response = await gateway.post("/tokenize", prompt="ab", model="tiny", add_special_tokens=False)
     assert response.json() == {"tokens": [97, 98], "count": 2, "max_model_len": 1024}

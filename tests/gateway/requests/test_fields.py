@@ -1,5 +1,6 @@
 """The handling of each field in docs/http.md agrees with the parsers and with OpenAI's client."""
 
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ from msgspec.inspect import StructType, type_info
 from typing_extensions import is_typeddict
 
 from gateway.requests import chat, completion
+from gateway.requests.body import NEUTRAL
 
 PAGE = Path(__file__).parents[3] / "docs/http.md"
 ROW = re.compile(r"^\| (`[^|]+`) \| (yes|refused|ignored) \| (?:(yes|refused|ignored) \|)?", re.MULTILINE)
@@ -113,11 +115,11 @@ def fields(fate: str) -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize(("path", "name"), fields("refused"))
 async def test_refused_fields_are_named(gateway, script, path, name):
-    for value in (True, 1, "x", ["x"], {"x": 1}):
+    for value in (True, 2, "x", ["x"], {"x": 1}):
         answer = await gateway.post(path, **PATHS[path] | {name: value})
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, name)
     assert not script.seen
-    for empty in (None, False, [], {}, ""):
+    for empty in (None, False, [], {}, "", *map(json.loads, NEUTRAL.get(name, ()))):
         assert (await gateway.post(path, **PATHS[path] | {name: empty})).status_code == 200
 
 

@@ -63,7 +63,7 @@ async def test_fields_of_both_endpoints(gateway, script, path, name):
 async def test_defaults_of_a_completion(gateway, script):
     spec = await translated(gateway, script, logprobs=3, echo=True, max_tokens=None)
     assert (spec.output.logprobs, spec.output.prompt_logprobs, spec.output.echo) == (3, 3, True)
-    assert not spec.stopping.HasField("max_tokens")
+    assert spec.stopping.max_tokens == 16
     assert (await translated(gateway, script)).stopping.max_tokens == 16
     assert not (await translated(gateway, script, echo=True)).output.HasField("prompt_logprobs")
     assert (await translated(gateway, script, prompt_logprobs=2)).output.prompt_logprobs == 2
@@ -188,6 +188,102 @@ async def test_formats(gateway, script):
     assert json.loads(spec.guided.structural_tag) == {"structures": [{"begin": "<a>"}], "triggers": ["<"]}
     assert not (await translated(gateway, script, response_format={"type": "text"})).HasField("guided")
     assert (await translated(gateway, script, guided_json='{"type": "null"}')).guided.json_schema == '{"type": "null"}'
+
+
+SCHEMA = {"type": "null"}
+DIALECTS = [
+    ({"response_format": {"type": "json_object", "schema": SCHEMA}}, "json_schema"),
+    ({"response_format": {"type": "json_object", "value": SCHEMA}}, "json_schema"),
+    ({"response_format": {"type": "json_object", "schema": None}}, "json_object"),
+    ({"response_format": {"type": "json", "value": SCHEMA}}, "json_schema"),
+    ({"response_format": {"type": "json", "schema": SCHEMA}}, "json_schema"),
+    ({"response_format": {"type": "json_schema", "schema": SCHEMA}}, "json_schema"),
+    ({"response_format": {"type": "json_schema", "value": {"name": "n", "schema": SCHEMA}}}, "json_schema"),
+    ({"response_format": {"type": "regex", "pattern": "a"}}, "regex"),
+    ({"response_format": {"type": "regex", "value": "a"}}, "regex"),
+    ({"response_format": {"type": "regex", "regex": "a"}}, "regex"),
+    ({"response_format": {"type": "grammar", "grammar": "root ::= A"}}, "ebnf"),
+    ({"response_format": {"type": "ebnf", "ebnf": "root ::= A"}}, "ebnf"),
+    ({"guided_decoding": {"json": SCHEMA, "backend": "outlines"}}, "json_schema"),
+    ({"guided_decoding": {"regex": "a", "disable_any_whitespace": False}}, "regex"),
+    ({"json_schema": SCHEMA}, "json_schema"),
+    ({"json_schema": '{"type": "null"}'}, "json_schema"),
+    ({"regex": "a"}, "regex"),
+    ({"ebnf": "root ::= A"}, "ebnf"),
+    ({"grammar": "root ::= A"}, "ebnf"),
+    ({"grammar": {"type": "json", "value": SCHEMA}}, "json_schema"),
+    ({"grammar": {"type": "regex", "value": "a"}}, "regex"),
+    ({"structural_tag": '{"structures": [], "triggers": []}'}, "structural_tag"),
+]
+
+
+@pytest.mark.parametrize(("fields", "kind"), DIALECTS)
+async def test_constraints_of_other_servers(gateway, script, fields, kind):
+    guided = (await translated(gateway, script, **fields)).guided
+    assert guided.WhichOneof("guide") == kind
+    expected = {"regex": "a", "ebnf": "root ::= A"}
+    if kind == "json_schema":
+        assert json.loads(guided.json_schema) == SCHEMA
+    elif kind in expected:
+        assert getattr(guided, kind) == expected[kind]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"response_format": {"type": "json_object", "shema": SCHEMA}}, "response_format.shema"),
+        ({"response_format": {"type": "json_object", "regex": "a"}}, "response_format.regex"),
+        ({"response_format": {"type": "text", "schema": SCHEMA}}, "response_format.schema"),
+        ({"response_format": {"type": "json_schema"}}, "response_format"),
+        ({"response_format": {"type": "json"}}, "response_format"),
+        ({"response_format": {"type": "json_object", "schema": SCHEMA, "value": SCHEMA}}, "response_format"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"schema": {}, "x": 1}}},
+         "response_format.json_schema.x"),
+        ({"response_format": {"type": "structural_tag", "structures": []}}, "response_format.triggers"),
+        ({"response_format": {"type": "regex", "value": {}}}, "response_format.value"),
+        ({"response_format": {"schema": SCHEMA}}, "response_format"),
+        ({"structured_outputs": {"jsn": SCHEMA}}, "structured_outputs.jsn"),
+        ({"structured_outputs": {"json": SCHEMA, "whitespace_pattern": " "}}, "structured_outputs.whitespace_pattern"),
+        ({"guided_decoding": {"choices": ["a"]}}, "guided_decoding.choices"),
+        ({"grammar": {"type": "ebnf", "value": "a"}}, "grammar.type"),
+        *(({name: "x"}, name) for name in (
+            "guided_jsn", "guded_choice", "respnse_fromat", "responseFormat", "structured_output", "json_mode",
+            "output_format", "gbnf", "nvext", "grammar_lazy", "guided_whitespace_pattern", "guided_decoding_guide",
+            "constraints",
+        )),
+    ],
+)  # fmt: skip
+async def test_constraints_that_are_not_understood_are_refused_by_name(gateway, script, fields, param):
+    for path, prompt in (("/v1/completions", {"prompt": "x"}), ("/v1/chat/completions", {"messages": USER})):
+        answer = await gateway.post(path, **prompt, **fields)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+    assert not script.seen
+
+
+async def test_too_many_unknown_fields(gateway):
+    answer = await gateway.post("/v1/completions", prompt="x", **{f"field{i}": 1 for i in range(65)})
+    assert (answer.status_code, "65 unknown fields" in answer.text) == (400, True)
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+async def test_neutral_values_of_real_clients(gateway, script, path):
+    plain = await translated(gateway, script, path)
+    spec = await translated(
+        gateway, script, path, model=None, top_logprobs=0, best_of=1, length_penalty=1.0, top_p=0, max_tokens=None
+    )
+    assert (spec.sampling.top_k, spec.sampling.HasField("top_p"), spec.HasField("best_of")) == (1, False, False)
+    spec.ClearField("sampling")
+    spec.request_id = plain.request_id
+    assert spec.SerializeToString(deterministic=True) == plain.SerializeToString(deterministic=True)
+
+
+async def test_truncation_to_the_context(gateway, script):
+    spec = await translated(gateway, script, truncate_prompt_tokens=-1, max_tokens=24)
+    assert spec.truncate_prompt_tokens == 1000
+    spec = await translated(gateway, script, "/v1/chat/completions", truncate_prompt_tokens=-1)
+    assert spec.truncate_prompt_tokens == 1023
+    spec = await translated(gateway, script, max_completion_tokens=5, max_tokens=9)
+    assert spec.stopping.max_tokens == 5
 
 
 async def test_only_one_constraint_is_allowed(gateway):
