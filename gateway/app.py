@@ -11,7 +11,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 import sluice
-from gateway.access_log import JSON, PROBES, AccessLog, note_error
+from gateway.api.access_log import JSON, PROBES, AccessLog, note_error
 from gateway.api.chat import chat_complete
 from gateway.api.completions import complete
 from gateway.api.endpoint import Endpoint, Handler

@@ -14,7 +14,7 @@ import uvicorn
 from structlog.stdlib import BoundLogger
 
 from gateway import metrics
-from gateway.access_log import log_invalid
+from gateway.api.access_log import log_invalid
 from gateway.api.gateway import Gateway
 from gateway.app import build_app
 from gateway.connection import Connection, WaitingConnections

@@ -10,7 +10,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from gateway.access_log import CLIENT_GONE, JSON, note_error, notes_of
+from gateway.api.access_log import CLIENT_GONE, JSON, note_error, notes_of
 from gateway.api.connected import while_connected
 from gateway.api.gateway import Gateway, ring_errors
 from gateway.byte_budget import OverBudget, Share
