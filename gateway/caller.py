@@ -1,5 +1,6 @@
 """The id of an HTTP request, and the headers that are forwarded to the ring."""
 
+import hashlib
 import re
 import uuid
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from sluice.client import Metadata
 REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,120}", re.ASCII)
 """Shorter than the ring's limit, because the id of each prompt of a list gets a number appended."""
 FORWARDED = ("authorization", "traceparent", "tracestate", "x-sluice-tenant")
+TOKEN_DIGITS = 16
 VALUE = re.compile(r"[\x20-\x7e]{0,8192}", re.ASCII)
 
 
@@ -19,6 +21,8 @@ VALUE = re.compile(r"[\x20-\x7e]{0,8192}", re.ASCII)
 class Caller:
     request_id: str
     metadata: Metadata
+    token: str
+    """The beginning of the SHA-256 of `Authorization`, for logs and limits. Empty without the header."""
 
 
 def caller_of(headers: Headers) -> Caller:
@@ -30,4 +34,6 @@ def caller_of(headers: Headers) -> Caller:
     for name, value in metadata:
         if not VALUE.fullmatch(value):
             raise invalid("must be printable ASCII, at most 8192 characters", name)
-    return Caller(request_id, metadata)
+    authorization = headers.get("authorization", "")
+    token = hashlib.sha256(authorization.encode()).hexdigest()[:TOKEN_DIGITS] if authorization else ""
+    return Caller(request_id, metadata, token)

@@ -5,6 +5,7 @@ import logging
 import signal
 import socket
 import ssl
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -13,10 +14,11 @@ import uvicorn
 from structlog.stdlib import BoundLogger
 
 from gateway import metrics
+from gateway.api.access_log import log_invalid
 from gateway.api.gateway import Gateway
 from gateway.app import build_app
-from gateway.connection import Connection
-from sluice.client import AsyncClient, ClientOptions, SluiceError, TlsOptions
+from gateway.connection import Connection, WaitingConnections
+from sluice.client import AsyncClient, ClientOptions, Forbidden, SluiceError, TlsOptions, Unauthenticated
 from sluice.settings.changed import changed_settings
 from sluice.settings.gateway import GatewaySettings
 from sluice.telemetry.server import MetricsPort
@@ -28,6 +30,8 @@ KEEP_ALIVE_SECONDS = 60
 TICK_SECONDS = 0.5
 HEALTH_SECONDS = 2.0
 """Timeout for a router's health check, and for the question which model it serves."""
+ASK_SECONDS = 10.0
+"""Interval at which to ask the routers about the ring."""
 BACKLOG = 1024
 
 
@@ -49,7 +53,7 @@ async def serve(settings: GatewaySettings, log: BoundLogger, metrics_port: Metri
         beacon = ProgressBeacon(status_file=status)
         tick = asyncio.create_task(_tick(beacon))
         report = ServiceReport(f"{host}:{port}")
-        read, unready = partial(metrics.read, gateway.counters), partial(_unready, gateway, server)
+        read, unready = partial(metrics.read, gateway.counters, gateway.budget), partial(_unready, gateway, server)
         metrics_port.show(beacon, read, unready, lambda: report)
         background = (watch, tick)
         for task in background:
@@ -76,14 +80,13 @@ class Server(uvicorn.Server):
         config = uvicorn.Config(
             build_app(gateway),
             loop="none",
-            http=type("Connection", (Connection,), {"slow_client_timeout": settings.slow_client_timeout}),
+            http=_connection_type(gateway),
             ws="none",
             lifespan="off",
             log_config=None,
             access_log=False,
             proxy_headers=False,
             server_header=False,
-            limit_concurrency=settings.max_connections,
             timeout_keep_alive=KEEP_ALIVE_SECONDS,
             timeout_graceful_shutdown=max(1, round(settings.drain_timeout)),
             ssl_certfile=settings.tls_certificate,
@@ -102,6 +105,18 @@ class Server(uvicorn.Server):
         self.force_exit = self.should_exit
         self.should_exit = True
         self._log.info("draining", seconds=self.config.timeout_graceful_shutdown)
+
+
+def _connection_type(gateway: Gateway) -> type[Connection]:
+    """uvicorn creates connections itself, so what they share is in their class."""
+    shared = {
+        "slow_client_timeout": gateway.settings.slow_client_timeout,
+        "max_connections": gateway.settings.max_connections,
+        "budget": gateway.budget,
+        "waiting": WaitingConnections(),
+        "report_invalid": staticmethod(partial(log_invalid, gateway)),
+    }
+    return type("Connection", (Connection,), shared)
 
 
 def _client_options(settings: GatewaySettings) -> ClientOptions:
@@ -128,11 +143,13 @@ def _listen(settings: GatewaySettings) -> socket.socket:
 
 
 async def _watch(gateway: Gateway, server: Server, status: StatusFile, address: str) -> None:
-    """Keep `gateway.ready` and the status file up to date."""
+    """Keep what the gateway knows about the routers, and the status file, up to date."""
+    ask_at = 0.0
     while True:
         was_ready, gateway.ready = gateway.ready, await _has_router(gateway)
-        if gateway.ready and not gateway.served_model:
-            await _fetch_served_model(gateway)
+        if gateway.ready and (not was_ready or time.monotonic() >= ask_at):
+            await _ask_about_ring(gateway)
+            ask_at = time.monotonic() + ASK_SECONDS
         if gateway.ready != was_ready:
             if gateway.ready:
                 gateway.log.info("ready", address=address, settings=changed_settings(gateway.settings))
@@ -151,12 +168,18 @@ async def _has_router(gateway: Gateway) -> bool:
     return False
 
 
-async def _fetch_served_model(gateway: Gateway) -> None:
+async def _ask_about_ring(gateway: Gateway) -> None:
+    """Ask which model the ring serves, and whether it needs a token."""
     # The timeout is needed because the client, once a router has answered, waits for lost routers to return.
-    with suppress(SluiceError, TimeoutError):
+    try:
         async with asyncio.timeout(HEALTH_SECONDS):
             models = await gateway.client.models()
         gateway.served_model = models[0].name if models else ""
+        gateway.needs_token = False
+    except (Unauthenticated, Forbidden):
+        gateway.needs_token = True
+    except (SluiceError, TimeoutError):
+        pass  # What is known remains so until the next time.
 
 
 async def _tick(beacon: ProgressBeacon) -> None:

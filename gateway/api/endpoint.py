@@ -1,7 +1,8 @@
-"""The path of every request: admission, reading the body, the handler, one log line."""
+"""The path of every request to a handler: reading the body, admission, the handler."""
 
-import time
-from collections.abc import Awaitable, Callable
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from starlette.datastructures import Headers
@@ -9,16 +10,16 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
+from gateway.api.access_log import CLIENT_GONE, JSON, note_error, notes_of
 from gateway.api.connected import while_connected
-from gateway.api.gateway import Gateway
+from gateway.api.gateway import Gateway, ring_errors
+from gateway.byte_budget import OverBudget, Share
 from gateway.caller import Caller, caller_of
 from gateway.errors import ApiError
-from gateway.requests.body import read_body
+from gateway.requests.body import RETRY_SECONDS, read_body
 
-JSON = "application/json"
-CLIENT_GONE = 499
-"""nginx's status for a client that disconnected. It is only counted and logged."""
-RETRY_SECONDS = 1.0
+CHECK_SECONDS = 5.0
+"""Timeout for the question whether the routers accept a token."""
 
 
 @dataclass(slots=True)
@@ -43,45 +44,74 @@ class Endpoint:
         self._handle = handle
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        counters, began = self._gateway.counters, time.monotonic()
+        notes_of(scope)["route"] = self._path
         answer = AnswerStart(send)
-        notes: dict[str, object] = {}
-        counters.open += 1
         try:
-            await self._answer(scope, receive, answer, notes)
-            status = answer.status
+            with self._gateway.budget.share(_address(scope)) as share:
+                await self._answer(scope, receive, answer, share)
         except ClientDisconnect:
-            status = CLIENT_GONE
+            notes_of(scope)["status"] = CLIENT_GONE
         except ApiError as error:
-            status = error.status
-            notes["error"] = error.code or error.type
-            await Response(error.body, status, error.headers, JSON)(scope, receive, answer.send)
+            note_error(scope, error)
+            await Response(error.body, error.status, error.headers, JSON)(scope, receive, answer.send)
         except Exception as error:
-            status = 500
+            notes_of(scope)["reason"] = "internal_error"
             self._gateway.log.exception("request_failed", path=self._path, exc_info=error)
             await self._fail(scope, receive, answer)
-        finally:
-            counters.open -= 1
-        seconds = time.monotonic() - began
-        counters.requests[self._path, str(status)] += 1
-        counters.request_seconds.observe(seconds)
-        self._gateway.log.info("request_ended", path=self._path, status=status, seconds=round(seconds, 4), **notes)
 
-    async def _answer(self, scope: Scope, receive: Receive, answer: "AnswerStart", notes: dict[str, object]) -> None:
+    async def _answer(self, scope: Scope, receive: Receive, answer: "AnswerStart", share: Share) -> None:
+        notes = notes_of(scope)
         caller = caller_of(Headers(scope=scope))
         answer.request_id = notes["request_id"] = caller.request_id
-        if self._gateway.counters.open > self._gateway.settings.max_requests:
-            self._gateway.counters.refused += 1
-            message = f"the gateway already serves {self._gateway.settings.max_requests} requests, its limit"
-            raise ApiError(429, message, "rate_limit_error", code="overloaded", retry_after=RETRY_SECONDS)
+        if caller.token:
+            notes["token"] = caller.token
         request = Request(scope, receive)
         body = b""
         if request.method == "POST":
-            body = await read_body(request, self._gateway.settings.max_body_bytes)
-        exchange = Exchange(caller, body, request.path_params, answer.send, notes)
-        response = await while_connected(receive, self._run(exchange))
-        if response is not None:
-            await Response(response, media_type=JSON)(scope, receive, answer.send)
+            body = await self._read_body(request, caller, share)
+        with self._admitted():
+            exchange = Exchange(caller, body, request.path_params, answer.send, notes)
+            response = await while_connected(receive, self._run(exchange))
+            if response is not None:
+                await Response(response, media_type=JSON)(scope, receive, answer.send)
+
+    async def _read_body(self, request: Request, caller: Caller, share: Share) -> bytes:
+        token = caller.token if self._gateway.needs_token else ""
+
+        async def check_token() -> None:
+            if self._gateway.needs_token:
+                await self._check_token(caller)
+                share.move(token or share.peer)
+
+        try:
+            body = await read_body(request, self._gateway.settings.max_body_bytes, share, check_token)
+            # The router is about to check the token of a short body, too.
+            share.move(token or share.peer)
+        except OverBudget as error:
+            raise _overloaded(str(error)) from None
+        return body
+
+    async def _check_token(self, caller: Caller) -> None:
+        """Raises ApiError if the routers do not accept it."""
+        try:
+            with ring_errors():
+                async with asyncio.timeout(CHECK_SECONDS):
+                    await self._gateway.client.models(metadata=caller.metadata)
+        except TimeoutError:
+            raise ApiError(503, "no router has checked the token", "server_error", retry_after=RETRY_SECONDS) from None
+
+    @contextmanager
+    def _admitted(self) -> Iterator[None]:
+        """Raises ApiError if `max_requests` are in progress."""
+        counters, limit = self._gateway.counters, self._gateway.settings.max_requests
+        if counters.open >= limit:
+            counters.refused += 1
+            raise _overloaded(f"the gateway already serves {limit} requests, its limit")
+        counters.open += 1
+        try:
+            yield
+        finally:
+            counters.open -= 1
 
     async def _run(self, exchange: Exchange) -> bytes | None:
         return await self._handle(self._gateway, exchange)
@@ -107,3 +137,12 @@ class AnswerStart:
             request_id = [(b"x-request-id", self.request_id.encode())] if self.request_id else []
             message = {**message, "headers": [*message["headers"], *request_id]}
         return self._send(message)
+
+
+def _overloaded(message: str) -> ApiError:
+    return ApiError(429, message, "rate_limit_error", code="overloaded", retry_after=RETRY_SECONDS)
+
+
+def _address(scope: Scope) -> str:
+    """The client's address, which pays for what it sends."""
+    return str(scope["client"][0]) if scope.get("client") else ""

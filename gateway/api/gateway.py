@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from structlog.stdlib import BoundLogger
 
+from gateway.byte_budget import ByteBudget
 from gateway.counters import Counters
 from gateway.errors import NO_PARAMS, api_error
 from sluice.client import AsyncClient, SluiceError
@@ -20,8 +21,15 @@ class Gateway:
     counters: Counters = field(default_factory=Counters)
     served_model: str = ""
     """Name of the ring's model, for requests that do not name one. Empty until a router has answered."""
+    needs_token: bool = False
+    """Whether the routers refuse calls without a token, so that a token identifies who makes a request."""
     ready: bool = False
     """Whether a router accepts requests."""
+    budget: ByteBudget = field(init=False)
+    """The memory for request bodies."""
+
+    def __post_init__(self) -> None:
+        self.budget = ByteBudget(self.settings.body_budget)
 
 
 @contextmanager

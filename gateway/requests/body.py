@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Generic, TypeVar
@@ -10,10 +10,14 @@ from typing import Generic, TypeVar
 import msgspec
 from starlette.requests import ClientDisconnect, Request
 
+from gateway.byte_budget import OverBudget, Share
 from gateway.errors import ApiError, invalid
 from gateway.requests.choices import choices_at
 
 RECEIVE_SECONDS = 30.0
+UNCHECKED_BYTES = 64 << 10
+"""A larger body is read only if the routers accept its token."""
+RETRY_SECONDS = 1.0
 PLACE = re.compile(r" - at `(?:key` in `)?\$\.?([^`]*)`$")
 UNKNOWN = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
 """msgspec's error for a field of an object that allows no unknown fields."""
@@ -45,20 +49,32 @@ class Body(Generic[T]):
     """Names of unknown fields."""
 
 
-async def read_body(request: Request, max_bytes: int) -> bytes:
-    """Raises ApiError, ClientDisconnect."""
+async def read_body(
+    request: Request, max_bytes: int, share: Share, check_token: Callable[[], Awaitable[None]]
+) -> bytes:
+    """`share` pays for the body. `check_token` is awaited before more than UNCHECKED_BYTES are read.
+
+    Raises ApiError, OverBudget, ClientDisconnect.
+    """
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared) > max_bytes:
         raise _too_large(max_bytes)
+    if not declared.isdecimal() or int(declared) > UNCHECKED_BYTES:
+        await check_token()
     body = bytearray()
     try:
-        async with asyncio.timeout(RECEIVE_SECONDS):
+        async with asyncio.timeout(RECEIVE_SECONDS) as limit:
+            share.evict = lambda: limit.reschedule(0)
             async for part in request.stream():
+                share.add(len(part))
                 body += part
                 if len(body) > max_bytes:
                     raise _too_large(max_bytes)
     except TimeoutError:
+        if share.evict is None:
+            raise OverBudget("the body made room for those of other clients") from None
         raise ApiError(408, f"the body did not arrive within {RECEIVE_SECONDS:g} s", "timeout_error") from None
+    share.evict = None
     return bytes(body)
 
 

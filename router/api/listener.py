@@ -20,10 +20,12 @@ MIN_PING_MILLISECONDS = 5_000
 MAX_PING_STRIKES = 2
 MAX_METADATA_BYTES = 16 << 10
 """Metadata of one call: a token, a tenant and what proxies add."""
-MAX_STREAMS = 4096
-"""Concurrent calls on one connection; more wait at the client. Equals the default limit of connections. Each call also
-counts towards max_open."""
-MIN_PENDING = 16_384
+MAX_STREAMS = 24_576
+"""Concurrent calls on one connection. Each call also counts towards max_open.
+
+A client should wait at this limit, but gRPC's server resets many calls of a client that stays at it, because it counts
+ended calls for a while longer. So the limit is beyond what one client sends at once. Such a call takes about 8 KiB."""
+MIN_PENDING = 24_576
 """Minimum for the limit of calls that gRPC queues before they are handled."""
 MAX_PENDING_SECONDS = 600
 REFUSED_SECONDS = 365 * 86_400.0

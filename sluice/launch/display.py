@@ -82,9 +82,10 @@ class Display:
 def _readable(line: LogLine) -> Text:
     if not line.fields:
         return Text(f"{line.child}: {line.text}", style="dim")
-    if line.event == "request_ended":
-        return Text(f"{_clock(line.fields)} {describe_request(line.fields)}", style="dim")
     level = str(line.fields.get("level", ""))
+    if line.event == "request_ended":
+        describe = describe_http_request if "method" in line.fields else describe_request
+        return Text(f"{_clock(line.fields)} {describe(line.fields)}", style=STYLES.get(level, "dim"))
     details = [f"{key}={_short(value)}" for key, value in line.fields.items() if key not in UNSHOWN_FIELDS]
     words = [_clock(line.fields), *([level] if level in STYLES else []), line.child, line.event, *details]
     return Text(" ".join(words), style=STYLES.get(level, "dim"))
@@ -101,6 +102,14 @@ def describe_request(fields: Mapping[str, Any]) -> str:
     if "seconds" in fields:
         parts.append(f"{_short(fields['seconds'])} s")
     return " · ".join(parts)
+
+
+def describe_http_request(fields: Mapping[str, Any]) -> str:
+    """The fields of the gateway's `request_ended` event as readable text."""
+    names = ("method", "path", "status", "reason")
+    request = " ".join(str(fields[name]) for name in names if name in fields)
+    tenant = [str(fields["tenant"])] if "tenant" in fields else []
+    return " · ".join([request, *tenant, f"{_short(fields.get('seconds', 0.0))} s"])
 
 
 def _short(value: Any) -> str:

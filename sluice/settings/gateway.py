@@ -48,11 +48,17 @@ class HttpSettings:
     cors_origins: tuple[str, ...] = ()
     """Origins of web pages that may call the server from a browser, such as https://chat.example.com. *: any origin."""
     max_connections: PositiveInt = 4096
-    """Maximum number of open connections. Requests on further connections are answered with 503."""
+    """Maximum number of open connections. Beyond it, the connection that has waited longest for a complete request is
+    closed; if all have requests in progress, further requests are answered with 503."""
     max_requests: PositiveInt = 2048
-    """Maximum number of requests in progress. Further requests are answered with 429."""
+    """Maximum number of requests in progress, counted from the end of their body. Further requests are answered with
+    429."""
     max_body_bytes: Annotated[ByteCount, Range(ge=1 << 10)] = 8 << 20
     """Maximum size of a request body. Requests with a larger body are answered with 413."""
+    max_bodies_bytes: Annotated[ByteCount, Range(ge=2 << 10)] | None = None
+    """Maximum size of the bodies of all requests that are being received or processed. One token, or one address if the
+    routers accept calls without a token, may have half of it. Further requests are answered with 429. Default: 16
+    times max_body_bytes."""
     slow_client_timeout: PositiveSeconds = 900.0
     """Seconds that a client may go without reading anything of its response before its connection is closed."""
 
@@ -76,6 +82,20 @@ class GatewaySettings(Parsers, HttpSettings, RouterAccess, ProcessSettings):
     role: ClassVar[str] = "gateway"
     module: ClassVar[str] = "gateway"
     summary: ClassVar[str] = "Serves the OpenAI HTTP API as a client of routers."
+
+    @property
+    def body_budget(self) -> int:
+        """Bytes for all bodies together."""
+        return 16 * self.max_body_bytes if self.max_bodies_bytes is None else self.max_bodies_bytes
+
+    @model_validator(mode="after")
+    def _check_bodies(self) -> Self:
+        if self.body_budget < 2 * self.max_body_bytes:
+            raise ValueError(
+                f"max_bodies_bytes must be at least twice max_body_bytes, which is {self.max_body_bytes} "
+                f"(got {self.max_bodies_bytes})"
+            )
+        return self
 
     @model_validator(mode="after")
     def _check_tls(self) -> Self:

@@ -114,3 +114,9 @@ def test_requests_are_one_short_line() -> None:
     assert DEMO_REQUEST not in shown
     assert "request r1 EOS · 12 prompt tokens (8 cached), 96 new · first token after 0.0123 s · 0.812 s\n" in shown
     assert "request (refused) MODEL_NOT_FOUND\n" in shown
+
+
+def test_a_request_of_the_gateway() -> None:
+    fields = {"method": "POST", "path": "/v1/completions", "status": 404, "reason": "model_not_found", "tenant": "ann"}
+    shown = show([line("request_ended", "warning", seconds=0.0123, **fields)], terminal=True)
+    assert "POST /v1/completions 404 model_not_found · ann · 0.0123 s\n" in shown

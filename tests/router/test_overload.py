@@ -283,3 +283,12 @@ async def test_bytes_of_texts_that_wait_for_the_tokenizer_are_bounded(ring, star
     # A single text may have any length.
     assert (await client.events(text_spec(text="x " * 600)))[-1].HasField("done")
     assert client.router._text._waiting_bytes == 0
+
+
+@pytest.mark.parametrize("calls", [6_000, pytest.param(20_000, marks=pytest.mark.long)])
+async def test_many_health_checks_of_one_connection_at_once(start, calls):
+    """gRPC resets calls of a client that reaches its limit of concurrent calls."""
+    client = await start(wait=False)
+    health = HealthStub(client.channel)
+    answers = await asyncio.gather(*(health.Check(health_pb2.HealthCheckRequest()) for _ in range(calls)))
+    assert len(answers) == calls

@@ -105,12 +105,59 @@ async def test_a_client_that_sends_nothing(router, monkeypatch, begin):
         assert (await gateway.http.get("/version")).status_code == 200
 
 
-async def test_connections_beyond_the_limit(router):
-    async with running(router, max_connections=2) as gateway:
-        _, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+async def test_connections_beyond_the_limit_close_those_that_wait_longest(router):
+    async with running(router, max_connections=3) as gateway:
+        idle = [await asyncio.open_connection("127.0.0.1", gateway.port) for _ in range(3)]
+        idle[0][1].write(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n{")
         await asyncio.sleep(0.05)
-        assert (await gateway.http.get("/version")).status_code == 503
-        writer.close()
+        assert (await gateway.http.get("/version")).status_code == 200
+        with suppress(ConnectionError):
+            assert await asyncio.wait_for(idle[0][0].read(), LIMIT) == b""
+        for _, writer in idle:
+            writer.close()
+
+
+async def test_connections_beyond_the_limit_while_all_have_requests(router, script):
+    script.hangs = True
+    async with running(router, max_connections=2) as gateway:
+        writers = []
+        for number in range(1, 3):
+            _, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+            writer.write(head(b'{"prompt": "x"}'))
+            writers.append(writer)
+            await until(lambda: gateway.gateway.counters.open == number)  # noqa: B023
+        answer = await gateway.http.get("/version")
+        assert (answer.status_code, answer.headers["connection"]) == (503, "close")
+        assert "2 connections, its limit" in answer.json()["error"]["message"]
+        for writer in writers:
+            writer.close()
+
+
+@pytest.mark.parametrize("path", ["/version", "/v1/models"])
+async def test_pipelined_requests_are_all_answered(gateway, path):
+    """More of them than are read at once, and parsed no faster than they are answered."""
+    count = 20_000 if path == "/version" else 300
+    reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+    writer.write(f"GET {path} HTTP/1.1\r\nhost: x\r\n\r\n".encode() * count)
+    answers = 0
+    while answers < count:
+        part = await asyncio.wait_for(reader.readuntil(b"HTTP/1.1 200"), LIMIT)
+        answers += part.count(b"HTTP/1.1 200")
+    assert gateway.gateway.budget.used == 0
+    writer.close()
+
+
+async def test_a_refused_body_is_not_read_forever(gateway, monkeypatch):
+    monkeypatch.setattr(connection, "LINGER_SECONDS", 0.2)
+    reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+    writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 999999999999\r\n\r\n")
+    assert (await asyncio.wait_for(reader.readline(), LIMIT)).startswith(b"HTTP/1.1 413")
+    with suppress(ConnectionError):
+        async with asyncio.timeout(LIMIT):
+            while True:
+                writer.write(b"x" * 1000)
+                await writer.drain()
+                await asyncio.sleep(0.01)
 
 
 @pytest.mark.parametrize(
