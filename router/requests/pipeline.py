@@ -102,12 +102,13 @@ class RequestPipeline:
                 self._on_trace(trace_ended(request, request.trace, self._model.name, outcome, status))
 
     async def abort(self, request_id: str, caller: Principal) -> bool:
-        """Abort an open request. False if this caller has no open request with this id."""
-        request = self._requests.find(request_id)
-        if request is None or not (caller.admin or caller.tenant == request.tenant):
-            return False
-        self._dispatcher.abort(request)
-        return True
+        """Abort the caller's open request with this id. If it has none, an admin aborts those of all other tenants.
+        False if nothing was aborted."""
+        own = self._requests.find(request_id, caller.tenant)
+        requests = [own] if own is not None else self._requests.find_all(request_id) if caller.admin else []
+        for request in requests:
+            self._dispatcher.abort(request)
+        return bool(requests)
 
     async def _enter(
         self, message: GenerationSpec, caller: Principal, peer: str, streaming: bool, trace: TraceContext | None

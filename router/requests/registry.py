@@ -42,7 +42,8 @@ class Requests:
         self._own_bytes = 0
         """Bytes of rows and images that open requests contain themselves, rather than by naming a prompt adapter."""
         self._shared_tables: SharedTables[Table] = SharedTables()
-        self._by_id: dict[str, RequestState] = {}
+        self._by_id: dict[tuple[str, str], RequestState] = {}
+        """By tenant and request id: each tenant has its own ids, so that none can block or probe those of another."""
         self._open: dict[RequestState, None] = {}
         """In order of arrival, which is also the order in which they recover when an engine is lost."""
         self._open_by_tenant: Counter[str] = Counter()
@@ -74,25 +75,29 @@ class Requests:
         return True
 
     def add(self, spec: Spec, tenant: str = "", trace: TraceContext | None = None) -> RequestState:
-        """Register a new request. Raises RequestError: DRAINING, DUPLICATE_REQUEST if an open request has the same id,
-        or OVERLOADED."""
+        """Register a new request. Raises RequestError: DRAINING, DUPLICATE_REQUEST if an open request of this tenant
+        has the same id, or OVERLOADED."""
         if self.closed:
             raise RequestError(ErrorCode.DRAINING, "the router is draining")
-        if spec.request_id in self._by_id:
+        if (tenant, spec.request_id) in self._by_id:
             message = f"a request with the id {spec.request_id!r} is live"
             raise RequestError(ErrorCode.DUPLICATE_REQUEST, message, metadata={"request_id": spec.request_id})
         self._check_room(tenant)
         self._take_tables(spec)
         request = RequestState(self._new_number(), spec, tenant, trace)
-        self._by_id[spec.request_id] = request
+        self._by_id[tenant, spec.request_id] = request
         self._open[request] = None
         self._open_by_tenant[tenant] += 1
         self._idle.clear()
         return request
 
-    def find(self, request_id: str) -> RequestState | None:
-        """The open request with this id, unless it was aborted."""
-        return self._by_id.get(request_id)
+    def find(self, request_id: str, tenant: str) -> RequestState | None:
+        """The tenant's open request with this id, unless it was aborted."""
+        return self._by_id.get((tenant, request_id))
+
+    def find_all(self, request_id: str) -> list[RequestState]:
+        """The open requests of all tenants with this id, unless they were aborted."""
+        return [request for (_, name), request in self._by_id.items() if name == request_id]
 
     def numbered(self, number: int) -> RequestState | None:
         """The request with this number, if it is on the ring."""
@@ -100,8 +105,9 @@ class Requests:
 
     def free_id(self, request: RequestState) -> None:
         """Allow another request to use the same id."""
-        if self._by_id.get(request.spec.request_id) is request:
-            del self._by_id[request.spec.request_id]
+        key = request.tenant, request.spec.request_id
+        if self._by_id.get(key) is request:
+            del self._by_id[key]
 
     def remove(self, request: RequestState) -> None:
         """Remove a request whose response has ended."""
