@@ -165,10 +165,12 @@ class RequestPipeline:
         check_adapter(spec.adapter, self._features.has_adapters)
         check_hidden_size(spec.table, self._features.hidden_sizes)
         check_image_rows(spec.images, self._features.image_rows)
-        tokens = await self._text.tokens(spec.prompt)
+        tokens = await self._text.tokens(spec.prompt, request.tenant)
         if spec.images is not None:
-            sizes = await self._text.compute(0, spec.images.sizes) if spec.images.vary else spec.images.sizes()
-            tokens = spec.images.expand(tokens, sizes, spec.prompt.field)
+            sizes = spec.images.sizes
+            vary = spec.images.vary
+            rows = await self._text.compute(0, sizes, request.tenant) if vary else sizes()
+            tokens = spec.images.expand(tokens, rows, spec.prompt.field)
         if spec.table is not None:
             tokens = [*range(self._model.vocab_size, self._model.vocab_size + spec.table.num_prepended), *tokens]
         prompt = tokens if spec.keep_prompt_tokens is None else tokens[-spec.keep_prompt_tokens :]
@@ -177,7 +179,7 @@ class RequestPipeline:
         fit(spec, len(prompt), self._features.context_tokens, self._features.model_context_tokens)
         check_prompt_logprobs(spec.prompt_logprobs, len(prompt), self._limits)
         check_context_rows(spec.tensors, len(prompt))
-        spellings = await self._text.spellings(spec.bad_words)
+        spellings = await self._text.spellings(spec.bad_words, request.tenant)
         sampling = ban_words(spec.sampling, spellings, self._model.vocab_size)
         request.on_tokenized(prompt, sampling, spec.retention.params(len(tokens), len(prompt)))
         if spec.own_bytes or spec.shared_tables:
@@ -188,11 +190,11 @@ class RequestPipeline:
 
     async def _load(self, request: RequestState, prompt_tokens: int) -> None:
         """Check and decode the request's prompt table and images. Raises RequestError."""
-        table, images, tables = request.spec.table, request.spec.images, NO_TABLES
+        table, images, tables, tenant = request.spec.table, request.spec.images, NO_TABLES, request.tenant
         if table is not None:
-            tables = await self._text.compute(len(table.data), table.load)
+            tables = await self._text.compute(len(table.data), table.load, tenant)
         if images is not None and images.images:
-            tables = replace(tables, images=await self._text.compute(images.size, images.load))
+            tables = replace(tables, images=await self._text.compute(images.size, images.load, tenant))
         request.on_tables(tables.truncated(prompt_tokens), self._model.vocab_size)
 
     def _log_end(self, request: RequestState, outcome: str, refusal: dict[str, Any]) -> None:
