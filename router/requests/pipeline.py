@@ -5,13 +5,14 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from msgspec.structs import replace
 from structlog.stdlib import BoundLogger
 
 from router.access.principal import Principal
-from router.errors import Reason, RequestError, Violation, logged
+from router.errors import Reason, RequestError, Violation, Violations, logged
 from router.peers.adapters import Adapters
 from router.peers.engine_features import EngineFeatures
 from router.peers.prompt_adapters import PromptAdapters
@@ -24,7 +25,7 @@ from router.requests.trace_context import TraceContext, new_context, read_tracep
 from router.text.tokenizer_pool import TokenizerPool
 from router.validate.adapter import check_adapter, files_of
 from router.validate.context import fit
-from router.validate.images import check_image_rows
+from router.validate.images import GivenImages, check_image_rows
 from router.validate.logprobs import check_prompt_logprobs
 from router.validate.model import Limits, Model
 from router.validate.parse import parse
@@ -33,6 +34,7 @@ from router.validate.tables import check_hidden_size
 from router.validate.tensors import check_context_rows, check_tensors
 from sluice.ring.adapters import AdapterFiles
 from sluice.ring.errors import ErrorCode, FinishReason
+from sluice.ring.images import Image
 from sluice.ring.tables import NO_TABLES
 from sluice.v1.generation_pb2 import GenerationSpec
 
@@ -194,8 +196,18 @@ class RequestPipeline:
         if table is not None:
             tables = await self._text.compute(len(table.data), table.load, tenant)
         if images is not None and images.images:
-            tables = replace(tables, images=await self._text.compute(images.size, images.load, tenant))
+            tables = replace(tables, images=await self._load_images(images, tenant))
         request.on_tables(tables.truncated(prompt_tokens), self._model.vocab_size)
+
+    async def _load_images(self, images: GivenImages, tenant: str) -> tuple[Image, ...]:
+        """Each image is separate work: decoding all of them may take ten seconds, and other tenants have their turns in
+        between."""
+        bad = Violations()
+        loaded: list[Image] = []
+        for image in images.images:
+            loaded += await self._text.compute(len(image.data), partial(images.load, image, bad), tenant)
+        bad.raise_if_any()
+        return tuple(loaded)
 
     def _log_end(self, request: RequestState, outcome: str, refusal: dict[str, Any]) -> None:
         started = request.log.started
