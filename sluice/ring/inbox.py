@@ -121,7 +121,7 @@ class Inbox(Generic[M]):
                     frame, role = message.bytes, str(message.get("User-Id"))
             except zmq.Again:
                 break
-            self._accept(frame, role, received)
+            self._accept(frame, received, role)
         return received
 
     def renew(self) -> None:
@@ -169,7 +169,7 @@ class Inbox(Generic[M]):
         self.address = bytes(self._socket.get(zmq.LAST_ENDPOINT)).decode()
         self._bound_with = own
 
-    def _accept(self, frame: bytes, role: str | None, received: "list[M | Gap]") -> None:
+    def _accept(self, frame: bytes, received: "list[M | Gap]", role: str | None = None) -> None:
         try:
             lane, number, encoded = open_frame(frame)
             message = self._decoder.decode(encoded)
