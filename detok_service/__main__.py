@@ -12,6 +12,7 @@ import gc
 import secrets
 import time
 from functools import partial
+from typing import Any
 
 import msgspec
 import structlog
@@ -29,7 +30,7 @@ from sluice.ring.keys import InsecureError, KeysError
 from sluice.ring.lane import Lane
 from sluice.ring.ports import PortError, check_ports
 from sluice.ring.socket_file import ListenError
-from sluice.ring.wire import ToDetokenizer
+from sluice.ring.wire import SENDER, ToDetokenizer
 from sluice.settings.changed import changed_settings
 from sluice.settings.read import load_settings
 from sluice.settings.services import DetokenizerSettings
@@ -70,7 +71,8 @@ def main() -> None:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     try:
         security = settings.security
-        inbox: Inbox[ToDetokenizer] = Inbox(context, settings.listen, ToDetokenizer, security=security)  # type: ignore[arg-type]
+        messages: Any = ToDetokenizer
+        inbox: Inbox[ToDetokenizer] = Inbox(context, settings.listen, messages, security=security, senders=SENDER)
     except (KeysError, InsecureError, ListenError) as error:
         raise SystemExit(str(error)) from error
     address = settings.address(inbox.address)

@@ -71,7 +71,9 @@ class RouterApp:
         self._access = Access(settings, log)
         self._model = describe(checkpoint)
         self._limits = limits_of(settings, self._model.max_context_tokens)
-        self._text = TokenizerPool(checkpoint, settings.text_threads, 2 * self._limits.prompt_bytes)
+        self._text = TokenizerPool(
+            checkpoint, settings.text_threads, 2 * self._limits.prompt_bytes, settings.tenant_weights
+        )
         self._check_vocabulary()
         if self._model.has_chat and not self._text.shows_tools:
             self._log.warning("chat_template_without_tools", effect="chats with tools will be refused")

@@ -133,7 +133,8 @@ class StatsCallback(threading.Thread):
     def _call(self, text: str) -> None:
         try:
             self._function(text)
-        except Exception:  # noqa: BLE001 - the user's code may raise anything, and the engine must not stop
+        # Also SystemExit, which would end this thread without a message.
+        except BaseException:  # noqa: BLE001 - the user's code may raise anything, and the engine must not stop
             self.errors += 1
             # Log the first exception only: a function that always raises would fill the log.
             if self.errors == 1:

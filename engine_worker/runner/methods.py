@@ -66,7 +66,7 @@ class Methods:
         number = self._rank.rank
         try:
             value = to_json(self._run(call))
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - a method's error must not end the engine
+        except BaseException as error:  # noqa: BLE001 - a method's error must not end the engine
             return failed(number, f"{type(error).__name__}: {error}")
         if len(value) > MAX_JSON_BYTES:
             return failed(

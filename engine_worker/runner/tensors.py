@@ -34,8 +34,17 @@ def _layer(index: int) -> RowsFunction:
     return lambda _hidden, _logits, layers: layers[index]
 
 
-def _without_layers(function: TensorFunction) -> RowsFunction:
-    return lambda hidden, logits, _layers: function(hidden, logits)
+def _without_layers(name: str, function: TensorFunction) -> RowsFunction:
+    def rows(hidden: Tensor, logits: Tensor, _: Layers) -> Tensor:
+        try:
+            return function(hidden, logits)
+        except Exception:
+            raise
+        except BaseException as error:
+            # A sys.exit would end the engine instead of this step.
+            raise RuntimeError(f"the function of the tensor {name} raised {type(error).__name__}: {error}") from error
+
+    return rows
 
 
 class OutputTensors(NamedTuple):
@@ -49,7 +58,8 @@ class OutputTensors(NamedTuple):
         functions: dict[str, RowsFunction] = {LOGITS: _logits, HIDDEN_STATES: _hidden}
         functions |= {f"{LAYER_PREFIX}{layer}": _layer(layer) for layer in forward.output_layers}
         functions |= {
-            name: _without_layers(find_function(f"output_tensors: {name}", value)) for name, value in names.items()
+            name: _without_layers(name, find_function(f"output_tensors: {name}", value))
+            for name, value in names.items()
         }
         hidden = torch.zeros(TEST_ROWS, forward.hidden_size, dtype=forward.hidden_dtype, device=forward.device)
         logits = torch.zeros(TEST_ROWS, forward.vocab_size, device=forward.device)

@@ -90,7 +90,7 @@ def _call_named(function: Processor, name: str, row: ProcessedRow, stream: int |
     processing = row.processing
     try:
         function(processing.request_id, row.logits.view(1, 1, -1), [processing.tokens], stream, processing.client_id)
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - an exception of the user's code ends only this sequence
+    except BaseException as error:  # noqa: BLE001 - an exception of the user's code ends only this sequence
         return _failed(name, [row], error, warn)
     return {}
 
@@ -106,7 +106,7 @@ def _call_batched(
             stream,
             [row.processing.client_id for row in rows],
         )
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - an exception of the user's code ends only these sequences
+    except BaseException as error:  # noqa: BLE001 - an exception of the user's code ends only these sequences
         return _failed(BATCHED, rows, error, warn)
     return {}
 

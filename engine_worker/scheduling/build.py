@@ -43,7 +43,7 @@ def build_scheduler(names: SchedulerNames, context: SchedulerContext, log: Bound
         value = getattr(names, setting)
         try:
             scheduler = custom_class(context)
-        except Exception as error:
+        except BaseException as error:  # custom code may also call sys.exit
             reason = f"its constructor failed: {type(error).__name__}: {error}"
             raise _unusable(setting, value, reason) from error
         custom[setting] = scheduler, SchedulerWarnings(value, log)

@@ -1,6 +1,7 @@
 """Wrappers of custom schedulers that keep their errors from stopping the engine or corrupting the cache.
 
-The valid part of an answer is used. If a scheduler raises, the step is planned by the default policies.
+The valid part of an answer is used. If a scheduler raises, the step is planned by the default policies. This includes
+SystemExit and other BaseExceptions, since no signal handler of an engine raises any.
 """
 
 from collections import Counter, abc
@@ -44,7 +45,7 @@ class GuardedCapacity:
             in_fitting = dict.fromkeys(fitting)
             paused = [sequence for sequence in _known_once(paused, known, faults) if sequence.blocks]
             faults["paused and fitting"] += sum(sequence in in_fitting for sequence in paused)
-        except Exception:  # noqa: BLE001 - custom code may raise anything, and the engine must continue
+        except BaseException:  # noqa: BLE001 - custom code may raise anything, and the engine must continue
             self._warnings.on_exception()
             return self._fallback.schedule_request(active)
         self._warnings.on_faults(+faults)
@@ -65,7 +66,7 @@ class GuardedMicroBatch:
         try:
             context, generation = self._scheduler.schedule(list(fitting), inflight_request_ids)
             schedule = limits.apply(context, generation)
-        except Exception:  # noqa: BLE001 - custom code may raise anything, and the engine must continue
+        except BaseException:  # noqa: BLE001 - custom code may raise anything, and the engine must continue
             self._warnings.on_exception()
             return self._fallback.schedule(fitting, inflight_request_ids)
         self._warnings.on_faults(limits.faults)
@@ -94,7 +95,7 @@ class GuardedScheduler(RequestScheduler):
         # Not a fault: the engine collects the step and calls again.
         except InFlightError:
             raise
-        except Exception:  # noqa: BLE001 - custom code may raise anything, and the engine must continue
+        except BaseException:  # noqa: BLE001 - custom code may raise anything, and the engine must continue
             self._warnings.on_exception()
             return self._fallback.schedule(active)
         if not self._idles(schedule) or any(sequence.gated for sequence in active):
@@ -189,7 +190,7 @@ def _static_batch(scheduler: Any, warnings: SchedulerWarnings) -> tuple[int, int
         if error.obj is not scheduler or error.name != "static_batch":
             warnings.on_exception()
         return NO_BATCH
-    except Exception:  # noqa: BLE001 - custom code may raise anything, and the engine must continue
+    except BaseException:  # noqa: BLE001 - custom code may raise anything, and the engine must continue
         warnings.on_exception()
         return NO_BATCH
     if all(type(count) is int and 0 <= count <= MAX_COUNT for count in (tokens, slots)):

@@ -53,7 +53,9 @@ class AuthHook:
         except TimeoutError as error:
             message = "the caller could not be authenticated in time"
             raise _refusal(ErrorCode.AUTH_UNAVAILABLE, "hook_timeout", message) from error
-        except (Exception, SystemExit) as error:
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:
             # The exception's text and values may contain the token, so log only its type and place.
             where = traceback.extract_tb(error.__traceback__)[-1]
             self._log.error("auth_hook_failed", error=type(error).__name__, at=f"{where.filename}:{where.lineno}")

@@ -48,11 +48,12 @@ class GenerationService:
         self._log.info("abort_called", request_id=logged(message.request_id), aborted=aborted, reason=reason)
         return pb.AbortResponse(aborted=aborted)
 
-    async def tokenize(self, message: pb.TokenizeRequest, _: Context) -> pb.TokenizeResponse:
+    async def tokenize(self, message: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:
         """Tokenize a text or a chat as a prompt would be."""
         check_model(message.model, self._model, "model")
+        tenant = context.caller.tenant
         if message.HasField("chat"):
-            return pb.TokenizeResponse(token_ids=await self._text.tokens(self._chat(message)))
+            return pb.TokenizeResponse(token_ids=await self._text.tokens(self._chat(message), tenant, later=True))
         bad = Violations()
         bad.at_most("text", len(message.text.encode()), self._limits.prompt_bytes, "bytes")
         bad.raise_if_any()
@@ -62,9 +63,9 @@ class GenerationService:
             offsets = [pb.Offset(start=start, end=end) for start, end in encoding.offsets] if message.offsets else ()
             return pb.TokenizeResponse(token_ids=encoding.ids, offsets=offsets)
 
-        return await self._text.encode(message.text, add_special_tokens, answer)
+        return await self._text.encode(message.text, add_special_tokens, answer, tenant)
 
-    async def detokenize(self, message: pb.DetokenizeRequest, _: Context) -> pb.DetokenizeResponse:
+    async def detokenize(self, message: pb.DetokenizeRequest, context: Context) -> pb.DetokenizeResponse:
         """The same text as the concatenated deltas of a stream of these ids."""
         check_model(message.model, self._model, "model")
         bad = Violations()
@@ -72,7 +73,8 @@ class GenerationService:
             bad.token_ids("token_ids", message.token_ids, self._model.vocab_size)
         bad.raise_if_any()
         skip = message.skip_special_tokens if message.HasField("skip_special_tokens") else True
-        return pb.DetokenizeResponse(text=await self._text.decode(message.token_ids, skip))
+        text = await self._text.decode(message.token_ids, skip, context.caller.tenant, later=True)
+        return pb.DetokenizeResponse(text=text)
 
     def _chat(self, message: pb.TokenizeRequest) -> ChatPrompt:
         """Raises RequestError."""
@@ -102,4 +104,4 @@ class GenerationService:
             return ""
         # Virtual tokens have no text.
         prompt = request.prompt if request.virtual is None else request.virtual.without(request.prompt)
-        return await self._text.prompt_text(prompt, spec.text)
+        return await self._text.prompt_text(prompt, spec.text, request.tenant)

@@ -9,7 +9,7 @@ from structlog.stdlib import BoundLogger
 
 from sluice.ring.inbox import Gap, Inbox
 from sluice.ring.keys import KEYS_SECONDS, PLAIN, Security
-from sluice.ring.wire import ToRouter
+from sluice.ring.wire import SENDER, ToRouter
 
 BATCH_MESSAGES = 32
 """Messages handled before yielding to other tasks."""
@@ -31,7 +31,7 @@ class RouterInbox(Inbox[Any]):
         self._log = log
         self._loop: asyncio.AbstractEventLoop | None = None
         messages: Any = ToRouter
-        super().__init__(context, address, messages, security=security)
+        super().__init__(context, address, messages, security=security, senders=SENDER)
 
     def start(self) -> None:
         self._loop = asyncio.get_running_loop()

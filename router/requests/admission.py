@@ -4,10 +4,11 @@ import asyncio
 import heapq
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from router.errors import RequestError
+from router.shares import FairShare
 from sluice.ring.errors import ErrorCode
 from sluice.ring.params import place_in_line
 from sluice.settings.router import AdmissionSettings
@@ -44,57 +45,6 @@ class Permit:
     def _charge(self, cost: float) -> None:
         if self._admission is not None:
             self._admission.shares.charge(self._tenant, cost)
-
-
-class FairShare:
-    """Decides which tenant is next: the one with the least service relative to its weight, by tokens actually computed.
-
-    Implements virtual token counters (Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024). A tenant
-    is present while it has a waiting or live request. A tenant that returns starts at the counter of the least-served
-    present tenant, so absence earns no credit; a higher counter is remembered while any tenant is present.
-    """
-
-    def __init__(self, weights: Mapping[str, float]) -> None:
-        """A tenant of weight 2 gets twice the service of a tenant of weight 1, the default."""
-        self._weights = dict(weights)
-        self._served: dict[str, float] = {}
-        """Cost divided by weight, of the present tenants and of absent ones whose counter is higher than theirs."""
-        self._present: Counter[str] = Counter()
-        """Number of waiting and live requests by tenant."""
-
-    @property
-    def tenants(self) -> int:
-        """Number of present tenants."""
-        return len(self._present)
-
-    def requests(self, tenant: str) -> int:
-        return self._present[tenant]
-
-    def enter(self, tenant: str) -> None:
-        if tenant not in self._present:
-            floor = min((self._served[other] for other in self._present), default=0.0)
-            # Absent tenants at or below the floor would start at the floor anyway, so forget them.
-            forgotten = [
-                other for other, served in self._served.items() if other not in self._present and served <= floor
-            ]
-            for other in forgotten:
-                del self._served[other]
-            self._served[tenant] = max(floor, self._served.get(tenant, 0.0))
-        self._present[tenant] += 1
-
-    def leave(self, tenant: str) -> None:
-        self._present[tenant] -= 1
-        if not self._present[tenant]:
-            del self._present[tenant]
-        if not self._present:
-            self._served.clear()
-
-    def charge(self, tenant: str, cost: float) -> None:
-        self._served[tenant] += cost / self._weights.get(tenant, 1.0)
-
-    def first(self, tenants: Iterable[str]) -> str:
-        """The next of these tenants, all of which must be present."""
-        return min(tenants, key=self._served.__getitem__)
 
 
 @dataclass(slots=True, order=True)

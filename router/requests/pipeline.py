@@ -5,13 +5,14 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from msgspec.structs import replace
 from structlog.stdlib import BoundLogger
 
 from router.access.principal import Principal
-from router.errors import Reason, RequestError, Violation, logged
+from router.errors import Reason, RequestError, Violation, Violations, logged
 from router.peers.adapters import Adapters
 from router.peers.engine_features import EngineFeatures
 from router.peers.prompt_adapters import PromptAdapters
@@ -24,7 +25,7 @@ from router.requests.trace_context import TraceContext, new_context, read_tracep
 from router.text.tokenizer_pool import TokenizerPool
 from router.validate.adapter import check_adapter, files_of
 from router.validate.context import fit
-from router.validate.images import check_image_rows
+from router.validate.images import GivenImages, check_image_rows
 from router.validate.logprobs import check_prompt_logprobs
 from router.validate.model import Limits, Model
 from router.validate.parse import parse
@@ -33,6 +34,7 @@ from router.validate.tables import check_hidden_size
 from router.validate.tensors import check_context_rows, check_tensors
 from sluice.ring.adapters import AdapterFiles
 from sluice.ring.errors import ErrorCode, FinishReason
+from sluice.ring.images import Image
 from sluice.ring.tables import NO_TABLES
 from sluice.v1.generation_pb2 import GenerationSpec
 
@@ -102,12 +104,13 @@ class RequestPipeline:
                 self._on_trace(trace_ended(request, request.trace, self._model.name, outcome, status))
 
     async def abort(self, request_id: str, caller: Principal) -> bool:
-        """Abort an open request. False if this caller has no open request with this id."""
-        request = self._requests.find(request_id)
-        if request is None or not (caller.admin or caller.tenant == request.tenant):
-            return False
-        self._dispatcher.abort(request)
-        return True
+        """Abort the caller's open request with this id. If it has none, an admin aborts those of all other tenants.
+        False if nothing was aborted."""
+        own = self._requests.find(request_id, caller.tenant)
+        requests = [own] if own is not None else self._requests.find_all(request_id) if caller.admin else []
+        for request in requests:
+            self._dispatcher.abort(request)
+        return bool(requests)
 
     async def _enter(
         self, message: GenerationSpec, caller: Principal, peer: str, streaming: bool, trace: TraceContext | None
@@ -164,10 +167,12 @@ class RequestPipeline:
         check_adapter(spec.adapter, self._features.has_adapters)
         check_hidden_size(spec.table, self._features.hidden_sizes)
         check_image_rows(spec.images, self._features.image_rows)
-        tokens = await self._text.tokens(spec.prompt)
+        tokens = await self._text.tokens(spec.prompt, request.tenant)
         if spec.images is not None:
-            sizes = await self._text.compute(0, spec.images.sizes) if spec.images.vary else spec.images.sizes()
-            tokens = spec.images.expand(tokens, sizes, spec.prompt.field)
+            sizes = spec.images.sizes
+            vary = spec.images.vary
+            rows = await self._text.compute(0, sizes, request.tenant) if vary else sizes()
+            tokens = spec.images.expand(tokens, rows, spec.prompt.field)
         if spec.table is not None:
             tokens = [*range(self._model.vocab_size, self._model.vocab_size + spec.table.num_prepended), *tokens]
         prompt = tokens if spec.keep_prompt_tokens is None else tokens[-spec.keep_prompt_tokens :]
@@ -176,7 +181,7 @@ class RequestPipeline:
         fit(spec, len(prompt), self._features.context_tokens, self._features.model_context_tokens)
         check_prompt_logprobs(spec.prompt_logprobs, len(prompt), self._limits)
         check_context_rows(spec.tensors, len(prompt))
-        spellings = await self._text.spellings(spec.bad_words)
+        spellings = await self._text.spellings(spec.bad_words, request.tenant)
         sampling = ban_words(spec.sampling, spellings, self._model.vocab_size)
         request.on_tokenized(prompt, sampling, spec.retention.params(len(tokens), len(prompt)))
         if spec.own_bytes or spec.shared_tables:
@@ -187,12 +192,22 @@ class RequestPipeline:
 
     async def _load(self, request: RequestState, prompt_tokens: int) -> None:
         """Check and decode the request's prompt table and images. Raises RequestError."""
-        table, images, tables = request.spec.table, request.spec.images, NO_TABLES
+        table, images, tables, tenant = request.spec.table, request.spec.images, NO_TABLES, request.tenant
         if table is not None:
-            tables = await self._text.compute(len(table.data), table.load)
+            tables = await self._text.compute(len(table.data), table.load, tenant)
         if images is not None and images.images:
-            tables = replace(tables, images=await self._text.compute(images.size, images.load))
+            tables = replace(tables, images=await self._load_images(images, tenant))
         request.on_tables(tables.truncated(prompt_tokens), self._model.vocab_size)
+
+    async def _load_images(self, images: GivenImages, tenant: str) -> tuple[Image, ...]:
+        """Each image is separate work: decoding all of them may take ten seconds, and other tenants have their turns in
+        between."""
+        bad = Violations()
+        loaded: list[Image] = []
+        for image in images.images:
+            loaded += await self._text.compute(len(image.data), partial(images.load, image, bad), tenant)
+        bad.raise_if_any()
+        return tuple(loaded)
 
     def _log_end(self, request: RequestState, outcome: str, refusal: dict[str, Any]) -> None:
         started = request.log.started

@@ -11,6 +11,7 @@ from router.requests.attempt import Attempt
 from router.requests.request_phase import RequestPhase
 from router.requests.request_state import RequestState
 from router.requests.trace_context import TraceContext
+from router.shares import SharedSpace
 from router.validate.spec import Spec
 from sluice.ring.errors import ErrorCode
 from sluice.ring.shared_tables import SharedTables
@@ -21,8 +22,8 @@ from sluice.telemetry.status_report import RequestReport
 MAX_REMEMBERED = 64
 """Ended requests that are still listed in status reports."""
 MAX_OPEN_TABLE_BYTES = 512 << 20
-"""Limit for all prompt tables and images of open requests, which are kept for later attempts. The table of a prompt
-adapter counts once."""
+"""Limit for all prompt tables and images that open requests contain, which are kept for later attempts; a single tenant
+may have half of it. Also the limit for tables of prompt adapters, each of which counts once."""
 
 
 class Requests:
@@ -39,10 +40,12 @@ class Requests:
         self._max_tenant_open = max_tenant_open
         self.closed = False
         """No new requests are accepted: the router is draining."""
-        self._own_bytes = 0
-        """Bytes of rows and images that open requests contain themselves, rather than by naming a prompt adapter."""
+        self._own_bytes = SharedSpace(MAX_OPEN_TABLE_BYTES)
+        """Bytes of rows and images that open requests contain themselves, rather than by naming a prompt adapter, by
+        tenant."""
         self._shared_tables: SharedTables[Table] = SharedTables()
-        self._by_id: dict[str, RequestState] = {}
+        self._by_id: dict[tuple[str, str], RequestState] = {}
+        """By tenant and request id: each tenant has its own ids, so that none can block or probe those of another."""
         self._open: dict[RequestState, None] = {}
         """In order of arrival, which is also the order in which they recover when an engine is lost."""
         self._open_by_tenant: Counter[str] = Counter()
@@ -74,25 +77,29 @@ class Requests:
         return True
 
     def add(self, spec: Spec, tenant: str = "", trace: TraceContext | None = None) -> RequestState:
-        """Register a new request. Raises RequestError: DRAINING, DUPLICATE_REQUEST if an open request has the same id,
-        or OVERLOADED."""
+        """Register a new request. Raises RequestError: DRAINING, DUPLICATE_REQUEST if an open request of this tenant
+        has the same id, or OVERLOADED."""
         if self.closed:
             raise RequestError(ErrorCode.DRAINING, "the router is draining")
-        if spec.request_id in self._by_id:
+        if (tenant, spec.request_id) in self._by_id:
             message = f"a request with the id {spec.request_id!r} is live"
             raise RequestError(ErrorCode.DUPLICATE_REQUEST, message, metadata={"request_id": spec.request_id})
         self._check_room(tenant)
-        self._take_tables(spec)
+        self._take_tables(spec, tenant)
         request = RequestState(self._new_number(), spec, tenant, trace)
-        self._by_id[spec.request_id] = request
+        self._by_id[tenant, spec.request_id] = request
         self._open[request] = None
         self._open_by_tenant[tenant] += 1
         self._idle.clear()
         return request
 
-    def find(self, request_id: str) -> RequestState | None:
-        """The open request with this id, unless it was aborted."""
-        return self._by_id.get(request_id)
+    def find(self, request_id: str, tenant: str) -> RequestState | None:
+        """The tenant's open request with this id, unless it was aborted."""
+        return self._by_id.get((tenant, request_id))
+
+    def find_all(self, request_id: str) -> list[RequestState]:
+        """The open requests of all tenants with this id, unless they were aborted."""
+        return [request for (_, name), request in self._by_id.items() if name == request_id]
 
     def numbered(self, number: int) -> RequestState | None:
         """The request with this number, if it is on the ring."""
@@ -100,14 +107,15 @@ class Requests:
 
     def free_id(self, request: RequestState) -> None:
         """Allow another request to use the same id."""
-        if self._by_id.get(request.spec.request_id) is request:
-            del self._by_id[request.spec.request_id]
+        key = request.tenant, request.spec.request_id
+        if self._by_id.get(key) is request:
+            del self._by_id[key]
 
     def remove(self, request: RequestState) -> None:
         """Remove a request whose response has ended."""
         self.free_id(request)
         del self._open[request]
-        self._own_bytes -= request.spec.own_bytes
+        self._own_bytes.release(request.tenant, request.spec.own_bytes)
         self._shared_tables.release(request.spec.shared_tables)
         self._open_by_tenant[request.tenant] -= 1
         if not self._open_by_tenant[request.tenant]:
@@ -133,16 +141,22 @@ class Requests:
             message = f"{count} requests of the tenant {tenant!r} are open, at most {limit} may be open"
             raise RequestError(ErrorCode.OVERLOADED, message)
 
-    def _take_tables(self, spec: Spec) -> None:
-        own_bytes = self._own_bytes + spec.own_bytes
-        size = own_bytes + self._shared_tables.num_bytes_with(spec.shared_tables)
-        if (spec.own_bytes or spec.shared_tables) and size > MAX_OPEN_TABLE_BYTES:
+    def _take_tables(self, spec: Spec, tenant: str) -> None:
+        if spec.own_bytes and not self._own_bytes.has_room(tenant, spec.own_bytes):
+            whose = f" of the tenant {tenant!r}" if tenant else ""
             message = (
-                f"prompt tables and images of open requests would have {size} bytes, "
+                f"with the {spec.own_bytes} bytes of this request, prompt tables and images of open requests{whose} "
+                f"would exceed the {self._own_bytes.limit_of(tenant)} bytes that are allowed now"
+            )
+            raise RequestError(ErrorCode.OVERLOADED, message)
+        size = self._shared_tables.num_bytes_with(spec.shared_tables)
+        if spec.shared_tables and size > MAX_OPEN_TABLE_BYTES:
+            message = (
+                f"the prompt adapters of open requests would have {size} bytes, "
                 f"at most {MAX_OPEN_TABLE_BYTES} are allowed"
             )
             raise RequestError(ErrorCode.OVERLOADED, message)
-        self._own_bytes = own_bytes
+        self._own_bytes.take(tenant, spec.own_bytes)
         self._shared_tables.take(spec.shared_tables)
 
     def _new_number(self) -> int:

@@ -1,15 +1,14 @@
 """Tokenizes and detokenizes in a few threads. The library releases the GIL, so the event loop is not blocked."""
 
-import asyncio
-import threading
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import TypeVar
 
 from tokenizers import Encoding, Tokenizer
 
 from router.errors import Reason, RequestError, Violation
 from router.text.chat_template import ChatTemplates
+from router.text.fair_threads import FairThreads
 from router.validate.chat import ChatPrompt
 from router.validate.prompt import IdsPrompt, Prompt, TextPrompt
 from sluice.ring.checkpoint import Checkpoint, CheckpointError
@@ -20,11 +19,6 @@ from sluice.ring.vocabulary import Vocabulary
 ID_BYTES = 8
 """Estimated bytes of text per token id, for the limit on queued work."""
 
-MAX_WAITING = 1024
-"""Texts that are queued or in work; equals the default number of requests that may wait for admission."""
-MAX_WAITING_BYTES = 64 << 20
-"""Total size of these texts, which limits the memory that a flood of long prompts can take."""
-
 INLINE_BYTES = 512
 """Text prompts up to this size are tokenized on the event loop: passing them to a thread would cost about as much."""
 
@@ -34,11 +28,17 @@ T = TypeVar("T")
 class TokenizerPool:
     """The model's tokenizer and chat template. Raises CheckpointError if they cannot be read.
 
-    At most MAX_WAITING texts with MAX_WAITING_BYTES in total are queued or in work. Beyond that, calls raise
-    RequestError OVERLOADED.
+    Tenants share its threads, and the room for texts that wait for them (`FairThreads`). Methods raise RequestError
+    OVERLOADED if there is no room. What is no part of a request's prompt (`later`) comes after the tenant's prompts.
     """
 
-    def __init__(self, checkpoint: Checkpoint, threads: int, max_rendered_bytes: int) -> None:
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        threads: int,
+        max_rendered_bytes: int,
+        tenant_weights: Mapping[str, float] = MappingProxyType({}),
+    ) -> None:
         self._tokenizer = _load(checkpoint)
         vision = checkpoint.vision
         image = "" if vision is None else str(self._tokenizer.id_to_token(vision.token_id))
@@ -50,9 +50,7 @@ class TokenizerPool:
             image,
         )
         self._max_rendered_bytes = max_rendered_bytes
-        self._waiting = self._waiting_bytes = 0
-        self._lock = threading.Lock()
-        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="text")
+        self._threads = FairThreads(threads, tenant_weights)
         self.vocabulary = Vocabulary(self._tokenizer)
 
     @property
@@ -65,44 +63,54 @@ class TokenizerPool:
         ids = self._tokenizer.get_vocab(with_added_tokens=True).values()
         return sum(number >= vocab_size for number in ids)
 
-    async def tokens(self, prompt: Prompt) -> list[int]:
+    async def tokens(self, prompt: Prompt, tenant: str = "", *, later: bool = False) -> list[int]:
         """Token ids of the whole prompt, before truncation. Raises RequestError."""
         if isinstance(prompt, IdsPrompt):
             return list(prompt.ids)
         if isinstance(prompt, TextPrompt) and prompt.size <= INLINE_BYTES:
             return _guarded(lambda: self._encode_prompt(prompt))
-        return await self._run(prompt.size, lambda: self._encode_prompt(prompt))
+        return await self._run(prompt.size, lambda: self._encode_prompt(prompt), tenant, later)
 
-    async def spellings(self, words: Sequence[str]) -> list[list[list[int]]]:
+    async def spellings(self, words: Sequence[str], tenant: str = "") -> list[list[list[int]]]:
         """For each word: its token ids at the start of a text, after a space, and within a text without a space before
         it. The first may equal the second (SentencePiece prepends a space to texts) or the last (byte-level BPE)."""
         if not words:
             return []
-        return await self._run(3 * sum(len(word.encode()) + 1 for word in words), lambda: self._spell(words))
+        size = 3 * sum(len(word.encode()) + 1 for word in words)
+        return await self._run(size, lambda: self._spell(words), tenant)
 
-    async def encode(self, text: str, add_special_tokens: bool, into: Callable[[Encoding], T]) -> T:
-        """`into(encoding)`, which is also called in the thread, since a text may have millions of tokens."""
+    async def encode(self, text: str, add_special_tokens: bool, into: Callable[[Encoding], T], tenant: str = "") -> T:
+        """`into(encoding)`, which is also called in the thread, since a text may have millions of tokens. Comes after
+        prompts."""
         encode = self._tokenizer.encode
-        return await self._run(len(text.encode()), lambda: into(encode(text, add_special_tokens=add_special_tokens)))
+        size = len(text.encode())
+        return await self._run(size, lambda: into(encode(text, add_special_tokens=add_special_tokens)), tenant, True)
 
-    async def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
+    async def decode(
+        self, ids: Sequence[int], skip_special_tokens: bool, tenant: str = "", *, later: bool = False
+    ) -> str:
         """The text of token ids. Invalid UTF-8 becomes U+FFFD."""
         tokens, decode = list(ids), self._tokenizer.decode
         size = ID_BYTES * len(tokens)
-        return await self._run(size, lambda: str(decode(tokens, skip_special_tokens=skip_special_tokens)))
+        return await self._run(
+            size, lambda: str(decode(tokens, skip_special_tokens=skip_special_tokens)), tenant, later
+        )
 
-    async def prompt_text(self, ids: Sequence[int], text: TextParams) -> str:
+    async def prompt_text(self, ids: Sequence[int], text: TextParams, tenant: str = "") -> str:
         """The text of a prompt that precedes the text of an output."""
         skip, keep = text.skip_special_tokens, text.keep_special_tokens
-        return await self._run(ID_BYTES * len(ids), lambda: self.vocabulary.prompt_text(ids, skip, keep))
+        return await self._run(ID_BYTES * len(ids), lambda: self.vocabulary.prompt_text(ids, skip, keep), tenant)
 
-    async def compute(self, size: int, work: Callable[[], T]) -> T:
-        """`work()`, run in a thread; it need not process text. `size`: bytes of its input."""
-        return await self._run(size, work)
+    async def compute(self, size: int, work: Callable[[], T], tenant: str = "") -> T:
+        """`work()`, run in a thread after prompts; it need not process text. `size`: bytes of its input."""
+        return await self._run(size, work, tenant, True)
 
     def close(self) -> None:
         """Stop the threads and drop queued work."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._threads.close()
+
+    async def _run(self, size: int, work: Callable[[], T], tenant: str = "", later: bool = False) -> T:
+        return await self._threads.run(lambda: _guarded(work), size, tenant, later=later)
 
     def _spell(self, words: Sequence[str]) -> list[list[list[int]]]:
         def ids(text: str) -> list[int]:
@@ -129,31 +137,6 @@ class TokenizerPool:
             description = f"is {size} bytes when rendered, at most {self._max_rendered_bytes} are allowed"
             raise RequestError.invalid([Violation(chat.field, description, reason=Reason.TOO_MANY)])
         return text
-
-    async def _run(self, size: int, work: Callable[[], T]) -> T:
-        """Run `work()` in a thread. `size`: bytes of its input. Raises RequestError OVERLOADED."""
-        with self._lock:
-            if self._waiting >= MAX_WAITING:
-                message = f"{self._waiting} texts are being tokenized or decoded, at most {MAX_WAITING} are allowed"
-                raise RequestError(ErrorCode.OVERLOADED, message)
-            # A single text may exceed the limit; otherwise it could never be tokenized.
-            if self._waiting and self._waiting_bytes + size > MAX_WAITING_BYTES:
-                message = (
-                    f"texts of {self._waiting_bytes} bytes are being tokenized or decoded and this one has {size}; "
-                    f"at most {MAX_WAITING_BYTES} are allowed"
-                )
-                raise RequestError(ErrorCode.OVERLOADED, message)
-            self._waiting += 1
-            self._waiting_bytes += size
-        future = self._threads.submit(_guarded, work)
-        # Count it until the work ends: the thread continues even if the caller is cancelled.
-        future.add_done_callback(lambda _: self._done(size))
-        return await asyncio.wrap_future(future)
-
-    def _done(self, size: int) -> None:
-        with self._lock:
-            self._waiting -= 1
-            self._waiting_bytes -= size
 
 
 def _guarded(work: Callable[[], T]) -> T:

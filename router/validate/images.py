@@ -10,7 +10,7 @@ from router.validate.chat import MAX_PARTS
 from router.validate.model import Limits, Model
 from router.validate.tables import TABLE_FIELD, GivenTable
 from sluice.ring.images import MAX_IMAGE_BYTES, MAX_IMAGES, Image
-from sluice.ring.pictures import PictureError, open_picture, upright_size
+from sluice.ring.pictures import PictureError, check_picture, upright_size
 from sluice.ring.scaling import Grid, ScalingError
 from sluice.ring.vision import Vision
 from sluice.v1 import generation_pb2 as pb
@@ -67,12 +67,16 @@ class GivenImages:
             end, first = place + 1, first + rows
         return [*chain.from_iterable(parts), *tokens[end:]]
 
-    def load(self) -> tuple[Image, ...]:
-        """Decode the images, which takes some milliseconds per megapixel. Raises RequestError for invalid images."""
-        return self._checked(self._load)
+    def load(self, image: GivenImage, bad: Violations) -> tuple[Image, ...]:
+        """Decode one image, which takes some milliseconds per megapixel; none if it is invalid."""
+        try:
+            return (self._load(image),)
+        except (PictureError, ScalingError) as error:
+            bad.add(f"{image.field}.data", str(error))
+            return ()
 
     def _load(self, image: GivenImage) -> Image:
-        open_picture(image.data)
+        check_picture(image.data)
         grid = self._grid(image)
         if grid is None:
             return Image.of(self.vision.rows, image.data)

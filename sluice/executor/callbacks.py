@@ -130,7 +130,7 @@ class Target:
             tokens = [_tokens(sequence, known) for sequence in call.sequences]
             rows = torch.frombuffer(data, dtype=torch.float32).view(len(tokens), 1, 1, -1)
             self._call(call, list(rows), [[token_ids] for token_ids in tokens])
-        except (Exception, SystemExit) as error:
+        except BaseException as error:  # such as SystemExit: the engine waits for an answer
             log.warning("the logits processor %r failed", self._name, exc_info=error)
             return Answer(type(error).__name__, _text(error))
         return Answer()

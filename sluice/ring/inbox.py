@@ -3,7 +3,9 @@
 import os
 import time
 from collections import OrderedDict
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Generic, NamedTuple, TypeVar
 
 import msgspec
@@ -36,7 +38,9 @@ class Gap(NamedTuple):
 class Inbox(Generic[M]):
     """The receiving end of all lanes of a service. Not thread-safe.
 
-    `messages`: the union of the message types that it accepts. Raises InsecureError for an address that must not be
+    `messages`: the union of the message types that it accepts. `senders`: the only role that may send a type, by type;
+    with keys, such a message of another role is dropped as malformed, so that a service's key lets nobody pose as a
+    service of another role. Raises InsecureError for an address that must not be
     used, ListenError if it cannot be bound, ZMQError for a second inbox with keys in the same context.
     """
 
@@ -47,8 +51,10 @@ class Inbox(Generic[M]):
         messages: type[M],
         capacity: int = 64,
         security: Security = PLAIN,
+        senders: Mapping[type[Message], str] = MappingProxyType({}),
     ) -> None:
         security.check(address)
+        self._senders = senders
         self.malformed = 0
         self.gaps = 0
         """Number of gaps in lanes from which frames had been received before."""
@@ -107,10 +113,15 @@ class Inbox(Generic[M]):
         received: list[M | Gap] = []
         for _ in range(limit):
             try:
-                frame = self._socket.recv(zmq.NOBLOCK)
+                if self._keys is None:
+                    frame, role = self._socket.recv(zmq.NOBLOCK), None
+                else:
+                    message = self._socket.recv(zmq.NOBLOCK, copy=False)
+                    # The role that `ZapHandler` has found for the sender's key.
+                    frame, role = message.bytes, str(message.get("User-Id"))
             except zmq.Again:
                 break
-            self._accept(frame, received)
+            self._accept(frame, received, role)
         return received
 
     def renew(self) -> None:
@@ -158,11 +169,14 @@ class Inbox(Generic[M]):
         self.address = bytes(self._socket.get(zmq.LAST_ENDPOINT)).decode()
         self._bound_with = own
 
-    def _accept(self, frame: bytes, received: "list[M | Gap]") -> None:
+    def _accept(self, frame: bytes, received: "list[M | Gap]", role: str | None = None) -> None:
         try:
             lane, number, encoded = open_frame(frame)
             message = self._decoder.decode(encoded)
         except (ValueError, msgspec.MsgspecError, RecursionError):
+            self.malformed += 1
+            return
+        if role is not None and self._senders.get(type(message), role) != role:
             self.malformed += 1
             return
         # Numbers start at 0. Frames before the first one received here may have been delivered to a former receiver.

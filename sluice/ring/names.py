@@ -23,7 +23,7 @@ def find(value: str) -> Any:
     sys.path.append(folder)
     try:
         return getattr(import_module(module), name)
-    except Exception as error:
+    except BaseException as error:  # a user's module may also call sys.exit
         raise ValueError(f"{type(error).__name__}: {error}") from error
     finally:
         sys.path.remove(folder)

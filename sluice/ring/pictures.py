@@ -24,19 +24,33 @@ def open_picture(data: bytes | memoryview) -> Picture:
 
     Takes milliseconds per megapixel. Raises PictureError.
     """
-    picture = _header(BytesIO(data))
-    _is_sideways(picture)
+    picture = _loaded(data)
     try:
-        picture.load()
         return PIL.ImageOps.exif_transpose(picture).convert("RGB")
     except Exception as error:  # Decoders raise all kinds of exceptions for malformed data.
         raise PictureError(f"is broken or truncated: {error}") from error
+
+
+def check_picture(data: bytes | memoryview) -> None:
+    """Raises PictureError if the picture cannot be decoded. Takes as long as `open_picture`, but a third to two thirds
+    of its memory, since it makes no upright copy in RGB."""
+    _loaded(data)
 
 
 def upright_size(data: bytes | memoryview) -> tuple[int, int]:
     """Width and height of the result of `open_picture`, read from the header. Takes 100 µs. Raises PictureError."""
     picture = _header(BytesIO(data))
     return (picture.height, picture.width) if _is_sideways(picture) else (picture.width, picture.height)
+
+
+def _loaded(data: bytes | memoryview) -> Picture:
+    picture = _header(BytesIO(data))
+    _is_sideways(picture)
+    try:
+        picture.load()
+    except Exception as error:  # Decoders raise all kinds of exceptions for malformed data.
+        raise PictureError(f"is broken or truncated: {error}") from error
+    return picture
 
 
 def _is_sideways(picture: Picture) -> bool:

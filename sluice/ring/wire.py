@@ -130,3 +130,19 @@ ToRouter = (
     | KeepAlive
     | CacheEvents
 )
+
+SENDER: dict[type[Message], str] = {
+    Hello: "router",
+    Drop: "router",
+    TokenBatch: "engine",
+    KeepAlive: "engine",
+    EngineHeartbeat: "engine",
+    CallAnswer: "engine",
+    AdapterLoaded: "engine",
+    PromptAdapterRead: "engine",
+    TensorBatch: "engine",
+    CacheEvents: "engine",
+    TextBatch: "detok",
+    DetokenizerHeartbeat: "detok",
+}
+"""The role that sends each type of message to an inbox that admits the keys of several roles."""

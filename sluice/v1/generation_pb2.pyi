@@ -168,7 +168,7 @@ class GenerationSpec(_message.Message):
     PROMPT_TABLE_FIELD_NUMBER: _builtins.int
     IMAGES_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
-    """Unique among live requests, up to 128 bytes of [A-Za-z0-9._:-]; ALREADY_EXISTS if a live request has the same id.
+    """Unique among the tenant's live requests, up to 128 bytes of [A-Za-z0-9._:-]; ALREADY_EXISTS if a live request has the same id.
     Default: the router creates a UUIDv7 and returns it.
     """
     model: _builtins.str
@@ -1540,7 +1540,9 @@ class AbortResponse(_message.Message):
 
     ABORTED_FIELD_NUMBER: _builtins.int
     aborted: _builtins.bool
-    """Whether a live request had this id. Requests of other tenants are not found, unless the token is marked admin."""
+    """Whether a live request had this id. Requests of other tenants are found only with a token marked admin, and only if
+    its own tenant has no such request; then all of them are stopped.
+    """
     def __init__(
         self,
         *,

@@ -3,6 +3,7 @@
 Classes that end in `Whole` decide memory and micro batch together; the others are one of the two parts.
 """
 
+import sys
 from random import Random
 
 from engine_worker.scheduling.guaranteed_no_evict import StaticBatch
@@ -43,7 +44,7 @@ class Raising(Greedy):
 
     def schedule(self, fitting, inflight_request_ids):
         fitting.clear()
-        raise RuntimeError("out of ideas")
+        sys.exit("out of ideas")
 
 
 class RaisingWhole(RequestScheduler):
@@ -52,7 +53,7 @@ class RaisingWhole(RequestScheduler):
     def schedule(self, active, inflight_request_ids=frozenset()):
         self.hold(active[1:])
         self.pause(active[:1])
-        raise RuntimeError("out of ideas")
+        raise KeyboardInterrupt
 
 
 class Idle(Greedy):

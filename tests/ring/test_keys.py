@@ -15,7 +15,7 @@ from sluice.ring.heartbeats import KeepAlive
 from sluice.ring.inbox import Gap, Inbox
 from sluice.ring.keys import ROLES, InsecureError, Keys, Security, generate, retire
 from sluice.ring.lane import Lane
-from sluice.ring.wire import ToDetokenizer
+from sluice.ring.wire import SENDER, ToDetokenizer, ToRouter
 from tests.fakes.lanes import until
 
 SECONDS = 60.0
@@ -110,6 +110,22 @@ def test_known_keys_are_admitted(context, folder, inbox, role):
     assert [deliver(lane, inbox, number) for number in range(3)] == [[KeepAlive("engine", n)] for n in range(3)]
     assert inbox.refused == 0
     lane.close()
+
+
+def test_a_key_lets_nobody_pose_as_a_service_of_another_role(context, folder, address):
+    """Otherwise the holder of a detokenizer's key could report engines as restarted, which ends their streams."""
+    inbox = Inbox(context, address, ToRouter, security=Security(Keys(folder, "router")), senders=SENDER)
+    forger, engine = (lane_of(context, inbox, folder, role, "router") for role in ("detok", "engine"))
+    end = time.monotonic() + SECONDS
+    while not inbox.malformed:
+        assert time.monotonic() < end
+        forger.send(KeepAlive("engine", 1))
+        inbox.wait(0.01)
+        assert inbox.receive() == []
+    assert KeepAlive("engine", 2) in deliver(engine, inbox, 2)
+    forger.close()
+    engine.close()
+    inbox.close()
 
 
 def test_keys_of_a_role_that_never_sends_here_are_refused(context, folder, inbox):

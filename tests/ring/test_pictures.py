@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sluice.ring.images import MAX_PIXELS
-from sluice.ring.pictures import PictureError, open_picture, upright_size
+from sluice.ring.pictures import PictureError, check_picture, open_picture, upright_size
 from tests.examples import examples
 
 
@@ -124,3 +124,35 @@ def test_corrupted_pictures_raise_only_picture_errors(form, data):
         picture = open_picture(bytes(corrupted))
         assert picture.mode == "RGB"
         assert picture.size == upright_size(bytes(corrupted))
+
+
+@pytest.mark.parametrize(("kind", "head"), [(b"iCCP", b"x\0\0"), (b"zTXt", b"x\0\0"), (b"iTXt", b"x\0\1\0\0\0")])
+def test_compressed_metadata_that_expands_to_megabytes_is_refused(kind, head):
+    good, data = png(9, 7), head + zlib.compress(bytes(50 << 20))
+    bomb = struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+    for read in (check_picture, upright_size):
+        with pytest.raises(PictureError, match="is broken: Decompressed data too large"):
+            read(good[:33] + bomb + good[33:])
+
+
+@pytest.mark.parametrize("form", ["PNG", "WEBP"])
+def test_of_an_animation_only_the_first_picture_counts(form):
+    file = BytesIO()
+    first, *others = (PIL.Image.new("RGB", (90, 70), (i, 0, 0)) for i in range(20))
+    first.save(file, form, save_all=True, append_images=others)
+    assert open_picture(file.getvalue()).getpixel((0, 0))[0] <= 1
+
+
+@pytest.mark.parametrize("form", ["PNG", "JPEG", "WEBP"])
+def test_a_picture_is_checked_as_it_is_decoded(form):
+    data = encoded(form)
+    check_picture(data)
+    for size in range(0, len(data), 7):
+        outcomes = []
+        for read in (check_picture, open_picture):
+            try:
+                read(data[:size])
+                outcomes.append("")
+            except PictureError as error:
+                outcomes.append(str(error))
+        assert outcomes[0] == outcomes[1]

@@ -247,13 +247,14 @@ async def test_the_engines_capacity_limits_live_requests(ring, start):
 
 
 async def test_texts_that_wait_for_the_tokenizer_are_bounded(ring, start, monkeypatch):
-    monkeypatch.setattr("router.text.tokenizer_pool.MAX_WAITING", 2)
+    monkeypatch.setattr("router.text.fair_threads.MAX_WAITING", 4)
     ring.add_engine()
     ring.add_detokenizer()
     client = await start(text_threads=1)
     may_continue = threading.Event()
-    busy = [asyncio.ensure_future(client.router._text._run(1, lambda: may_continue.wait(60))) for _ in range(2)]
-    await client.until(lambda: client.router._text._waiting == 2)
+    threads = client.router._text._threads
+    busy = [asyncio.ensure_future(threads.run(lambda: may_continue.wait(60), 1, later=True)) for _ in range(2)]
+    await client.until(lambda: threads.unfinished == 2)
     call = client.generation.Tokenize(pb.TokenizeRequest(text="x"))
     assert (await refused(call)).code == StatusCode.RESOURCE_EXHAUSTED
     may_continue.set()
@@ -262,27 +263,28 @@ async def test_texts_that_wait_for_the_tokenizer_are_bounded(ring, start, monkey
 
 
 async def test_bytes_of_texts_that_wait_for_the_tokenizer_are_bounded(ring, start, monkeypatch):
-    monkeypatch.setattr("router.text.tokenizer_pool.MAX_WAITING_BYTES", 1000)
+    monkeypatch.setattr("router.text.fair_threads.MAX_WAITING_BYTES", 2000)
     monkeypatch.setattr("router.text.tokenizer_pool.INLINE_BYTES", 0)
     ring.add_engine()
     ring.add_detokenizer()
     client = await start(text_threads=1)
     may_continue = threading.Event()
-    busy = asyncio.ensure_future(client.router._text._run(900, lambda: may_continue.wait(60)))
-    await client.until(lambda: client.router._text._waiting == 1)
+    threads = client.router._text._threads
+    busy = asyncio.ensure_future(threads.run(lambda: may_continue.wait(60), 900))
+    await client.until(lambda: threads.unfinished == 1)
     chat = pb.GenerationSpec(chat=pb.ChatPrompt(messages=[pb.ChatMessage(role="user", content="x" * 101)]))
     for spec in (text_spec(text="x" * 101), chat):
         details = await refused(client.events(spec))
         assert (details.code, details.info.reason) == (StatusCode.RESOURCE_EXHAUSTED, "OVERLOADED")
         assert details.retry is not None
     small = asyncio.ensure_future(client.events(text_spec(text="x" * 100)))
-    await client.until(lambda: client.router._text._waiting == 2)
+    await client.until(lambda: threads.unfinished == 2)
     may_continue.set()
     assert await busy
     assert (await small)[-1].HasField("done")
     # A single text may have any length.
-    assert (await client.events(text_spec(text="x " * 600)))[-1].HasField("done")
-    assert client.router._text._waiting_bytes == 0
+    assert (await client.events(text_spec(text="x " * 1600)))[-1].HasField("done")
+    assert threads._bytes.total == 0
 
 
 @pytest.mark.parametrize("calls", [6_000, pytest.param(20_000, marks=pytest.mark.long)])

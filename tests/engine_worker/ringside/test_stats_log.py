@@ -81,23 +81,23 @@ def test_a_reader_in_another_thread_gets_every_step():
 class Recorder:
     """A user's function that records its calls, and can raise. `complete` is set after `expected` calls."""
 
-    def __init__(self, expected: int, fails: bool = False) -> None:
+    def __init__(self, expected: int, error: BaseException | None = None) -> None:
         self.texts: list[str] = []
         self.complete = threading.Event()
         self._expected = expected
-        self._fails = fails
+        self._error = error
 
     def __call__(self, text: str) -> None:
         self.texts.append(text)
         if len(self.texts) >= self._expected:
             self.complete.set()
-        if self._fails:
-            raise RuntimeError("the user's function")
+        if self._error is not None:
+            raise self._error
 
 
-@pytest.mark.parametrize("fails", [False, True])
-def test_a_function_gets_json_and_may_raise(fails):
-    stats_log, recorder, logs = StatsLog(), Recorder(3, fails), []
+@pytest.mark.parametrize("error", [None, RuntimeError(), SystemExit(3), KeyboardInterrupt()])
+def test_a_function_gets_json_and_may_raise(error):
+    stats_log, recorder, logs = StatsLog(), Recorder(3, error), []
     log = structlog.wrap_logger(None, processors=[lambda _, __, event: logs.append(event) or event, drop])
     callback = StatsCallback(recorder, SOURCE, lambda: True, stats_log, log)
     callback.start()
@@ -111,8 +111,8 @@ def test_a_function_gets_json_and_may_raise(fails):
     assert {(step["model_version"], step["draining"]) for step in steps} == {("v1", True)}
     assert sorted(step["iteration"] for step in steps) == [1, 2]
     assert [report["generated_tokens"] for report in reports if report["type"] == "request"] == [3]
-    assert callback.errors == (3 if fails else 0)
-    assert len(logs) == (1 if fails else 0)
+    assert callback.errors == (3 if error else 0)
+    assert len(logs) == (1 if error else 0)
 
 
 def drop(_, __, event):

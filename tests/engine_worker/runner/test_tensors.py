@@ -1,5 +1,6 @@
 """The operator's functions for tensors: which are accepted, and the rows that they return in a step."""
 
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -26,6 +27,10 @@ def sure(hidden, logits):
 
 def raises(hidden, logits):
     raise RuntimeError("I do not like zeros")
+
+
+def leaves(hidden, logits):
+    sys.exit("I have had enough")
 
 
 def no_tensor(hidden, logits):
@@ -74,6 +79,7 @@ def test_sizes_of_rows():
         ("unknown", "cannot be used"),
         ("no_function", "it is not callable"),
         ("raises", "I do not like zeros"),
+        ("leaves", "raised SystemExit: I have had enough"),
         ("no_tensor", "a row per position"),
         ("one_row", "a row per position"),
         ("scalar", "a row per position"),

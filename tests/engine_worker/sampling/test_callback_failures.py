@@ -46,7 +46,7 @@ class MuteError(Exception):
         raise ValueError("no message")
 
 
-@pytest.mark.parametrize("error", [SystemExit(3), MuteError()])
+@pytest.mark.parametrize("error", [SystemExit(3), GeneratorExit(), MuteError()])
 def test_the_thread_survives_any_exception(serve, logits, error) -> None:
     def once(*_):
         if error is not None:

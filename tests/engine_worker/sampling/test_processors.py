@@ -116,7 +116,7 @@ class MuteError(Exception):
         raise ValueError("no message")
 
 
-@pytest.mark.parametrize("error", [SystemExit(3), MuteError()])
+@pytest.mark.parametrize("error", [SystemExit(3), GeneratorExit(), MuteError()])
 def test_the_step_continues_after_any_exception(logits, error):
     def broken(*_):
         raise error

@@ -57,6 +57,7 @@ async def test_the_auth_function_names_the_caller_in_a_thread_or_on_the_loop():
         (ConnectionError("gone"), "hook_failed"),
         (TimeoutError(), "hook_timeout"),
         (SystemExit(1), "hook_failed"),
+        (KeyboardInterrupt(), "hook_failed"),
         (StopIteration(), "hook_failed"),
         (None, "hook_failed"),
         ("alice", "hook_failed"),

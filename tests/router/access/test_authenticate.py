@@ -135,6 +135,26 @@ async def test_a_caller_cannot_abort_another_tenants_request(guarded, ring):
     await rest(call)
 
 
+async def test_request_ids_are_per_tenant(guarded, ring):
+    ring.script = hang
+    calls = {token: guarded.stream(text_spec(request_id="r"), metadata=bearer(token)) for token in (ALICE, BOB)}
+    for call in calls.values():
+        await call.read()
+    again = await refused(guarded.events(text_spec(request_id="r"), metadata=bearer(BOB)))
+    assert again.info.reason == "DUPLICATE_REQUEST"
+    abort = pb.AbortRequest(request_id="r")
+    assert (await guarded.generation.Abort(abort, metadata=bearer(BOB))).aborted
+    await rest(calls[BOB])
+    assert not (await guarded.generation.Abort(abort, metadata=bearer(BOB))).aborted
+    (alices,) = guarded.router.ring.requests.open
+    assert not alices.aborted
+    call = guarded.stream(text_spec(request_id="r"), metadata=bearer(BOB))
+    await call.read()
+    # An admin without a request of this id aborts those of all tenants.
+    assert (await guarded.generation.Abort(abort, metadata=bearer(ROOT))).aborted
+    await asyncio.gather(rest(call), rest(calls[ALICE]))
+
+
 async def test_tokens_are_reloaded(guarded, tokens, ring):
     ring.script = hang
     call = guarded.stream(text_spec(request_id="r"), metadata=bearer(ALICE))

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.errors import RequestError
-from router.requests.admission import OUTPUT_COST, Admission, FairShare
+from router.requests.admission import OUTPUT_COST, Admission
+from router.shares import FairShare
 from tests.fakes.admission import make_admission
 
 PLENTY = (10_000, 10_000_000)

@@ -66,6 +66,20 @@ async def test_the_template_keeps_images_in_place(client, ring, qwen_vl):
     assert call.submit.tables.images == (TALL_IMAGE,)
 
 
+async def test_images_are_decoded_one_by_one_so_that_others_have_turns_in_between(client, monkeypatch):
+    sizes = []
+    compute = TokenizerPool.compute
+
+    async def recorded(pool, size, work, tenant=""):
+        sizes.append((size, tenant))
+        return await compute(pool, size, work, tenant)
+
+    monkeypatch.setattr(TokenizerPool, "compute", recorded)
+    spec = text_spec(IMAGE * 2, images=images(WIDE, TALL))
+    await client.generate(spec, metadata=(("x-sluice-tenant", "a"),))
+    assert sizes == [(0, "a"), (len(WIDE), "a"), (len(TALL), "a")]
+
+
 async def test_a_prompt_without_images_needs_no_thread(client, monkeypatch):
     monkeypatch.delattr(TokenizerPool, "compute")
     await client.generate(text_spec("a text"))

@@ -8,7 +8,7 @@ from io import BytesIO
 import PIL.Image
 import pytest
 
-from router.requests import registry
+from router.shares import SharedSpace
 from sluice.ring.checkpoint import open_checkpoint
 from sluice.ring.hashing import block_chain, root_hash, short_hash
 from sluice.ring.images import MAX_IMAGE_BYTES, MAX_IMAGES, Image
@@ -279,8 +279,8 @@ async def test_a_model_without_vision_refuses_images(ring, start):
     await client.generate(chat("a", "b"))
 
 
-async def test_the_images_of_open_requests_are_bounded(client, ring, monkeypatch):
-    monkeypatch.setattr(registry, "MAX_OPEN_TABLE_BYTES", len(FIRST) + len(SECOND) - 1)
+async def test_the_images_of_open_requests_are_bounded(client, ring):
+    client.router.ring.requests._own_bytes = SharedSpace(2 * (len(FIRST) + len(SECOND) - 1))
     ring.script = script = Script(midway)
     task = asyncio.ensure_future(client.events(text_spec("<image>", images=images(FIRST), output=IDS)))
     await asyncio.wait_for(script.reached.wait(), 60)

@@ -5,7 +5,7 @@ from struct import pack
 
 import pytest
 
-from router.requests import registry
+from router.shares import SharedSpace
 from sluice.ring.hashing import block_chain, root_hash, short_hash
 from sluice.ring.tables import PromptTables, Table, VirtualTokens
 from sluice.v1 import admin_pb2
@@ -122,18 +122,22 @@ async def test_rows_of_another_size_are_refused(ring, start, size, expected):
     assert not ring.calls
 
 
-async def test_the_rows_of_all_requests_are_bounded(client, ring, monkeypatch):
-    monkeypatch.setattr(registry, "MAX_OPEN_TABLE_BYTES", 2 * len(DATA))
+async def test_the_rows_of_a_tenants_requests_are_bounded(client, ring):
+    client.router.ring.requests._own_bytes = SharedSpace(4 * len(DATA))
     ring.script = hang
     tasks = [asyncio.ensure_future(client.events(text_spec(f"{i}", prompt_table=TABLE))) for i in range(2)]
     await client.until(lambda: len(ring.calls) == 2)
     details: Details = await refused(client.events(text_spec(prompt_table=TABLE)))
     assert details.info.reason == "OVERLOADED"
+    # Another tenant finds room.
+    other = client.events(text_spec("other", prompt_table=TABLE), metadata=(("x-sluice-tenant", "other"),))
+    tasks.append(asyncio.ensure_future(other))
+    await client.until(lambda: len(ring.calls) == 3)
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
     await client.until(lambda: not client.router.ring.requests.open)
     third = asyncio.ensure_future(client.events(text_spec("3", prompt_table=TABLE)))
-    await client.until(lambda: len(ring.calls) == 3)
+    await client.until(lambda: len(ring.calls) == 4)
     third.cancel()
     await asyncio.gather(third, return_exceptions=True)

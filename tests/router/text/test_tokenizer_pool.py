@@ -113,7 +113,7 @@ async def test_a_short_prompt_does_not_wait_for_the_threads(ring, start):
     long = short * (INLINE_BYTES // len(short) + 1)
     assert (await client.events(pb.GenerationSpec(text=short)))[-1].HasField("done")
     waiting = asyncio.ensure_future(client.events(pb.GenerationSpec(text=long)))
-    await client.until(lambda: client.router._text._waiting == 2)
+    await client.until(lambda: client.router._text._threads.unfinished == 2)
     may_continue.set()
     assert await busy
     assert (await waiting)[0].started.prompt_tokens == len(REFERENCE(long)["input_ids"])

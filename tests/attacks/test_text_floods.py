@@ -1,0 +1,50 @@
+"""Floods of texts: a tenant that keeps the tokenizer busy does not delay the requests of another one."""
+
+import grpc
+import pytest
+
+from sluice.launch import Ring
+from sluice.v1 import generation_pb2 as pb
+from sluice.v1 import sampling_pb2
+from sluice.v1.generation_pb2_grpc import GenerationServiceStub
+from tests.attacks.damage import HOSTILE, Memory, check, median_first_token, under
+
+pytestmark = [pytest.mark.long, pytest.mark.process]
+
+SENDERS = 64
+TEXT = "the quick brown fox \N{SNOWMAN} jumps over 日本語 " * 5000
+CHAT = pb.GenerationSpec(
+    chat=pb.ChatPrompt(messages=[pb.ChatMessage(role="user", content="Tell me about the sea. " * 30)]),
+    stopping=sampling_pb2.StoppingCriteria(max_tokens=2),
+)
+
+
+def floods(stub: GenerationServiceStub):
+    text = TEXT.encode()[:250_000].decode(errors="ignore")
+    ids = [5] * 65_000
+    chat = pb.ChatPrompt(messages=[pb.ChatMessage(role="user", content=text)])
+    long_chat = pb.GenerateRequest(spec=pb.GenerationSpec(chat=chat))
+    options = {"metadata": HOSTILE, "timeout": 60.0}
+    return {
+        "Tokenize": lambda: stub.Tokenize(pb.TokenizeRequest(text=text, offsets=True), **options),
+        "Detokenize": lambda: stub.Detokenize(pb.DetokenizeRequest(token_ids=ids), **options),
+        "chats that exceed the context": lambda: stub.Generate(long_chat, **options),
+    }
+
+
+@pytest.fixture(scope="module")
+def real_ring(real_model):
+    with Ring(str(real_model)) as ring:
+        yield ring
+
+
+@pytest.mark.parametrize("flood", ["Tokenize", "Detokenize", "chats that exceed the context"])
+async def test_a_flood_of_texts_does_not_delay_another_tenant(real_ring, flood):
+    memory = Memory(real_ring.pids)
+    await median_first_token(real_ring.address, CHAT, 2, memory)
+    quiet = await median_first_token(real_ring.address, CHAT, 8, memory)
+    async with grpc.aio.insecure_channel(real_ring.address) as channel:
+        attack = floods(GenerationServiceStub(channel))[flood]
+        async with under([attack] * SENDERS, memory):
+            attacked = await median_first_token(real_ring.address, CHAT, 8, memory)
+    check(flood, quiet, attacked, memory)
