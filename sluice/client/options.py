@@ -94,7 +94,8 @@ class Options(TypedDict, total=False):
     """Keep only this many of the last prompt tokens."""
     guided: Mapping[str, Any] | None
     """Constraint on the outputs: `{"json_schema": schema}`, `{"json_object": True}`, `{"regex": …}`, `{"ebnf": …}`,
-    `{"choice": ["yes", "no"]}` or `{"structural_tag": …}`; see docs/guided.md."""
+    `{"choice": ["yes", "no"]}` or `{"structural_tag": …}`; see docs/guided.md. A schema is a mapping, a JSON text or a
+    Pydantic model."""
     kv_cache: KvCache | None
     """Sharing of cached prefixes, and retention of the request's blocks."""
     resume: Sequence[Mapping[str, Any]] | None

@@ -14,6 +14,14 @@ from sluice.v1.sampling_pb2 import GuidedDecoding
 PROMPT_AND_PARTS = {"text", "token_ids", "chat", "prompt_embeds", "sampling", "stopping", "output"}
 
 
+class ModelOfPydantic:
+    """The method of pydantic.BaseModel that gives a class's schema."""
+
+    @classmethod
+    def model_json_schema(cls) -> dict[str, str]:
+        return {"type": "object"}
+
+
 def test_every_field_of_the_contract_is_an_option() -> None:
     spec = pb.GenerationSpec.DESCRIPTOR.fields_by_name
     fields = set(spec) - PROMPT_AND_PARTS
@@ -180,6 +188,7 @@ def test_several_stops() -> None:
         ({"json_object": True}, {"json_object": {}}),
         ({"json_object": False, "regex": "a"}, {"regex": "a"}),
         ({"json_schema": {"type": "object"}}, {"json_schema": '{"type": "object"}'}),
+        ({"json_schema": ModelOfPydantic}, {"json_schema": '{"type": "object"}'}),
         ({"structural_tag": {"triggers": ["<"]}}, {"structural_tag": '{"triggers": ["<"]}'}),
         ({"choice": ["yes", "no"]}, {"choice": {"choices": ["yes", "no"]}}),
     ],
