@@ -52,7 +52,7 @@ def main() -> None:
 def with_template(checkpoint: Checkpoint, file: Path) -> Checkpoint:
     """Raises CheckpointError."""
     try:
-        return replace(checkpoint, chat_template=file.read_text(encoding="utf-8"))
+        return replace(checkpoint, chat_template=file.read_text(encoding="utf-8"), tool_use_template=None)
     except (OSError, ValueError) as error:
         raise CheckpointError(f"chat_template: {file} cannot be read: {error}") from error
 

@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+from dataclasses import replace
 
 import grpc
 import pytest
@@ -52,7 +53,8 @@ def test_it_listens_and_ends_on_a_signal(folder, number):
 def test_a_chat_template_replaces_the_models(tmp_path):
     file = tmp_path / "short.jinja"
     file.write_text("{{ messages[0].content }}!")
-    checkpoint = with_template(open_checkpoint(str(path())), file)
+    checkpoint = with_template(replace(open_checkpoint(str(path())), tool_use_template="{{ tools }}"), file)
+    assert checkpoint.tool_use_template is None
     assert checkpoint.chat_template == "{{ messages[0].content }}!"
 
 
