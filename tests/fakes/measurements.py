@@ -30,6 +30,7 @@ from tests.fakes.measurements_under_stress import (
     deaths_result,
     overload_result,
     pauses_result,
+    precisions_result,
     restart_result,
     slow_reader_result,
 )
@@ -221,6 +222,7 @@ RESULTS = {
     "peers_large": peers_result,
     "long_context": long_context_result,
     "deaths": deaths_result,
+    "deaths_by_precision": precisions_result,
     "restart": restart_result,
     "pauses": pauses_result,
     "overload": overload_result,

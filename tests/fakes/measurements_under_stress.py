@@ -2,7 +2,7 @@
 
 import msgspec
 
-from bench.deaths import kills, pauses, restart
+from bench.deaths import kills, pauses, precisions, restart
 from bench.deaths.freeze import Frozen, Leftovers
 from bench.harness.memory import Trail
 from bench.overload.floods import Burst, Retried, TenantPlan, Tenants, TenantTimes
@@ -32,6 +32,11 @@ def deaths_result() -> kills.KillResult:
         stall=slow,
         memory=memory,
     )
+
+
+def precisions_result() -> precisions.PrecisionResult:
+    plan = precisions.QUICK
+    return precisions.PrecisionResult(plan, {name: deaths_result() for name in plan.precisions})
 
 
 def pauses_result() -> pauses.PausesResult:

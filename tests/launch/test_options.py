@@ -14,14 +14,25 @@ def test_the_options_are_those_of_the_constructor():
     assert inspect.signature(Ring).parameters.keys() - {"model", "options"} <= RING_OPTIONS
 
 
+NAMES_OF_LLM = [
+    ("tensor_parallel_size", "engine_args={'tensor_parallel': ...}"),
+    ("dtype", "engine_args={'dtype': ...}"),
+    ("gpu_memory_utilization", "engine_args={'kv_memory_fraction': ...}"),
+]
+"""Options that the class LLM accepts under the names of other libraries."""
+
+
+@pytest.mark.parametrize(("option", "hint"), NAMES_OF_LLM)
+def test_an_option_of_other_libraries(option, hint):
+    with pytest.raises(TypeError, match=re.escape(f"unknown option {option!r}; did you mean {hint}?")):
+        Ring(**{option: 2})
+
+
 @pytest.mark.parametrize("start", [Ring, LLM])
 @pytest.mark.parametrize(
     ("option", "hint"),
     [
-        ("tensor_parallel_size", "engine_args={'tensor_parallel': ...}"),
         ("tensor_paralel", "engine_args={'tensor_parallel': ...}"),
-        ("dtype", "engine_args={'dtype': ...}"),
-        ("gpu_memory_utilization", "engine_args={'kv_memory_fraction': ...}"),
         ("max_tenant_requests", "router_args={'max_tenant_requests': ...}"),
         ("enginez", "'engines'"),
         ("start_timout", "'start_timeout'"),
@@ -35,8 +46,6 @@ def test_an_unknown_option(start, option, hint):
 def test_options_of_an_executor_are_known():
     with pytest.raises(TypeError, match="did you mean 'max_batch_size'"):
         LLM(max_batch_siz=2)
-    with pytest.raises(TypeError, match=r"unknown option 'max_model_len'$"):
-        LLM(max_model_len=99)
     with pytest.raises(TypeError, match="unknown option 'detokenizers'; did you mean 'num_postprocess_workers'"):
         LLM(detokenizers=2)
     with pytest.raises(TypeError, match="unknown option 'observe'"):

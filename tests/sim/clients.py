@@ -64,6 +64,7 @@ class ClientPlan:
 class Transcript:
     """The text, tokens and ends that a client received, by output."""
 
+    prompt: list[int] = field(default_factory=list)
     tokens: dict[int, list[int]] = field(default_factory=dict)
     text: dict[int, str] = field(default_factory=dict)
     logprobs: dict[int, list[tuple[int, float | None]]] = field(default_factory=dict)
@@ -149,7 +150,7 @@ class SimClient:
 
     def __init__(self, plan: ClientPlan, random: Random, routers: Callable[[], list[Any]]) -> None:
         """`routers` returns the two routers; None in place of one that cannot be called at the moment."""
-        self.transcript = Transcript()
+        self.transcript = Transcript(list(plan.spec.token_ids.ids))
         self.ended = False
         self._plan = plan
         self._spec = pb.GenerationSpec()

@@ -1,5 +1,7 @@
 """Compares the outcome of a scenario with the outcomes of the same requests undisturbed."""
 
+from codecs import utf_8_decode
+
 from tests.sim.clients import Transcript
 from tests.sim.inputs import STOPS
 from tests.sim.scenario import Scenario
@@ -44,7 +46,10 @@ def _output_differences(actual: Transcript, expected: Transcript, index: int) ->
     if (logprobs := actual.logprobs.get(index, [])) != expected.logprobs.get(index, [])[: len(logprobs)]:
         wrong.append(f"logprobs {logprobs} instead of the first of {expected.logprobs[index]}")
     if _is_cut_short(end):
-        right_text = b"".join(tables()[0][token] for token in tokens).decode("utf-8", "replace")
+        prompt, output = (b"".join(tables()[0][token] for token in ids) for ids in (actual.prompt, tokens))
+        # A character that the prompt begins belongs to the output.
+        _, complete = utf_8_decode(prompt, "replace", False)
+        right_text = (prompt[complete:] + output).decode("utf-8", "replace")
     else:
         right_text = expected.text[index] if end else expected.text[index][: len(text)]
         if end and (end, count) != (expected.ends[index], len(expected.tokens[index])):

@@ -70,7 +70,7 @@ def test_detokenizer():
 
 
 def test_gateway():
-    assert shown(gateway.metrics.read(Counters())) == documented("sluice_gateway_")
+    assert shown(gateway.metrics.read(Counters(), Stub(used=0, refused=0))) == documented("sluice_gateway_")
 
 
 def test_names_follow_the_conventions():
