@@ -8,6 +8,7 @@ slices of several tokens, generated tokens as if each were alone.
 
 from typing import NamedTuple, Protocol
 
+from engine_worker.sequence import NO_LIMIT
 from sluice.settings.engine import RecomputeMode
 
 
@@ -27,9 +28,8 @@ class Kernels(Protocol):
     separates: bool
 
 
-ALL = 1 << 62
 ONE_BY_ONE = Recompute(1, separate=False)
-TOGETHER = Recompute(ALL, separate=True)
+TOGETHER = Recompute(NO_LIMIT, separate=True)
 
 
 def choose_recompute(mode: RecomputeMode, runner: Kernels) -> Recompute | None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from engine_worker.request import Request
 
 NO_LIMIT = 1 << 62
-"""Number of tokens that no sequence reaches."""
+"""No limit on a number of tokens: more than any sequence reaches."""
 
 
 class State(Enum):

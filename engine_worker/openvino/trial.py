@@ -119,10 +119,7 @@ def _is_exact(forward: OpenVinoForward, config: DecoderConfig) -> bool:
 
 def _row(forward: OpenVinoForward, slices: list[Slice]) -> torch.Tensor:
     """A copy of the logits of the last slice."""
-    logits = _logits(forward, slices)
-    if logits is None:
-        raise TrialError("a test step returned no logits")
-    return logits[-1].clone()
+    return _present(_logits(forward, slices))[-1].clone()
 
 
 def _round(model: CausalLM, weights: Weights) -> None:
@@ -139,9 +136,14 @@ def _logits(forward: Forward[Any, Any], slices: list[Slice]) -> torch.Tensor | N
 
 def _error(expected: torch.Tensor | None, computed: torch.Tensor | None) -> float:
     """The largest error of a logit, relative to the largest logit."""
-    if expected is None or computed is None:
-        raise TrialError("a test step returned no logits")
+    expected, computed = _present(expected), _present(computed)
     return float((computed - expected).abs().max() / expected.abs().max())
+
+
+def _present(logits: torch.Tensor | None) -> torch.Tensor:
+    if logits is None:
+        raise TrialError("a test step returned no logits")
+    return logits
 
 
 def _slices(sequences: tuple[tuple[int, int, tuple[int, ...]], ...], config: DecoderConfig) -> list[Slice]:

@@ -39,9 +39,9 @@ class Inbox(Generic[M]):
     """The receiving end of all lanes of a service. Not thread-safe.
 
     `messages`: the union of the message types that it accepts. `senders`: the only role that may send a type, by type;
-    with keys, such a message of another role is dropped as malformed, so that a service's key lets nobody pose as a
-    service of another role. Raises InsecureError for an address that must not be
-    used, ListenError if it cannot be bound, ZMQError for a second inbox with keys in the same context.
+    with keys, a message from another role is dropped as malformed, so that a holder of one service's key cannot act as
+    a service of another role. Raises InsecureError for an address that must not be used, ListenError if it cannot be
+    bound, ZMQError for a second inbox with keys in the same context.
     """
 
     def __init__(

@@ -112,7 +112,7 @@ def test_known_keys_are_admitted(context, folder, inbox, role):
     lane.close()
 
 
-def test_a_key_lets_nobody_pose_as_a_service_of_another_role(context, folder, address):
+def test_messages_of_another_role_than_the_senders_key_are_dropped(context, folder, address):
     """Otherwise the holder of a detokenizer's key could report engines as restarted, which ends their streams."""
     inbox = Inbox(context, address, ToRouter, security=Security(Keys(folder, "router")), senders=SENDER)
     forger, engine = (lane_of(context, inbox, folder, role, "router") for role in ("detok", "engine"))
