@@ -35,6 +35,8 @@ LIMITS = (((0, 40, 1, 3000), torch.int64), ((0.9, 1.0, 0.5), torch.float64), ((0
 ROWS = (1, 3, 70)
 # Not multiples of the size of a kernel's part, so that the last part is partly filled.
 VOCAB, LARGE_VOCAB = 3001, 40_001
+THRESHOLD_SIZES = ((1, LARGE_VOCAB), (3, VOCAB), (70, VOCAB))
+"""Rows and vocabularies to test thresholds with."""
 EPS = 1e-6
 OUTPUTS = 33
 FEW_INPUTS, MANY_INPUTS = 1024, 2064
@@ -150,7 +152,7 @@ def verify_thresholds(thresholds: Thresholds, device: torch.device) -> None:
     """Raises as `verify_layers`."""
     # With this seed no sum is so close to its top-p that rounding decides.
     generator = torch.Generator().manual_seed(9)
-    for count, size in ((1, LARGE_VOCAB), (3, VOCAB), (70, VOCAB)):
+    for count, size in THRESHOLD_SIZES:
         scores = (4 * torch.randn(count, size, generator=generator)).to(device)
         scores[-1, ::2] = -torch.inf
         temperature = (0.5 + torch.rand(count, 1, generator=generator)).to(device)

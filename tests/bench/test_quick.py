@@ -20,7 +20,8 @@ LIKE_PEERS = ("peers_large",)
 CROWDED = ("overload", "slow_reader", "slow_tensors")
 DEADLY = ("deaths", "deaths_by_precision", "restart", "pauses", "soak")
 """Topics that are tested in tests/chaos."""
-SCHEDULED = ("policies", "scheduler", "programs", "speculation", "beams", "prompt_logprobs", "lora")
+SCHEDULED = ("scheduler", "programs", "beams", "prompt_logprobs")
+COMPARED = ("policies", "speculation", "lora")
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -39,7 +40,7 @@ def bench(parts: Sequence[str], out: Path) -> dict[str, Any]:
 
 def test_every_part_has_its_quick_bench():
     alone = {"router", "gateway", "cache", "steps", "guided"}
-    assert set(TOPICS) == {*alone, *SERVED, *LIKE_PEERS, *SCHEDULED, *CROWDED, *DEADLY}
+    assert set(TOPICS) == {*alone, *SERVED, *LIKE_PEERS, *SCHEDULED, *COMPARED, *CROWDED, *DEADLY}
 
 
 @pytest.mark.long
@@ -80,6 +81,15 @@ def test_quick_of_the_gateway_alone(tmp_path):
 
 def test_quick_of_the_scheduler(tmp_path):
     results = bench(SCHEDULED, tmp_path)
+    assert all(0 < point.costs.schedule < point.costs.whole for point in results["scheduler"].points)
+    assert {point.kind for point in results["programs"].points} == {*KINDS, ALL}
+    assert all(point.sampled > 0 and point.speed > 0 for point in results["beams"].points)
+    assert all(cost > 0 for point in results["prompt_logprobs"].points for cost in point.cost)
+
+
+@pytest.mark.long
+def test_quick_of_what_is_compared_on_one_engine(tmp_path):
+    results = bench(COMPARED, tmp_path)
     plenty, scarce = results["policies"].outcomes
     assert all(len(entry.lives) == results["policies"].requests for entry in (*plenty.entries, *scarce.entries))
     packed, _, static = plenty.entries
@@ -89,14 +99,10 @@ def test_quick_of_the_scheduler(tmp_path):
     for entry in results["policies"].modes:
         assert len(entry.episode.streams) == results["policies"].long.streams
         assert all(arrival.came < arrival.first_token for arrival in entry.episode.newcomers)
-    assert all(0 < point.costs.schedule < point.costs.whole for point in results["scheduler"].points)
-    assert {point.kind for point in results["programs"].points} == {*KINDS, ALL}
     assert all(point.plain > 0 for point in results["speculation"].points)
     assert results["speculation"].of(EDIT)[0].steps_saved > 0
     assert {point.drafter for point in results["speculation"].drafters} == {LOOKUP, MODEL}
-    assert all(point.sampled > 0 and point.speed > 0 for point in results["beams"].points)
     assert all(point.unused > 0 and min(point.speeds) > 0 for point in results["lora"].points)
-    assert all(cost > 0 for point in results["prompt_logprobs"].points for cost in point.cost)
 
 
 def test_quick_of_guides(tmp_path):

@@ -79,8 +79,8 @@ def test_a_captured_launch_for_generation_rows_does_not_overwrite_other_rows(mon
     """Which sequences are generation rows is known on the device only, so splitting launches programs for every row."""
     monkeypatch.setattr(kernels, "_cores", lambda device: 64)
     heads = HeadShape(4, 2, 8)
-    many = [(i, 1 + i % 5) for i in range(40)]
-    for sequences in ([(300, 1)], [(5, 1), (5, 2)], [(5, 2), (9, 1)], [(0, 200), (3, 150)], MIXED, MIXED[::-1], many):
+    many = [(i, 1 + i % 5) for i in range(20)]
+    for sequences in ([(300, 1)], [(5, 1), (5, 2)], [(0, 70), (3, 50)], MIXED[::-1], many):
         assert_same(heads, paged_step(heads, sequences, padding=2))
 
 

@@ -67,8 +67,8 @@ def kept(function, scores, temperature, filters):
     return scores / temperature >= lowest, valid
 
 
-@examples(60)
-@given(rows=st.lists(ROW, min_size=1, max_size=3), size=st.sampled_from([1, 63, 64, 65, 300, 1000]))
+@examples(25)
+@given(rows=st.lists(ROW, min_size=1, max_size=3), size=st.sampled_from([1, 63, 64, 65, 200]))
 def test_the_same_tokens_pass(rows, size):
     scores = torch.stack([scores_of(row["kind"], size, torch.Generator().manual_seed(row["seed"])) for row in rows])
     temperature = torch.tensor([[row["temperature"]] for row in rows])
@@ -109,7 +109,7 @@ def test_top_p_among_scores_of_top_k_far_below_the_highest():
     scores[0, 950] = 3.0
     scores[0, 600:900] = -6.0 - 0.01 * torch.arange(300)
     for top_k in (50, 250):
-        for top_p in (0.9999, 0.999, 0.997, 0.99, 0.95):
+        for top_p in (0.9999, 0.997, 0.95):
             filters = Filters.of([SamplingParams(top_k=top_k, top_p=top_p)])
             actual, expected = (
                 kept(function, scores, torch.ones(1, 1), filters)[0]
@@ -143,14 +143,14 @@ def test_rows_without_a_token_to_choose_are_not_valid(bad, places):
 
 @pytest.mark.parametrize("temperature", [0.1, 1.0, 2.0])
 def test_draws_are_the_same_and_none_is_short(temperature):
-    logits = 3 * torch.randn(40, 1000, generator=torch.Generator().manual_seed(3))
+    logits = 3 * torch.randn(12, 300, generator=torch.Generator().manual_seed(3))
     logits[::3] *= 0.1
-    draws = [draw(seed=i, temperature=temperature, **LIMITS[i % len(LIMITS)]) for i in range(40)]
+    draws = [draw(seed=i, temperature=temperature, **LIMITS[i % len(LIMITS)]) for i in range(12)]
     draws[7] = draw(seed=7)
-    actual = tensors(logits, range(40), draws, widen=False, kernels=KERNELS)
+    actual = tensors(logits, range(12), draws, widen=False, kernels=KERNELS)
     assert actual.short is None
     assert actual.valid.all()
-    assert torch.equal(actual.tokens, tensors(logits, range(40), draws).tokens)
+    assert torch.equal(actual.tokens, tensors(logits, range(12), draws).tokens)
 
 
 def test_a_row_does_not_depend_on_other_rows_or_on_memory_after_it():
@@ -166,4 +166,6 @@ def test_a_row_does_not_depend_on_other_rows_or_on_memory_after_it():
 
 def test_passes_the_test_at_load(monkeypatch):
     monkeypatch.setattr(kernel, "WIDTH", 1 << 11)
+    # Without the 70 rows, which take the interpreter half a minute.
+    monkeypatch.setattr(fusing, "THRESHOLD_SIZES", fusing.THRESHOLD_SIZES[:2])
     fusing.verify_thresholds(kernel.triton_thresholds, CPU)

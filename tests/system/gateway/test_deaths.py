@@ -20,7 +20,7 @@ pytestmark = pytest.mark.process
 
 
 async def test_streams_survive_the_death_of_their_router(ring, url):
-    """Both routers are killed while 16 streams run."""
+    """Both routers are killed while 8 streams run."""
     body = {"model": "tiny", "messages": USER, "max_tokens": 300, "ignore_eos": True, "stream": True}
     first = threading.Event()
 
@@ -39,9 +39,9 @@ async def test_streams_survive_the_death_of_their_router(ring, url):
         return text, done
 
     async with httpx.AsyncClient() as http:
-        undisturbed = await asyncio.gather(*(read(http, seed) for seed in range(16)))
+        undisturbed = await asyncio.gather(*(read(http, seed) for seed in range(8)))
         first.clear()
-        streams = [asyncio.create_task(read(http, seed)) for seed in range(16)]
+        streams = [asyncio.create_task(read(http, seed)) for seed in range(8)]
         while not first.is_set():
             await asyncio.sleep(0.01)
         pids = ring.pids
@@ -67,16 +67,15 @@ def serves(address: str) -> bool:
             return False
 
 
-@pytest.mark.timeout(300)
 async def test_unstreamed_answers_survive_the_death_of_their_router(ring, url):
-    """The router is killed that has received many tokens of some of 8 answers."""
-    body = {"model": "tiny", "prompt": "def f(n):", "max_tokens": 1500, "ignore_eos": True}
+    """The router is killed that has received many tokens of some of 4 answers."""
+    body = {"model": "tiny", "prompt": "def f(n):", "max_tokens": 600, "ignore_eos": True}
 
     async def complete(http: httpx.AsyncClient, seed: int) -> str:
         count = 1 + seed % 2
         answer = await http.post(f"{url}/completions", json=body | {"seed": seed, "best_of": count}, timeout=200)
         assert answer.status_code == 200, answer.text
-        assert answer.json()["usage"]["completion_tokens"] == 1500 * count
+        assert answer.json()["usage"]["completion_tokens"] == 600 * count
         return answer.json()["choices"][0]["text"]
 
     async def busy_router() -> int:
@@ -84,13 +83,13 @@ async def test_unstreamed_answers_survive_the_death_of_their_router(ring, url):
         while True:
             for number, router in enumerate(routers):
                 requests = (await router.stats()).requests
-                if any(request.open and request.completion_tokens >= 300 for request in requests):
+                if any(request.open and request.completion_tokens >= 150 for request in requests):
                     return number
             await asyncio.sleep(0.01)
 
     routers = [AsyncClient(address) for address in ring.addresses]
     async with httpx.AsyncClient() as http, routers[0], routers[1]:
-        undisturbed = await asyncio.gather(*(complete(http, seed) for seed in range(8)))
+        undisturbed = await asyncio.gather(*(complete(http, seed) for seed in range(4)))
         answers = [asyncio.create_task(complete(http, seed)) for seed in range(8)]
         pids = ring.pids
         name = f"router-{await busy_router()}"
