@@ -175,6 +175,9 @@ def with_weights(
     and ValueError, before that, if they cannot be served."""
     from engine_worker.backend import check_servable
 
+    limit, context = settings.max_context_tokens, checkpoint.max_context_tokens
+    if limit is not None and limit > context:
+        raise ValueError(f"max_context_tokens must be at most the model's context, {context} (got {limit})")
     draft = None if settings.draft_model is None else open_checkpoint(settings.draft_model, weights=False)
     check_servable(checkpoint, config, settings.tensor_parallel, draft)
     if settings.weights == "random":

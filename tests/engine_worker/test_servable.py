@@ -94,6 +94,13 @@ def test_no_weights_of_an_unsupported_model_are_downloaded(folder, monkeypatch):
     assert downloads == [False, True, False]
 
 
+def test_a_limit_above_the_context_is_refused(folder):
+    flags = ["--model", str(folder), "--max-context-tokens", "4096"]
+    settings, checkpoint = load_settings(EngineSettings, flags), open_checkpoint(str(folder))
+    with pytest.raises(ValueError, match=r"max_context_tokens must be at most the model's context, 2048 \(got 4096\)"):
+        with_weights(settings, checkpoint, section_of(settings, RunnerConfig))
+
+
 def test_the_memory_of_a_container_is_its_limit(tmp_path, monkeypatch):
     monkeypatch.setattr(memory, "CGROUP", tmp_path)
     whole = memory.total_memory(torch.device("cpu"))
