@@ -13,7 +13,9 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from importlib.metadata import version
+from typing import TYPE_CHECKING
 
 from structlog.stdlib import BoundLogger
 
@@ -26,7 +28,7 @@ from engine_worker.ringside.identity import why_context_is_limited
 from engine_worker.ringside.outbox import MAX_LANES
 from engine_worker.ringside.worker import Worker, open_metrics_port
 from engine_worker.scheduling.build import find_classes
-from sluice.ring.checkpoint import Checkpoint, CheckpointError, open_checkpoint
+from sluice.ring.checkpoint import Checkpoint, CheckpointError, fetch_weights, open_checkpoint
 from sluice.ring.descriptors import (
     LANE_DESCRIPTORS,
     OWN_DESCRIPTORS,
@@ -45,6 +47,9 @@ from sluice.telemetry import configure
 from sluice.telemetry.output import protect_stderr
 from sluice.telemetry.server import MAX_CONNECTIONS, MetricsPort
 from sluice.telemetry.startup import Startup
+
+if TYPE_CHECKING:
+    from engine_worker.runner.config import RunnerConfig
 
 NEEDED_DESCRIPTORS = (
     OWN_DESCRIPTORS
@@ -76,8 +81,9 @@ def main() -> None:
             settings.security.check(settings.listen)
             # Before the model is loaded, so that probes and metrics show the progress.
             metrics_port = open_metrics_port(settings)
-            checkpoint = open_checkpoint(settings.model, settings.name, revision=settings.revision)
-            runner = load(settings, rank_env, checkpoint, metrics_port.startup, log, stack)
+            # Without the weights, whose download may take long, until it is clear that the model can be served.
+            checkpoint = open_checkpoint(settings.model, settings.name, revision=settings.revision, weights=False)
+            checkpoint, runner = load(settings, rank_env, checkpoint, metrics_port.startup, log, stack)
         except (CheckpointError, PortError, ValueError, ChannelError) as error:
             raise SystemExit(str(error)) from error
         serve(settings, checkpoint, runner, log, metrics_port)
@@ -109,15 +115,16 @@ def load(
     startup: Startup,
     log: BoundLogger,
     stack: ExitStack,
-) -> Runner:
-    """The runner. `stack` gets callbacks that end the other ranks and the processes of guided decoding. Raises as
-    `load_runner`, and ChannelError if a rank does not connect."""
+) -> tuple[Checkpoint, Runner]:
+    """The checkpoint with its weights, and the runner. `stack` gets callbacks that end the other ranks and the
+    processes of guided decoding. Raises as `with_weights` and `load_runner`, and ChannelError if a rank does not
+    connect."""
     # If cores are shared, a thread that spins at a barrier takes the core from the thread it waits for.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     # Imported here because torch takes seconds to import: invalid settings are reported before that.
     # Garbage collections would take a sixth of that time, because imports create many objects.
     gc.disable()
-    from engine_worker.backend import check_openvino, load_runner, requires_openvino
+    from engine_worker.backend import load_runner
     from engine_worker.guided.guides import Guides, why_unavailable
     from engine_worker.guided.processes import Model
     from engine_worker.runner.config import DraftConfig, RunnerConfig
@@ -143,12 +150,9 @@ def load(
     )
     config = section_of(settings, RunnerConfig)
     progress, capturing = (reported(startup, stage, progress_log(log, stage)) for stage in ("loading", "capturing"))
-    if (setting := requires_openvino(config)) is not None:
-        check_openvino(config, setting, settings.tensor_parallel)
+    checkpoint, draft_model = with_weights(settings, checkpoint, replace(config, ranks_here=rank_env.local_size))
     if settings.tensor_parallel == 1:
-        draft = None
-        if settings.draft_model is not None:
-            draft = DraftConfig(open_checkpoint(settings.draft_model), settings.max_draft_batch)
+        draft = None if draft_model is None else DraftConfig(draft_model, settings.max_draft_batch)
         runner = load_runner(checkpoint, config, progress, capturing, warn, draft, extensions)
     else:
         from engine_worker.parallel.leader import Leader
@@ -161,7 +165,26 @@ def load(
             settings.model, checkpoint, config, progress, capturing, settings.revision, replicated, extensions
         )
     runner.choices["guided"] = why_unavailable() or f"llguidance {version('llguidance')}"
-    return runner
+    return checkpoint, runner
+
+
+def with_weights(
+    settings: EngineSettings, checkpoint: Checkpoint, config: "RunnerConfig"
+) -> tuple[Checkpoint, Checkpoint | None]:
+    """The model and its draft model, if any, whose weights have been downloaded if necessary. Raises CheckpointError
+    and ValueError, before that, if they cannot be served."""
+    from engine_worker.backend import check_servable
+
+    limit, context = settings.max_context_tokens, checkpoint.max_context_tokens
+    if limit is not None and limit > context:
+        raise ValueError(f"max_context_tokens must be at most the model's context, {context} (got {limit})")
+    draft = None if settings.draft_model is None else open_checkpoint(settings.draft_model, weights=False)
+    check_servable(checkpoint, config, settings.tensor_parallel, draft)
+    if settings.weights == "random":
+        return checkpoint, draft
+    if draft is not None and settings.draft_model is not None:
+        draft = fetch_weights(draft, settings.draft_model)
+    return fetch_weights(checkpoint, settings.model), draft
 
 
 def progress_log(

@@ -1,7 +1,9 @@
 """Chooses the backend that computes a model, torch or OpenVINO, and records the reason."""
 
+from collections.abc import Sequence
 from importlib import import_module
 
+from engine_worker.runner import servable
 from engine_worker.runner.config import DraftConfig, RunnerConfig, find_device
 from engine_worker.runner.extensions import NO_EXTENSIONS, Extensions
 from engine_worker.runner.load import Warn
@@ -24,11 +26,8 @@ def load_runner(
 ) -> ModelRunner:
     """A runner on the backend that the settings select; see `engine_worker.runner.load.load_runner`.
 
-    Raises CheckpointError if the draft model does not fit the model, and ValueError if a setting requires OpenVINO and
-    OpenVINO cannot serve the model.
+    Call `check_servable` first. Raises ValueError if a setting requires OpenVINO and OpenVINO cannot serve the model.
     """
-    if draft is not None:
-        check_draft_model(checkpoint, draft.checkpoint)
     runner = _load(checkpoint, config, progress, capturing, warn, draft, extensions)
     if runner.choices["device"] == "cpu":
         # The import compiles a kernel, for which the first step would otherwise wait.
@@ -62,6 +61,23 @@ def _load(
     )
     runner.choices |= {"backend": "torch", "backend_reason": reason}
     return runner
+
+
+def check_servable(
+    checkpoint: Checkpoint, config: RunnerConfig, ranks: int = 1, draft: Checkpoint | None = None
+) -> None:
+    """Check what can be checked before the weights are read or downloaded. Raises CheckpointError on a model that is
+    not supported, and ValueError on settings that contradict each other or do not fit the model or the memory."""
+    setting = requires_openvino(config)
+    if setting is not None:
+        check_openvino(config, setting, ranks)
+    models = [checkpoint]
+    if draft is not None:
+        check_draft_model(checkpoint, draft)
+        models.append(draft)
+    servable.check_servable(models, config, ranks, by_openvino=setting is not None)
+    if setting is not None:
+        _check_openvino_models(models, config, setting)
 
 
 def requires_openvino(config: RunnerConfig) -> str | None:
@@ -105,13 +121,30 @@ def _by_openvino(
     try:
         from engine_worker.openvino.load import RefusedError, load_openvino
     except ImportError as error:
-        raise _NoOpenVinoError(f"the package openvino is not installed ({error})") from error
+        raise _NoOpenVinoError(_not_installed(error)) from error
     try:
         runner = load_openvino(checkpoint, config, progress, draft, extensions)
     except RefusedError as error:
         raise _NoOpenVinoError(f"OpenVINO cannot serve this model here: {error}") from error
     runner.choices["backend_reason"] = f"{reason}; {runner.choices['backend_reason']}"
     return runner
+
+
+def _check_openvino_models(models: Sequence[Checkpoint], config: RunnerConfig, setting: str) -> None:
+    """`setting`: from `requires_openvino`. Raises ValueError."""
+    try:
+        from engine_worker.openvino.load import RefusedError, check_servable
+    except ImportError as error:
+        raise ValueError(f"{setting} cannot be used: {_not_installed(error)}") from error
+    for model in models:
+        try:
+            check_servable(model, config)
+        except RefusedError as error:
+            raise ValueError(f"{setting} cannot be used: OpenVINO cannot serve {model.name} here: {error}") from error
+
+
+def _not_installed(error: ImportError) -> str:
+    return f"the package openvino is not installed ({error})"
 
 
 def _selected(

@@ -79,6 +79,9 @@ class RequestError(Exception):
         self.metadata = dict(metadata or {})
         self.private = private or any(violation.private for violation in self.violations)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.code, self.message, self.violations, self.metadata, self.private)
+
     @classmethod
     def invalid(
         cls,

@@ -15,6 +15,8 @@ ENGINE_ARGS = {
     "enable_prefix_caching": "block_reuse",
     "max_lora_rank": "lora_max_adapter_size",
     "enforce_eager": "cuda_graphs",
+    "max_model_len": "max_context_tokens",
+    "max_seq_len": "max_context_tokens",
 }
 """Options that are settings of engines, with the setting."""
 RENAMED = {
@@ -24,8 +26,6 @@ RENAMED = {
 }
 """Options that `GenerationExecutor.create` has under another name."""
 NO_EFFECT = {
-    "max_model_len": "the context is the model's, and the KV cache is shared by requests of any length",
-    "max_seq_len": "the context is the model's, and the KV cache is shared by requests of any length",
     "swap_space": "KvCacheConfig(host_cache_size=...) keeps evicted blocks in main memory",
     "disable_log_stats": "get_stats returns statistics, which are not logged",
     "disable_custom_all_reduce": "it affects only the speed",

@@ -54,11 +54,11 @@ class RunnerShare:
 class EngineAlone:
     def __init__(self, settings: EngineSettings) -> None:
         self._settings = settings
-        self._checkpoint = open_checkpoint(settings.model)
         self._log = configure("engine alone", "warning")
         # This ExitStack is never closed: other ranks, if any, end with this process.
         rank_env = read_rank_env(settings.tensor_parallel, os.environ)
-        self._runner = load(settings, rank_env, self._checkpoint, Startup(), self._log, ExitStack())
+        small = open_checkpoint(settings.model, weights=False)
+        self._checkpoint, self._runner = load(settings, rank_env, small, Startup(), self._log, ExitStack())
         self._ahead = 0.0
         self._inbox = Inbox()
         self._opened: list[Open] = []

@@ -135,6 +135,9 @@ class RefusedError(Exception):
         self.kind = kind
         self.reason = reason
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.kind, self.reason)
+
     @classmethod
     def of(cls, error: Exception) -> "RefusedError":
         """From an error that a third-party package raised."""

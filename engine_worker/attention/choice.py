@@ -40,12 +40,7 @@ def choose(setting: str, site: Site) -> ChosenBackend:
     if setting == "cpu" and site.capability is not None:
         raise ValueError("attention = cpu does not run on device cuda")
     if setting == "cpu" or (setting == "auto" and site.capability is None):
-        if site.dtype != torch.float32:
-            name = str(site.dtype).removeprefix("torch.")
-            raise ValueError(
-                f"dtype = {name} is slower than float32 on a CPU, where attention is vectorised in float32 only: "
-                "use dtype = float32, or auto"
-            )
+        check_dtype(setting, site.device.type, site.dtype)
         return ChosenBackend(CpuAttention(site.heads, site.windows), "the device is a CPU", size)
     refused: list[str] = []
     # The sort is stable: kernels that split long contexts keep their order of preference.
@@ -60,6 +55,16 @@ def choose(setting: str, site: Site) -> ChosenBackend:
     if setting != "auto":
         raise ValueError(f"attention = {setting} cannot run here. {'. '.join(refused)}")
     return ChosenBackend(ReferenceAttention(site.heads), f"nothing faster runs here. {'. '.join(refused)}", size)
+
+
+def check_dtype(setting: str, device: str, dtype: torch.dtype) -> None:
+    """Raises ValueError for half precision on a CPU, unless the reference computes it."""
+    if device == "cpu" and setting in ("auto", "cpu") and dtype != torch.float32:
+        name = str(dtype).removeprefix("torch.")
+        raise ValueError(
+            f"dtype = {name} is slower than float32 on a CPU, where attention is vectorised in float32 only: "
+            "use dtype = float32, or auto"
+        )
 
 
 def try_kernel(kernel: Kernel, site: Site) -> ChosenBackend:

@@ -272,14 +272,12 @@ def _slice(
     virtual, adapter = sequence.request.virtual, sequence.adapter
     if virtual is not None and not virtual.occur(tokens):
         virtual = None
-    draws, recompute = tuple(map(draw_after, samplers)), sequence.request.recompute
-    separate = recompute is not None and recompute.separate and start >= sequence.request.num_prompt
     return Slice(
         tokens,
         start,
         sequence.blocks,
-        draws,
-        separate=separate,
+        tuple(map(draw_after, samplers)),
+        separate=_is_separate(sequence, start),
         scored=scored,
         kept=kept,
         adapter=adapter,
@@ -291,9 +289,14 @@ def _drafted_slice(sequence: Sequence, drafts: abc.Sequence[int]) -> Slice:
     """The slice of its newest token, which is known, and of the draft tokens after it."""
     start = sequence.num_computed
     draws = tuple(draw_after(sequence, drafts[:count]) for count in range(len(drafts) + 1))
-    tokens, recompute = (sequence.output[-1], *drafts), sequence.request.recompute
-    separate = recompute is not None and recompute.separate
+    tokens, separate = (sequence.output[-1], *drafts), _is_separate(sequence, start)
     return Slice(tokens, start, sequence.blocks, draws, drafts=len(drafts), separate=separate, adapter=sequence.adapter)
+
+
+def _is_separate(sequence: Sequence, start: int) -> bool:
+    """Whether a slice from this position on is computed as if each of its tokens were alone."""
+    recompute = sequence.request.recompute
+    return recompute is not None and recompute.separate and start >= sequence.request.num_prompt
 
 
 def draw_after(sequence: Sequence, drafted: abc.Sequence[int] = ()) -> Draw:

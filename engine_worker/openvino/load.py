@@ -145,12 +145,19 @@ def _shape(checkpoint: Checkpoint, config: RunnerConfig) -> DecoderConfig:
     return replace(shape, windows=narrow_windows(shape.windows, limits, context))
 
 
-def _tested(checkpoint: Checkpoint, config: RunnerConfig) -> Tested:
-    """Run the trial. Raises RefusedError."""
-    shape, precision = _shape(checkpoint, config), Precision.of(config)
-    check_output_layers(config.output_layers, shape.num_layers)
+def check_servable(checkpoint: Checkpoint, config: RunnerConfig) -> None:
+    """Raises RefusedError on a model or settings that are refused without a trial, and CheckpointError."""
+    precision = Precision.of(config)
+    _shape(checkpoint, config)
     if precision.dtype == "bfloat16" and not has_bfloat16():
         raise RefusedError("this CPU does not compute bfloat16 in hardware: it would be slower than float32")
+
+
+def _tested(checkpoint: Checkpoint, config: RunnerConfig) -> Tested:
+    """Run the trial. Raises RefusedError."""
+    check_servable(checkpoint, config)
+    shape, precision = _shape(checkpoint, config), Precision.of(config)
+    check_output_layers(config.output_layers, shape.num_layers)
     try:
         with torch.inference_mode():
             trial = verify(shape, precision, config.threads)

@@ -3,7 +3,7 @@ order."""
 
 import struct
 from abc import ABC, abstractmethod
-from typing import Protocol
+from typing import Any, Protocol
 
 EXIT_GROUP_LOST = 1
 """Exit status of a rank whose group is lost."""
@@ -24,6 +24,9 @@ class RankGoneError(ChannelError):
     def __init__(self, rank: int) -> None:
         super().__init__(f"rank {rank} has disconnected")
         self.rank = rank
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.rank,)
 
 
 class ChannelSender(Protocol):

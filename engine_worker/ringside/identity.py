@@ -73,10 +73,11 @@ class Identity:
 
 def terms_of(settings: EngineSettings, checkpoint: Checkpoint, runner: Runner) -> Terms:
     """The limits and features that this engine announces and checks requests against."""
+    context = settings.max_context_tokens or checkpoint.max_context_tokens
     return Terms(
         fingerprint=fingerprint(checkpoint, settings.weights, runner.dtype, settings.max_attention_window),
         vocab_size=checkpoint.vocab_size,
-        max_sequence_tokens=longest_sequence(runner, settings, checkpoint.max_context_tokens),
+        max_sequence_tokens=longest_sequence(runner, settings, context),
         max_requests=settings.max_requests,
         processors=frozenset(settings.processor_names),
         tensors=frozenset(runner.tensors) - {LOGITS},
@@ -88,13 +89,14 @@ def terms_of(settings: EngineSettings, checkpoint: Checkpoint, runner: Runner) -
 
 
 def why_context_is_limited(settings: EngineSettings, checkpoint: Checkpoint, terms: Terms) -> str | None:
-    """The reason why a sequence may have fewer tokens than the model's context, with the setting to raise; None if it
-    may have as many."""
-    limit, context = terms.max_sequence_tokens, checkpoint.max_context_tokens
+    """The reason why a sequence may have fewer tokens than the model's context, or than `max_context_tokens`, with the
+    setting to raise; None if it may have as many."""
+    context = settings.max_context_tokens or checkpoint.max_context_tokens
+    limit = terms.max_sequence_tokens
     if limit >= context:
         return None
     setting = "kv_memory_fraction" if settings.kv_cache_tokens is None else "kv_cache_tokens"
     return (
-        f"the KV cache holds {limit} tokens, fewer than the model's context of {context}: longer requests are refused; "
+        f"the KV cache holds {limit} tokens, fewer than the context of {context}: longer requests are refused; "
         f"raise {setting} to allow them"
     )

@@ -113,8 +113,7 @@ def load_runner(
     Raises CheckpointError on an unsupported or incomplete model, ValueError on options that contradict each other, and
     MemoryTooSmallError.
     """
-    if config.lora and not supports_adapters(checkpoint):
-        raise ValueError("lora = true, but this model runs through transformers, whose layers do not support adapters")
+    check_adapters(config, checkpoint)
     device = find_device(config)
     images = load_images(checkpoint, config, find_dtype(config, checkpoint, device), device)
     forward, choices, kernels = (loaded := load(checkpoint, config, progress, shard, capturing, warn, draft))[0]
@@ -136,6 +135,12 @@ def load_runner(
     if images is not None:
         runner.choices["image_tokens"] = str(images.per_image)
     return runner
+
+
+def check_adapters(config: RunnerConfig, checkpoint: Checkpoint) -> None:
+    """Raises ValueError if the settings ask for adapters that the model does not support."""
+    if config.lora and not supports_adapters(checkpoint):
+        raise ValueError("lora = true, but this model runs through transformers, whose layers do not support adapters")
 
 
 def supports_adapters(checkpoint: Checkpoint) -> bool:

@@ -6,8 +6,10 @@ from pathlib import Path
 import torch
 
 from engine_worker.runner.config import RunnerConfig
+from sluice.settings.backend import SMALLEST_BLOCK
 
 CGROUP = Path("/sys/fs/cgroup")
+MEMINFO = Path("/proc/meminfo")
 # On a GPU the rest is for CUDA graphs; on a CPU, for everything else on the machine.
 FRACTION = {"cpu": 0.5, "cuda": 0.9}
 """Default fraction of the free memory for the KV caches of all engines on this machine, or on this GPU."""
@@ -29,6 +31,30 @@ def free_memory(device: torch.device) -> int:
     if limit in ("", "max") or not used:
         return _available()
     return min(_available(), max(0, int(limit) - int(used)))
+
+
+def total_memory(device: torch.device) -> int:
+    """Bytes, of which a part is in use. On a CPU with swap space, inside a container its limit (cgroup v2)."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[1])
+    machine = (_meminfo("MemTotal") or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")) + _meminfo("SwapTotal")
+    limit = _read("memory.max")
+    return machine if limit in ("", "max") else min(machine, int(limit))
+
+
+def check_memory(config: RunnerConfig, weight_bytes: int, token_bytes: int, device: torch.device) -> None:
+    """Raises MemoryTooSmallError if a rank's weights and the smallest KV cache can never fit."""
+    ranks = config.ranks_here if device.type == "cpu" else 1
+    tokens = config.tokens_per_block or SMALLEST_BLOCK
+    cache_name = "a block of the KV cache"
+    if config.kv_cache_tokens is not None and config.kv_memory_fraction is None:
+        tokens, cache_name = config.kv_cache_tokens, f"kv_cache_tokens = {config.kv_cache_tokens}"
+    weights, cache, total = weight_bytes * ranks >> 20, tokens * token_bytes * ranks >> 20, total_memory(device) >> 20
+    if weights + cache > total:
+        raise MemoryTooSmallError(
+            f"the model's weights take {weights} MiB and {cache_name} {cache} MiB, but device = {device.type} has only "
+            f"{total} MiB in total"
+        )
 
 
 def count_blocks(
@@ -115,10 +141,11 @@ def _read(name: str) -> str:
 
 
 def _available() -> int:
-    meminfo = Path("/proc/meminfo")
-    if meminfo.is_file():
-        for line in meminfo.read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) << 10
     # Not on Linux: assume that half of the physical memory is free.
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+    return _meminfo("MemAvailable") or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+
+
+def _meminfo(name: str) -> int:
+    """Bytes. 0 if the system does not report this."""
+    lines = MEMINFO.read_text().splitlines() if MEMINFO.is_file() else []
+    return next((int(line.split()[1]) << 10 for line in lines if line.startswith(f"{name}:")), 0)

@@ -17,6 +17,8 @@ from engine_worker.runner.weight_file import Rename, opened
 from engine_worker.vision.names import decoder_name
 from sluice.ring.checkpoint import Checkpoint, CheckpointError, listed, weight_files
 
+FLOATS = ("BF16", "F16", "F32", "F64")
+"""Names in safetensors of the types that are not quantized."""
 Progress = Callable[[int, int], None]
 """Called with bytes done and bytes in total."""
 Cuts = Mapping[str, Cut]
@@ -39,9 +41,9 @@ def load_weights(
     Derived tensors (rotary frequencies, a head that equals the embedding) are ignored. Raises CheckpointError on files
     that are missing or broken, and on tensors that are missing, unexpected, or of the wrong shape or type.
     """
-    # Check all names before the first tensor, which may be large, is read.
+    # Check all headers before the first tensor, which may be large, is read.
     files = weight_files(folder)
-    _check_names(folder, targets, files, rename)
+    _check_headers(folder, targets, cuts, files, rename)
     total = sum(file.stat().st_size for file in files)
     done = 0
     device = str(next(iter(targets.values())).device)
@@ -50,7 +52,7 @@ def load_weights(
             for name_in_file in tensors.keys():  # noqa: SIM118 - not a mapping
                 name = rename(name_in_file)
                 if name in targets:
-                    read = _fill(name_in_file, targets[name], tensors.get_slice(name_in_file), cuts.get(name))
+                    read = _fill(targets[name], tensors.get_slice(name_in_file), cuts.get(name))
                     progress(min(done := done + read, total), total)
     progress(total, total)
 
@@ -82,11 +84,15 @@ def random_weights(
         progress(done := done + target.nbytes, total)
 
 
-def _check_names(folder: Path, targets: dict[str, Tensor], files: list[Path], rename: Rename) -> None:
+def _check_headers(folder: Path, targets: dict[str, Tensor], cuts: Cuts, files: list[Path], rename: Rename) -> None:
     names: set[str] = set()
     for file in files:
         with opened(file) as tensors:
-            names.update(name for name in map(rename, tensors.keys()) if name is not None)
+            for name_in_file in tensors.keys():  # noqa: SIM118 - not a mapping
+                if (name := rename(name_in_file)) is not None:
+                    names.add(name)
+                if name in targets:
+                    _check_tensor(name_in_file, targets[name], tensors.get_slice(name_in_file), cuts.get(name))
     missing = targets.keys() - names
     unexpected = {name for name in names - targets.keys() if name != TIED and not name.endswith("rotary_emb.inv_freq")}
     problems = [
@@ -104,17 +110,21 @@ def _whole(target: Tensor, cut: Cut | None) -> list[int]:
     return shape
 
 
-def _fill(name: str, target: Tensor, found: Any, cut: Cut | None) -> int:
-    """Copy from `found`, a slice object of safetensors. Returns the size of the whole tensor in bytes."""
+def _check_tensor(name: str, target: Tensor, found: Any, cut: Cut | None) -> None:
+    """`found`: a slice object of safetensors, of which only the header is read."""
     shape = list(found.get_shape())
     if shape != _whole(target, cut):
         raise CheckpointError(f"tensor {name} has shape {shape}, the model needs {_whole(target, cut)}")
-    tensor = found[:] if cut is None else found[cut.slices]
     # Integer and 8-bit tensors are quantized: without their scales the values are wrong.
-    if not tensor.is_floating_point() or tensor.itemsize < torch.float16.itemsize:
-        raise CheckpointError(f"tensor {name} has type {tensor.dtype}: quantized weights are not supported")
+    if found.get_dtype() not in FLOATS:
+        raise CheckpointError(f"tensor {name} has type {found.get_dtype()}: quantized weights are not supported")
+
+
+def _fill(target: Tensor, found: Any, cut: Cut | None) -> int:
+    """Copy from `found`, a slice object of safetensors. Returns the size of the whole tensor in bytes."""
+    tensor = found[:] if cut is None else found[cut.slices]
     target.copy_(tensor)
-    return math.prod(shape) * tensor.itemsize
+    return math.prod(found.get_shape()) * int(tensor.itemsize)
 
 
 def fill_weights(model: Model, checkpoint: Checkpoint, config: RunnerConfig, progress: Progress) -> None:

@@ -5,7 +5,7 @@ import socket
 import time
 from collections.abc import Sequence
 from itertools import count
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 from torch import Tensor
@@ -20,6 +20,9 @@ class CallbackError(Exception):
         """`outcome`: what the processor did, such as "raised KeyError"; also reported to clients."""
         super().__init__(message)
         self.outcome = outcome
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.outcome, str(self))
 
 
 class _Sent(NamedTuple):

@@ -129,16 +129,19 @@ class StaticBatch:
     def __init__(self, context: SchedulerContext) -> None:
         self._no_evict = GuaranteedNoEvict(context)
         self._batch: dict[Request, None] = {}
+        self._empty_slots = 0
+        """Slots of the batch whose sequences had ended when the newest step was planned."""
 
     @property
     def static_batch(self) -> tuple[int, int]:
         tokens = sum(sequence.num_drawn for request in self._batch for sequence in request.sequences)
-        empty_slots = sum(len(request.sequences) - request.num_live for request in self._batch)
-        return tokens, empty_slots
+        return tokens, self._empty_slots
 
     def schedule_request(self, active: abc.Sequence[Sequence]) -> tuple[list[Sequence], list[Sequence]]:
+        self._empty_slots = sum(len(request.sequences) - request.num_live for request in self._batch)
         if any(request.num_live for request in self._batch):
             return self._no_evict.schedule_request([s for s in active if s.request in self._batch])
         fitting, awaiting = self._no_evict.admit(active)
         self._batch = dict.fromkeys(sequence.request for sequence in (*fitting, *awaiting))
+        self._empty_slots = 0
         return fitting, []

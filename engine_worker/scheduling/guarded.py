@@ -5,7 +5,8 @@ SystemExit and other BaseExceptions, since no signal handler of an engine raises
 """
 
 from collections import Counter, abc
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from engine_worker.scheduling.context import SchedulerContext, SchedulerWarnings
 from engine_worker.scheduling.max_utilization import MaxUtilization
@@ -20,6 +21,8 @@ from engine_worker.scheduling.simple import (
     SimpleScheduler,
 )
 from engine_worker.sequence import Sequence
+
+T = TypeVar("T")
 
 MAX_COUNT = 2**32 - 1
 """The largest value of the public API's fields (uint32)."""
@@ -38,18 +41,18 @@ class GuardedCapacity:
     def schedule_request(self, active: abc.Sequence[Sequence]) -> tuple[list[Sequence], list[Sequence]]:
         faults: Counter[str] = Counter()
         known = dict.fromkeys(active)
-        try:
+
+        def answer() -> tuple[list[Sequence], list[Sequence]]:
             # A copy, because the custom code may modify it.
             fitting, paused = self._scheduler.schedule_request(list(active))
             fitting = _known_once(fitting, known, faults)
             in_fitting = dict.fromkeys(fitting)
             paused = [sequence for sequence in _known_once(paused, known, faults) if sequence.blocks]
             faults["paused and fitting"] += sum(sequence in in_fitting for sequence in paused)
-        except BaseException:  # noqa: BLE001 - custom code may raise anything, and the engine must continue
-            self._warnings.on_exception()
-            return self._fallback.schedule_request(active)
-        self._warnings.on_faults(+faults)
-        return fitting, [sequence for sequence in paused if sequence not in in_fitting]
+            self._warnings.on_faults(+faults)
+            return fitting, [sequence for sequence in paused if sequence not in in_fitting]
+
+        return _guarded(answer, lambda: self._fallback.schedule_request(active), self._warnings)
 
 
 class GuardedMicroBatch:
@@ -63,14 +66,13 @@ class GuardedMicroBatch:
         self, fitting: abc.Sequence[Sequence], inflight_request_ids: abc.Set[int]
     ) -> tuple[list[Chunk], list[Sequence]]:
         limits = _Limits(dict.fromkeys(fitting), self._context)
-        try:
-            context, generation = self._scheduler.schedule(list(fitting), inflight_request_ids)
-            schedule = limits.apply(context, generation)
-        except BaseException:  # noqa: BLE001 - custom code may raise anything, and the engine must continue
-            self._warnings.on_exception()
-            return self._fallback.schedule(fitting, inflight_request_ids)
-        self._warnings.on_faults(limits.faults)
-        return schedule
+
+        def answer() -> tuple[list[Chunk], list[Sequence]]:
+            schedule = limits.apply(*self._scheduler.schedule(list(fitting), inflight_request_ids))
+            self._warnings.on_faults(limits.faults)
+            return schedule
+
+        return _guarded(answer, lambda: self._fallback.schedule(fitting, inflight_request_ids), self._warnings)
 
 
 class GuardedScheduler(RequestScheduler):
@@ -89,14 +91,14 @@ class GuardedScheduler(RequestScheduler):
     def schedule(self, active: abc.Sequence[Sequence], _inflight_request_ids: abc.Set[int] = NO_REQUESTS) -> Schedule:
         if not active:
             return Schedule([], [])
-        try:
+
+        def answer() -> Schedule | None:
             context, generation = self._scheduler.schedule(list(active), NO_REQUESTS)
-            schedule = self._checked(list(context), list(generation), active)
-        # Not a fault: the engine collects the step and calls again.
-        except InFlightError:
-            raise
-        except BaseException:  # noqa: BLE001 - custom code may raise anything, and the engine must continue
-            self._warnings.on_exception()
+            return self._checked(list(context), list(generation), active)
+
+        # InFlightError is not a fault: the engine collects the step and calls again.
+        schedule = _guarded(answer, lambda: None, self._warnings, InFlightError)
+        if schedule is None:
             return self._fallback.schedule(active)
         if not self._idles(schedule) or any(sequence.gated for sequence in active):
             return schedule
@@ -183,20 +185,39 @@ class _Limits:
 
 def _static_batch(scheduler: Any, warnings: SchedulerWarnings) -> tuple[int, int]:
     """The counts of a custom scheduler; zeros if it has none or they are invalid."""
-    try:
-        tokens, slots = scheduler.static_batch
-    except AttributeError as error:
-        # The property is optional, but it must not raise AttributeError itself.
-        if error.obj is not scheduler or error.name != "static_batch":
-            warnings.on_exception()
-        return NO_BATCH
-    except BaseException:  # noqa: BLE001 - custom code may raise anything, and the engine must continue
-        warnings.on_exception()
-        return NO_BATCH
+
+    def answer() -> tuple[Any, Any]:
+        try:
+            tokens, slots = scheduler.static_batch
+        except AttributeError as error:
+            # The property is optional, but it must not raise AttributeError itself.
+            if error.obj is scheduler and error.name == "static_batch":
+                return NO_BATCH
+            raise
+        return tokens, slots
+
+    tokens, slots = _guarded(answer, lambda: NO_BATCH, warnings)
     if all(type(count) is int and 0 <= count <= MAX_COUNT for count in (tokens, slots)):
         return tokens, slots
     warnings.on_faults(Counter({"static_batch is not two counts": 1}))
     return NO_BATCH
+
+
+def _guarded(
+    answer: Callable[[], T],
+    otherwise: Callable[[], T],
+    warnings: SchedulerWarnings,
+    *passed: type[Exception],
+) -> T:
+    """The answer of custom code. If it raises anything but the exceptions `passed`, that is logged, and the result is
+    `otherwise`."""
+    try:
+        return answer()
+    except passed:
+        raise
+    except BaseException:  # noqa: BLE001 - custom code may raise anything, and the engine must continue
+        warnings.on_exception()
+    return otherwise()
 
 
 def _known_once(answer: abc.Iterable[Sequence], known: abc.Container[Sequence], faults: Counter[str]) -> list[Sequence]:

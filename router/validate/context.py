@@ -20,7 +20,7 @@ def fit(spec: Spec, prompt_tokens: int, context_tokens: int, model_tokens: int) 
     with_prompt = f"with {prompt_tokens} prompt tokens"
     context = f"the context of {context_tokens} tokens"
     if context_tokens < model_tokens:
-        context += f" that the engines' KV cache can hold (the model's is {model_tokens})"
+        context += f" that the engines accept (the model's is {model_tokens})"
     if room < 1:
         problem = f"has {prompt_tokens} tokens, which leaves no room in {context}"
         raise _overflow(spec.prompt.field, problem, context_tokens, prompt_tokens, max_tokens or 0)

@@ -3,12 +3,12 @@
 None means the model's default (from its generation_config.json), which, unlike TensorRT-LLM's, need not be greedy.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
 from sluice.client import Options
+from sluice.client.guides import guide_fields
 from sluice.executor.errors import check_name, check_type
 from sluice.ring.names import checks_options
 
@@ -45,8 +45,8 @@ OTHER_LIBRARIES = {
 class GuidedDecodingParams:
     """A constraint on the output. Raises ValueError unless exactly one field is set."""
 
-    json: str | Mapping[str, Any] | None = None
-    """The output is JSON that this JSON Schema validates."""
+    json: str | Mapping[str, Any] | type | None = None
+    """The output is JSON that this JSON Schema, or the schema of this Pydantic model, validates."""
     regex: str | None = None
     """The output matches this regular expression."""
     grammar: str | None = None
@@ -65,16 +65,16 @@ class GuidedDecodingParams:
 
     def options(self) -> dict[str, Any]:
         """The fields of sluice.v1.GuidedDecoding."""
-        schema = self.json if self.json is None or isinstance(self.json, str) else json.dumps(self.json)
-        guides: dict[str, Any] = {
-            "json_schema": schema,
-            "regex": self.regex,
-            "ebnf": self.grammar,
-            "json_object": {} if self.json_object else None,
-            "structural_tag": self.structural_tag,
-            "choice": None if self.choice is None else {"choices": list(self.choice)},
-        }
-        return {name: value for name, value in guides.items() if value is not None}
+        return guide_fields(
+            {
+                "json_schema": self.json,
+                "regex": self.regex,
+                "ebnf": self.grammar,
+                "json_object": self.json_object,
+                "structural_tag": self.structural_tag,
+                "choice": self.choice,
+            }
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

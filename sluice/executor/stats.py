@@ -26,7 +26,7 @@ class KvCacheStats:
 
 @dataclass(frozen=True, slots=True)
 class InflightBatchingStats:
-    """The composition of a step."""
+    """The composition of a step. Each of the `n` outputs of a request, and each beam, counts as a request."""
 
     num_scheduled_requests: int
     num_context_requests: int
@@ -34,7 +34,7 @@ class InflightBatchingStats:
     num_paused_requests: int
     """Preempted requests, which will continue."""
     num_ctx_tokens: int
-    """Prompt tokens computed in the step."""
+    """Tokens computed as context: of prompts, and tokens computed again after a preemption or a resume."""
     micro_batch_id: int
 
 
@@ -48,7 +48,7 @@ class StaticBatchingStats:
     num_gen_tokens: int
     """Tokens generated since the batch started."""
     empty_gen_slots: int
-    """Slots of the batch whose sequences have ended."""
+    """Slots of the batch that were empty in the step, because their sequences had ended before it."""
 
 
 @dataclass(frozen=True, slots=True)

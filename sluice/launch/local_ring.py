@@ -17,13 +17,13 @@ from sluice.launch.installed import check_installed
 from sluice.launch.logs import Observe, ignore
 from sluice.launch.options import RING_OPTIONS, check_ring_options
 from sluice.launch.plan import Plan, reached_at, services
-from sluice.launch.servable import check_servable
 from sluice.launch.slot import Slot
 from sluice.launch.supervisor import KILL_AFTER_SECONDS, Supervisor
-from sluice.ring.checkpoint import Checkpoint, open_checkpoint
+from sluice.ring.checkpoint import Checkpoint, check_weight_files, fetch_weights, open_checkpoint
 from sluice.ring.draft_model import check_draft_model
 from sluice.ring.keys import ROLES, Role
 from sluice.ring.ports import Port, PortError, check_ports
+from sluice.ring.servable import check_servable
 from sluice.settings.process import ProcessSettings
 from sluice.settings.services import EngineSettings, RouterSettings
 
@@ -61,7 +61,7 @@ class Ring:
             check_installed()
         if model is None:
             model, name = tiny_model.path(), name or TINY_MODEL_NAME
-        checkpoint = open_checkpoint(str(model), name, revision=revision)
+        checkpoint = open_checkpoint(str(model), name, revision=revision, weights=False)
         # Other machines may have the Hugging Face cache in another folder, so they get the id of the model.
         by_path = on == LOCAL or Path(model).expanduser().is_dir()
         location = str(checkpoint.path if by_path else model)
@@ -73,7 +73,7 @@ class Ring:
         engine = next(service for service in settings if isinstance(service, EngineSettings))
         if self.plan.http_port:
             _check_gateway(on)
-        _check_models(checkpoint, engine)
+        _check_models(checkpoint, str(model), engine)
         if on == LOCAL:
             _check_ports(
                 replace(port, owner=service.name, setting=_flag(service.role, port.setting))
@@ -214,14 +214,17 @@ class Ring:
                 slot.child.kill()
 
 
-def _check_models(checkpoint: Checkpoint, engine: EngineSettings) -> None:
-    """Raises CheckpointError."""
-    weights = engine.weights == "checkpoint"
-    check_servable(checkpoint, weights=weights)
+def _check_models(checkpoint: Checkpoint, model: str, engine: EngineSettings) -> None:
+    """Check the model and the draft model, and download their weights if they can be served. Raises CheckpointError."""
+    models = [(checkpoint, model)]
     if engine.draft_model is not None:
-        draft = open_checkpoint(engine.draft_model)
-        check_servable(draft, weights=weights)
-        check_draft_model(checkpoint, draft)
+        models.append((open_checkpoint(engine.draft_model, weights=False), engine.draft_model))
+        check_draft_model(checkpoint, models[1][0])
+    for small, _ in models:
+        check_servable(small)
+    for small, name in models:
+        if engine.weights == "checkpoint":
+            check_weight_files(fetch_weights(small, name).path)
 
 
 def _check_gateway(on: str) -> None:

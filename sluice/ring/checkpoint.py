@@ -2,14 +2,14 @@
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from sluice.ring.context import context_of
+from sluice.ring.context import check_context, context_of
 from sluice.ring.eos import eos_token_ids, tokenizer_eos
 from sluice.ring.other_formats import why_incomplete, why_no_folder, why_no_weights, why_not_downloaded
 from sluice.ring.vision import Vision, VisionError, split_config
@@ -109,7 +109,8 @@ def open_checkpoint(
 ) -> Checkpoint:
     """Open a local folder, or a Hugging Face id such as "Qwen/Qwen3-0.6B", which is downloaded once.
 
-    `revision`: branch, tag or commit of a Hugging Face model. `weights`: whether to download the tensors too.
+    `revision`: branch, tag or commit of a Hugging Face model. `weights`: whether to download the tensors too; if not,
+    `fetch_weights` does it later.
     Raises CheckpointError if a file is missing or not JSON, and if a revision is given for a local folder.
     """
     path = _local_folder(model, revision, [*FILES, *WEIGHTS] if weights else FILES)
@@ -123,6 +124,10 @@ def open_checkpoint(
     if not isinstance(config.get("vocab_size"), int):
         raise CheckpointError(f"{path / 'config.json'} has no vocab_size")
     tokenizer_config = _read_json(path / "tokenizer_config.json")
+    try:
+        check_context(config)
+    except ValueError as error:
+        raise CheckpointError(f"{path / 'config.json'}: {error}") from error
     templates = _chat_templates(path, tokenizer_config)
     return Checkpoint(
         path=path,
@@ -135,6 +140,16 @@ def open_checkpoint(
         fingerprint=model_fingerprint(path),
         vision=vision,
     )
+
+
+def fetch_weights(checkpoint: Checkpoint, model: str) -> Checkpoint:
+    """The checkpoint, after the weights that `open_checkpoint` of this model has not downloaded. Raises
+    CheckpointError."""
+    if Path(model).expanduser().is_dir():
+        return checkpoint
+    # The name of a snapshot's folder is its commit: a branch may have moved since.
+    path = _local_folder(model, checkpoint.path.name, [*FILES, *WEIGHTS])
+    return replace(checkpoint, path=path, fingerprint=model_fingerprint(path))
 
 
 def _local_folder(model: str, revision: str | None, files: list[str]) -> Path:

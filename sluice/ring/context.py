@@ -7,7 +7,16 @@ from typing import Any
 CONTEXT = ("max_position_embeddings", "n_positions", "max_seq_len")
 """Names of the maximum context length in the configurations of different architectures."""
 DEFAULT_CONTEXT = 2048
+MIN_CONTEXT = 2
+"""A token of the prompt and one of the output."""
 ORIGINAL = "original_max_position_embeddings"
+
+
+def check_context(config: Mapping[str, Any]) -> None:
+    """Raises ValueError, with the option's name, if the context is not a number of tokens or too small."""
+    name = next((name for name in CONTEXT if config.get(name) is not None), None)
+    if name is not None and not (isinstance(config[name], int | float) and MIN_CONTEXT <= config[name] < math.inf):
+        raise ValueError(f"{name} must be a number of tokens, at least {MIN_CONTEXT} (got {config[name]!r})")
 
 
 def context_of(config: Mapping[str, Any]) -> int:

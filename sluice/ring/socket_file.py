@@ -10,6 +10,7 @@ import socket
 import stat
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 IN_USE = "another process listens there"
 BACKLOG = 100
@@ -26,6 +27,10 @@ class ListenError(OSError):
         super().__init__(f"cannot listen on {address}: {reason}")
         self.in_use = in_use
         """Whether another process listens at the address."""
+        self._arguments = (address, reason, in_use)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), self._arguments
 
 
 class SocketFile:

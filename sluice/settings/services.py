@@ -180,6 +180,9 @@ class EngineSettings(
 
     max_requests: Annotated[int, Range(ge=1, le=1 << 20)] = 256
     """Maximum number of requests in the engine. Further requests are refused with OVERLOADED."""
+    max_context_tokens: Annotated[int | None, Range(ge=2)] = None
+    """Maximum number of tokens of prompt plus output of a request. Default: the model's context, which it must not
+    exceed."""
     model_version: Annotated[str, Field(max_length=253)] = ""
     """Label of this engine's model, to which the router's serving_version refers. See "Updating weights" in
     docs/operations.md."""

@@ -4,6 +4,8 @@ Classes and fields have TensorRT-LLM's names and defaults. docs/trtllm.md descri
 options are unsupported.
 """
 
+from typing import NoReturn
+
 from sluice import __version__
 from sluice.executor import (
     KVCacheCreatedData,
@@ -70,6 +72,9 @@ from sluice.trtllm.statistics import (
     StaticBatchingStats,
 )
 
+SchedulerPolicy = CapacitySchedulerPolicy
+"""Its name in older versions of TensorRT-LLM."""
+
 __all__ = [
     "AdditionalModelOutput", "AdditionalOutput", "BatchingType", "CacheTransceiverBackendType",
     "CacheTransceiverConfig", "CapacitySchedulerPolicy", "CommunicationMode", "CommunicationType",
@@ -83,7 +88,25 @@ __all__ = [
     "MropeConfig", "MultimodalInput", "OptionError", "OrchestratorConfig", "OutputConfig", "ParallelConfig",
     "PeftCacheConfig", "PromptTuningConfig", "Request", "RequestPerfMetrics", "RequestStage", "RequestStats",
     "RequestStatsPerIteration", "RequestType", "Response", "Result", "RuntimeDefaults", "SamplingConfig",
-    "SchedulerConfig", "SpecDecodingStats", "SpeculativeDecodingConfig", "SpeculativeDecodingFastLogitsInfo",
+    "SchedulerConfig", "SchedulerPolicy", "SpecDecodingStats", "SpeculativeDecodingConfig",
+    "SpeculativeDecodingFastLogitsInfo",
     "SpeculativeDecodingMetrics", "StaticBatchingStats", "TimingMetrics", "UniqueToken", "UnsupportedOptionError",
     "__version__", "deserialize_result", "kv_cache",
 ]  # fmt: skip
+
+_INSTEAD = {
+    **dict.fromkeys(("LLM", "SamplingParams"), "from sluice import {name}"),
+    **dict.fromkeys(
+        ("GenerationExecutor", "GenerationRequest", "GenerationResult"), "from sluice.executor import {name}"
+    ),
+    **dict.fromkeys(("ModelRunner", "ModelRunnerCpp"), "sluice.trtllm.Executor runs models"),
+    **dict.fromkeys(("DataType", "MemoryType", "Shape", "Tensor"), "tensors are those of torch"),
+}
+"""Other names of TensorRT-LLM, and what to write in their place."""
+
+
+def __getattr__(name: str) -> NoReturn:
+    """Raises ImportError for names in `_INSTEAD`: `from sluice.trtllm import …` would drop an AttributeError's text."""
+    if name in _INSTEAD:
+        raise ImportError(f"sluice.trtllm has no {name}: {_INSTEAD[name].format(name=name)}", name=__name__)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}; docs/trtllm.md lists what it has")

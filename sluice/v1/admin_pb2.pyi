@@ -1320,23 +1320,29 @@ class EngineStats(_message.Message):
     max_requests: _builtins.int
     """Maximum number of live requests."""
     queued_requests: _builtins.int
-    """Requests that wait for memory."""
+    """Outputs that wait for memory. As in TensorRT-LLM, this and the following
+    fields count each of the `n` outputs of a request, and each beam.
+    """
     scheduled_requests: _builtins.int
-    """Requests in this step."""
+    """Outputs in this step."""
     context_requests: _builtins.int
-    """Scheduled requests in the context phase."""
+    """Scheduled outputs in the context phase."""
     generation_requests: _builtins.int
-    """Scheduled requests in the generation phase."""
+    """Scheduled outputs in the generation phase."""
     paused_requests: _builtins.int
-    """Preempted requests, which wait for memory."""
+    """Preempted outputs, which wait for memory."""
     total_context_tokens: _builtins.int
-    """Prompt tokens computed in this step."""
+    """Tokens computed as context in this step: of prompts, and tokens that are
+    computed again after a preemption or a resume.
+    """
     micro_batch_id: _builtins.int
     """Index of the micro batch, if several are in flight."""
     total_generation_tokens: _builtins.int
     """With static batching: tokens generated since the batch started."""
     empty_generation_slots: _builtins.int
-    """With static batching: slots of sequences that have ended."""
+    """With static batching: slots of the batch that were empty in this step,
+    because their outputs had ended before it.
+    """
     max_kv_blocks: _builtins.int
     """KV cache blocks on the device."""
     free_kv_blocks: _builtins.int

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from engine_worker.backend import check_openvino, load_runner, requires_openvino
+from engine_worker.backend import check_openvino, check_servable, load_runner, requires_openvino
 from engine_worker.runner.config import DraftConfig, RunnerConfig
 from sluice import tiny_model
 from sluice.ring.checkpoint import CheckpointError, open_checkpoint
@@ -96,6 +96,5 @@ def test_a_draft_model_must_fit(tmp_path):
     folder = shutil.copytree(tiny_model.path(), tmp_path / "other")
     file = folder / "config.json"
     file.write_text(file.read_text().replace('"vocab_size": 4096', '"vocab_size": 4095'))
-    draft = DraftConfig(open_checkpoint(str(folder)), 8)
     with pytest.raises(CheckpointError, match="vocab_size must be 4096"):
-        load_runner(open_checkpoint(str(tiny_model.path())), config(), *[lambda *_: None] * 3, draft)
+        check_servable(open_checkpoint(str(tiny_model.path())), config(), draft=open_checkpoint(str(folder)))

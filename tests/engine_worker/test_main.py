@@ -125,7 +125,7 @@ def test_the_metrics_port_answers_while_an_engine_loads_and_a_small_cache_is_a_w
         (tmp_path / "go").touch()
         (warning,) = (entry for entry in events(process, "ready") if entry["level"] == "warning")
         assert warning["event"] == "context_limited"
-        assert "1024 tokens, fewer than the model's context of 2048" in warning["reason"]
+        assert "1024 tokens, fewer than the context of 2048" in warning["reason"]
         assert "raise kv_cache_tokens" in warning["reason"]
         assert wait_until(lambda: get(port, "/readyz") == (200, "ok\n"))
         assert "sluice_engine_loading_ratio 1.0" in get(port, "/metrics")[1]

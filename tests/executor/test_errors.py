@@ -1,13 +1,21 @@
 """Errors can be sent to another process."""
 
+import ast
 import pickle
+from importlib import import_module
+from pathlib import Path
 
 import pytest
 
+from engine_worker.attention.backend import Refusal, RefusedError
+from engine_worker.parallel.channel import RankGoneError
+from engine_worker.sampling.callbacks import CallbackError
+from router import errors as router
 from sluice.client import InvalidRequest, RankAnswer, Violation
 from sluice.executor import CollectiveRpcError, RequestError
 from sluice.launch import RingError
 from sluice.llm import UnsupportedNameError
+from sluice.ring.inbox import ListenError
 from sluice.trtllm import OptionError, UnsupportedOptionError
 
 INVALID = InvalidRequest("seed: is -1", reason="INVALID", violations=(Violation("seed", "is -1"),), retry_after=2.0)
@@ -19,7 +27,31 @@ ERRORS = [
     OptionError("is 0"),
     UnsupportedOptionError("Request.x", "it is not implemented"),
     UnsupportedNameError("LLM.score"),
+    ListenError("tcp://127.0.0.1:1", "another process listens there", in_use=True),
+    RefusedError(Refusal.WRONG, "off by one"),
+    RankGoneError(3),
+    CallbackError("raised KeyError", "no such key"),
+    router.RequestError.invalid([router.Violation("spec.seed", "is -1", private=True)], metadata={"seed": "-1"}),
 ]
+PACKAGES = ("sluice", "router", "engine_worker", "detok_service", "gateway")
+
+
+def exceptions_with_arguments() -> set[type]:
+    """The exception classes of all packages whose constructors are their own."""
+    root, found = Path(__file__).parents[2], set()
+    for file in sorted(file for package in PACKAGES for file in (root / package).rglob("*.py")):
+        for node in ast.parse(file.read_text(encoding="utf-8")).body:
+            bases = [ast.unparse(base) for base in node.bases] if isinstance(node, ast.ClassDef) else []
+            own = isinstance(node, ast.ClassDef) and any(getattr(part, "name", "") == "__init__" for part in node.body)
+            if own and any(base.endswith(("Error", "Exception")) for base in bases):
+                module = ".".join(file.relative_to(root).with_suffix("").parts)
+                found.add(getattr(import_module(module), node.name))
+    return found
+
+
+def test_each_exception_with_arguments_of_its_own_is_pickled_below() -> None:
+    pickled = {kind for error in ERRORS for kind in type(error).__mro__}
+    assert exceptions_with_arguments() <= pickled
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)

@@ -108,6 +108,18 @@ def test_a_value_of_the_wrong_type_is_an_error_at_once(options, message) -> None
         SamplingParams(**options)
 
 
+class Answer:
+    """Like a Pydantic model."""
+
+    @classmethod
+    def model_json_schema(cls) -> dict[str, str]:
+        return {"title": "Answer"}
+
+
+def test_a_guide_may_be_a_pydantic_model() -> None:
+    assert GuidedDecodingParams(json=Answer).options() == {"json_schema": '{"title": "Answer"}'}
+
+
 def test_an_unknown_parameter_names_what_to_write_in_its_place() -> None:
     for name, hint in {"max_token": "'max_tokens'", "stop_strings": "'stop'", "bad_words": "'bad'"}.items():
         with pytest.raises(TypeError, match=f"unknown option {name!r}; did you mean {hint}?"):

@@ -30,15 +30,16 @@ def test_the_launcher_and_the_executor_refuse_a_revision_of_a_folder(start):
         start(str(tiny_model.path()), revision="v2")
 
 
-def test_the_launcher_downloads_the_model_once(monkeypatch):
+def test_the_launcher_downloads_the_model_once_its_weights_after_the_check(monkeypatch):
     """The services receive the folder, so that all use the same files."""
     downloads = []
 
     def download(model, **options):
-        downloads.append((model, options["revision"]))
+        downloads.append((model, options["revision"], "*.safetensors" in options["allow_patterns"]))
         return str(tiny_model.path())
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", download)
     plan = Ring("someone/model", revision="v2").plan
-    assert downloads == [("someone/model", "v2")]
+    commit = tiny_model.path().name  # of a folder in the cache
+    assert downloads == [("someone/model", "v2", False), ("someone/model", commit, True)]
     assert (plan.model, plan.name) == (str(tiny_model.path()), "someone/model")

@@ -10,8 +10,8 @@ import pytest
 
 from engine_worker.models.registry import MODELS
 from sluice.launch import Ring
-from sluice.launch.servable import causal_language_models
 from sluice.ring.checkpoint import CheckpointError
+from sluice.ring.servable import causal_language_models
 from sluice.tiny_model import path
 
 
@@ -58,12 +58,39 @@ def test_architectures_are_those_of_transformers() -> None:
         ({"architectures": ["FooForCausalLM"], "model_type": "foo"}, "FooForCausalLM"),
         ({"architectures": []}, "architectures"),
         ({"architectures": None}, "architectures"),
-        ({"quantization_config": {"quant_method": "awq"}}, "awq"),
+        ({"quantization_config": {"quant_method": "awq"}}, "quantization_config.quant_method = awq"),
+        ({"compression_config": {"format": "pack-quantized"}}, "(compression_config)"),
+        ({"max_position_embeddings": 1}, "max_position_embeddings must be a number of tokens, at least 2 (got 1)"),
+        (
+            {"max_position_embeddings": "8k"},
+            "max_position_embeddings must be a number of tokens, at least 2 (got '8k')",
+        ),
     ],
 )
 def test_an_unsupported_model_is_refused(folder, config, named) -> None:
     change_config(folder, **config)
     assert named in refusal(folder)
+
+
+def test_no_weights_of_an_unsupported_model_are_downloaded(folder, monkeypatch) -> None:
+    patterns: list[str] = []
+
+    def download(model: str, **options) -> str:
+        patterns.extend(options["allow_patterns"])
+        return str(folder)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    change_config(folder, architectures=["FooForCausalLM"])
+    with pytest.raises(CheckpointError, match="FooForCausalLM"):
+        Ring("someone/model")
+    assert patterns
+    assert "*.safetensors" not in patterns
+
+
+@pytest.mark.parametrize("name", ["hf_quant_config.json", "quantize_config.json", "quant_config.json"])
+def test_files_of_quantized_weights_are_refused(folder, name) -> None:
+    (folder / name).write_text("{}")
+    assert name in refusal(folder)
 
 
 def test_truncated_weights_are_refused_unless_they_are_not_read(folder) -> None:

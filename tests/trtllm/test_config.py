@@ -48,6 +48,14 @@ def test_unknown_attributes_of_an_executor_config_are_pickled() -> None:
     assert copy.backend == "pytorch"
 
 
+def test_names_of_other_versions_and_modules() -> None:
+    assert trtllm.SchedulerPolicy is trtllm.CapacitySchedulerPolicy
+    with pytest.raises(ImportError, match=r"sluice\.trtllm has no LLM: from sluice import LLM"):
+        from sluice.trtllm import LLM  # noqa: F401
+    with pytest.raises(AttributeError, match=r"no attribute 'Foo'; docs/trtllm\.md lists"):
+        trtllm.Foo  # noqa: B018
+
+
 def test_defaults() -> None:
     config = trtllm.ExecutorConfig()
     assert config.scheduler_config.capacity_scheduler_policy is trtllm.CapacitySchedulerPolicy.GUARANTEED_NO_EVICT

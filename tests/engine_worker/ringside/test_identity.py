@@ -108,9 +108,18 @@ def test_heartbeats_contain_the_model_version(start):
     assert start(model_version="v2").worker._heartbeat().model_version == "v2"
 
 
+def test_a_limit_below_the_models_context(start):
+    assert start(max_context_tokens=60).worker._heartbeat().max_sequence_tokens == 60
+
+
 @pytest.mark.parametrize(
     ("held", "settings", "setting"),
-    [(100, {"kv_cache_tokens": 100}, None), (64, {"kv_cache_tokens": 64}, "kv_cache_tokens"), (64, {}, "kv_memory")],
+    [
+        (100, {"kv_cache_tokens": 100}, None),
+        (60, {"max_context_tokens": 60, "kv_cache_tokens": 100}, None),
+        (64, {"kv_cache_tokens": 64}, "kv_cache_tokens"),
+        (64, {}, "kv_memory"),
+    ],
 )
 def test_a_cache_that_holds_less_than_the_models_context(held, settings, setting):
     terms = Terms(FINGERPRINT, 10, held, 9)
@@ -118,5 +127,5 @@ def test_a_cache_that_holds_less_than_the_models_context(held, settings, setting
     if setting is None:
         assert reason is None
     else:
-        assert "holds 64 tokens, fewer than the model's context of 100" in reason
+        assert "holds 64 tokens, fewer than the context of 100" in reason
         assert f"raise {setting}" in reason

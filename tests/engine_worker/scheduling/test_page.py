@@ -49,6 +49,21 @@ def test_the_prefill_first_example(tmp_path, monkeypatch):
     assert all(bench.output(request) == bench.expected(request) for request in (early, late))
 
 
+def test_the_example_of_tensorrt_llm(tmp_path, monkeypatch):
+    (tmp_path / "to_completion.py").write_text(example("to_completion"))
+    monkeypatch.chdir(tmp_path)
+    bench = EngineBench(schedulers=SchedulerNames("to_completion:ToCompletion"), num_blocks=12, max_batch_size=8)
+    sys.modules.pop("to_completion")
+    requests = [bench.submit([number, 1, 2, 3, 4], max_tokens=9) for number in range(6)]
+    too_large = bench.submit(range(8), max_tokens=12, n=5)
+    most = 0
+    while bench.step():
+        most = max(most, len(bench.cache.holders))
+    assert all(bench.output(request) == bench.expected(request) for request in [*requests, too_large])
+    assert bench.cache.preemptions == 0
+    assert most > 1
+
+
 def test_the_example_is_about_thirty_lines():
     assert 25 <= len(example().splitlines()) <= 35
 

@@ -98,7 +98,7 @@ async def test_the_engines_limit_is_the_context(ring, start):
     client = await start()
     details = await refused(client.events(ids(*[5] * 60, stopping=StoppingCriteria(max_tokens=41))))
     assert (details.info.reason, details.fields) == ("CONTEXT_OVERFLOW", ["spec.stopping.max_tokens"])
-    limit = "the context of 100 tokens that the engines' KV cache can hold (the model's is 2048)"
+    limit = "the context of 100 tokens that the engines accept (the model's is 2048)"
     assert limit in details.error.details()
     await client.events(ids(*[5] * 60))
     assert ring.calls[0].submit.stopping.max_tokens == 40
