@@ -1,0 +1,90 @@
+"""LoRA adapters in the graph: an operation behind each linear layer adds the products of the step's adapters.
+
+The operation calls the kernel of `engine_worker.lora`, row by row, so that a row has the same bits in every batch.
+Products of matrices in the graph would multiply each row with the adapters of all rows, in an order of summation that
+depends on their number. The plugin takes tens of microseconds to call Python, so the operation is in a branch
+that steps without adapters skip.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+import openvino as ov
+import torch
+from openvino import opset13 as op
+
+from engine_worker.layers.adapters import StepAdapters
+
+NAME = "with_adapters"
+"""Input of the graph, bool: whether the step has adapters."""
+
+
+class AdaptedLinear(NamedTuple):
+    """A linear layer, named as in `StepAdapters.add`."""
+
+    layer: int
+    name: str
+    inputs: int
+    outputs: int
+
+
+class GraphAdapters:
+    """Gives the adapters of each step to the graph's operations."""
+
+    def __init__(self) -> None:
+        self.step: StepAdapters | None = None
+        self.flag = np.zeros((), np.bool_)
+        """The value of `parameter`."""
+        self.parameter = op.parameter(ov.PartialShape([]), ov.Type.boolean)
+        self.parameter.output(0).set_names({NAME})
+
+    def use(self, step: StepAdapters | None) -> None:
+        """Set the adapters of the next step."""
+        self.step = step
+        self.flag[...] = step is not None
+
+    def add(self, linear: AdaptedLinear, x: ov.Node | ov.Output, product: ov.Node) -> ov.Node:
+        """The layer's product [T, outputs] plus those of the adapters with `x` [T, inputs]."""
+        row = op.parameter(ov.PartialShape([-1, linear.inputs]), ov.Type.f32)
+        then_body = ov.Model([op.result(_Products(self, linear, [row.output(0)]))], [row], "with adapters")
+        zeros = op.constant(np.zeros((1, linear.outputs), np.float32))
+        else_body = ov.Model([op.result(zeros)], [], "without adapters")
+        branch = op.if_op(self.parameter)
+        branch.set_then_body(then_body)
+        branch.set_else_body(else_body)
+        branch.set_input(x.output(0) if isinstance(x, ov.Node) else x, row, None)
+        branch.set_output(then_body.results[0], else_body.results[0])
+        return op.add(product, branch)
+
+
+class _Products(ov.Op):
+    """x [T, inputs] -> the sum of the adapters' products [T, outputs], zeros in rows without an adapter. OpenVINO
+    requires these methods of an operation."""
+
+    def __init__(self, adapters: GraphAdapters, linear: AdaptedLinear, inputs: list[ov.Output]) -> None:
+        self._adapters = adapters
+        self._linear = linear
+        super().__init__(self, inputs)
+
+    def validate_and_infer_types(self) -> None:
+        self.set_output_type(
+            0, ov.Type.f32, ov.PartialShape([self.get_input_partial_shape(0)[0], self._linear.outputs])
+        )
+
+    def clone_with_new_inputs(self, inputs: list[ov.Output]) -> "_Products":
+        return _Products(self._adapters, self._linear, inputs)
+
+    def visit_attributes(self, _visitor: object) -> bool:
+        return True
+
+    def has_evaluate(self) -> bool:
+        return True
+
+    def evaluate(self, outputs: ov.TensorVector, inputs: ov.TensorVector) -> bool:
+        step = self._adapters.step
+        if step is None:
+            raise RuntimeError("the graph computes adapters in a step without adapters")
+        x, products = inputs[0].data, outputs[0].data
+        products[...] = 0
+        step.add(self._linear.layer, self._linear.name, torch.from_numpy(x), torch.from_numpy(products))
+        return True
