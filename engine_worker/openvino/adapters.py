@@ -45,16 +45,20 @@ class GraphAdapters:
 
     def add(self, linear: AdaptedLinear, x: ov.Node | ov.Output, product: ov.Node) -> ov.Node:
         """The layer's product [T, outputs] plus those of the adapters with `x` [T, inputs]."""
-        row = op.parameter(ov.PartialShape([-1, linear.inputs]), ov.Type.f32)
-        then_body = ov.Model([op.result(_Products(self, linear, [row.output(0)]))], [row], "with adapters")
-        zeros = op.constant(np.zeros((1, linear.outputs), np.float32))
-        else_body = ov.Model([op.result(zeros)], [], "without adapters")
+        base, plain = (_rows(linear.outputs) for _ in range(2))
+        inputs = _rows(linear.inputs)
+        total = op.add(base, _Products(self, linear, [inputs.output(0)]))
+        then_body = ov.Model([op.result(total)], [base, inputs], "with adapters")
+        # The branch must not return the summand alone: the plugin would add it within the linear layer, and expect one
+        # of the same shape.
+        else_body = ov.Model([op.result(plain)], [plain], "without adapters")
         branch = op.if_op(self.parameter)
         branch.set_then_body(then_body)
         branch.set_else_body(else_body)
-        branch.set_input(x.output(0) if isinstance(x, ov.Node) else x, row, None)
+        branch.set_input(product.output(0), base, plain)
+        branch.set_input(x.output(0) if isinstance(x, ov.Node) else x, inputs, None)
         branch.set_output(then_body.results[0], else_body.results[0])
-        return op.add(product, branch)
+        return branch
 
 
 class _Products(ov.Op):
@@ -88,3 +92,8 @@ class _Products(ov.Op):
         products[...] = 0
         step.add(self._linear.layer, self._linear.name, torch.from_numpy(x), torch.from_numpy(products))
         return True
+
+
+def _rows(size: int) -> ov.Node:
+    """A parameter [T, size]."""
+    return op.parameter(ov.PartialShape([-1, size]), ov.Type.f32)

@@ -2,6 +2,7 @@
 
 from collections.abc import Container
 from dataclasses import replace as replace_field
+from itertools import product
 from typing import Any, NamedTuple
 
 import torch
@@ -105,8 +106,9 @@ def verify(config: DecoderConfig, precision: Precision, threads: int, *, lora: b
     )
     plain = precision.quantize == "none" and precision.dtype == "float32"
     allowed = TOLERANCE[precision.kv] if plain else ROUNDED_TOLERANCE
-    for sequences in STEPS:
-        slices = _slices(sequences, config, ADAPTED if lora else ())
+    # With adapters too, between steps without.
+    for adapted, sequences in product(((), ADAPTED, ()) if lora else ((),), STEPS):
+        slices = _slices(sequences, config, adapted)
         error = _error(_logits(reference, slices), _logits(forward, slices))
         # Not `error > ...`: a NaN must fail too.
         if not error <= allowed:
