@@ -1,5 +1,5 @@
-"""Streams with LoRA and prompt adapters, through a separate ring: its engines have int8 weights and a draft model, those
-of the other streams have float32 weights and use prompt lookup."""
+"""Streams with LoRA and prompt adapters, through a separate ring: its engines have int8 weights and a draft model,
+those of the other streams have float32 weights and use prompt lookup."""
 
 import json
 from collections.abc import Iterator, Mapping
