@@ -12,6 +12,7 @@ import numpy as np
 import openvino as ov
 import torch
 from openvino import opset13 as op
+from torch import Tensor
 
 from engine_worker.layers.adapters import StepAdapters
 
@@ -33,6 +34,8 @@ class GraphAdapters:
 
     def __init__(self) -> None:
         self.step: StepAdapters | None = None
+        self.error: Exception | None = None
+        """Raised by an operation of the latest step."""
         self.flag = np.zeros((), np.bool_)
         """The value of `parameter`."""
         self.parameter = op.parameter(ov.PartialShape([]), ov.Type.boolean)
@@ -40,8 +43,23 @@ class GraphAdapters:
 
     def use(self, step: StepAdapters | None) -> None:
         """Set the adapters of the next step."""
-        self.step = step
+        self.step, self.error = step, None
         self.flag[...] = step is not None
+
+    def check(self) -> None:
+        """Raises RuntimeError if an operation of the latest step failed."""
+        if self.error is not None:
+            raise RuntimeError(f"the products of LoRA adapters failed: {self.error!r}") from self.error
+
+    def add_products(self, linear: AdaptedLinear, x: Tensor, out: Tensor) -> None:
+        """Add those of the step's adapters; see `StepAdapters.add`. Errors are reported by `check`: the plugin would
+        lose them, and leave its threads in an undefined state."""
+        try:
+            if self.step is None:
+                raise RuntimeError("the step has no adapters")
+            self.step.add(linear.layer, linear.name, x, out)
+        except Exception as error:  # noqa: BLE001 - reported by `check`
+            self.error = error
 
     def add(self, linear: AdaptedLinear, x: ov.Node | ov.Output, product: ov.Node) -> ov.Node:
         """The layer's product [T, outputs] plus those of the adapters with `x` [T, inputs]."""
@@ -85,12 +103,9 @@ class _Products(ov.Op):
         return True
 
     def evaluate(self, outputs: ov.TensorVector, inputs: ov.TensorVector) -> bool:
-        step = self._adapters.step
-        if step is None:
-            raise RuntimeError("the graph computes adapters in a step without adapters")
         x, products = inputs[0].data, outputs[0].data
         products[...] = 0
-        step.add(self._linear.layer, self._linear.name, torch.from_numpy(x), torch.from_numpy(products))
+        self._adapters.add_products(self._linear, torch.from_numpy(x), torch.from_numpy(products))
         return True
 
 

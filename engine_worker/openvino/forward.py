@@ -147,6 +147,8 @@ class OpenVinoForward:
         """Returns logits [num_rows, vocab], in OpenVINO's memory. Raises RuntimeError."""
         _first_bits(self._logits)[:] = UNWRITTEN
         self._request.infer(share_outputs=True)
+        if self._graph_adapters is not None:
+            self._graph_adapters.check()
         logits: NDArray[np.float32] = self._request.get_output_tensor(0).data
         # A node that fails may only print its error and leave the previous step's output in place.
         if len(logits) != num_rows or _first_bits(logits) == UNWRITTEN:

@@ -3,14 +3,12 @@
 import pytest
 import torch
 
-from engine_worker.lora.checkpoint import AdapterWeights, ModuleWeights
-from engine_worker.lora.device import LoadPlan
 from engine_worker.openvino.compiled import has_bfloat16
 from engine_worker.openvino.forward import OpenVinoForward
-from engine_worker.step import AdapterLoad, Draw, Slice
+from engine_worker.step import Draw, Slice
 from sluice import tiny_model
 from sluice.ring.params import SamplingParams
-from tests.engine_worker.openvino.loaded import load
+from tests.engine_worker.openvino.loaded import load, load_adapter
 
 DRAW = Draw(SamplingParams(temperature=0.0), 0, 0)
 LENGTHS = [1 + 37 * i % 150 for i in range(64)]
@@ -56,18 +54,6 @@ def blocks(number: int) -> list[int]:
 def last(number: int, *, lora: bool = False) -> Slice:
     adapter = number % ADAPTERS if lora else 0
     return Slice(prompt(number)[-1:], LENGTHS[number], blocks(number), (DRAW,), adapter=adapter)
-
-
-def load_adapter(forward: OpenVinoForward, number: int) -> None:
-    random, targets = torch.Generator().manual_seed(number), forward.adapters.targets
-    a, b = (
-        [torch.randn(3 * number, span.size, generator=random) * 0.1 for span in spans]
-        for spans in ([target.inputs for target in targets], [target.outputs for target in targets])
-    )
-    weights = AdapterWeights(tuple(map(ModuleWeights, targets, a, b)))
-    count = weights.num_pages(forward.adapters.placed.page_ranks)
-    pages = tuple(range(number * count, (number + 1) * count))
-    forward.load_adapters([LoadPlan.of(AdapterLoad(number, "", pages), weights)], [weights])
 
 
 @pytest.mark.parametrize(
