@@ -49,11 +49,11 @@ def _load(
     setting = requires_openvino(config)
     if setting is not None:
         check_openvino(config, setting)
-        return _selected(checkpoint, config, progress, draft, extensions, setting)
+        return _selected(checkpoint, config, progress, warn, draft, extensions, setting)
     reason = "selected by the setting"
     if config.backend == "auto":
         try:
-            return _by_openvino(checkpoint, config, progress, draft, extensions, "the default on a CPU")
+            return _by_openvino(checkpoint, config, progress, warn, draft, extensions, "the default on a CPU")
         except _NoOpenVinoError as error:
             reason = str(error)
     runner = load_torch(
@@ -97,7 +97,6 @@ def _unsupported(config: RunnerConfig, ranks: int = 1) -> list[tuple[str, str]]:
     return backend.unsupported_by_openvino(
         config,
         find_device(config).type,
-        lora=config.lora,
         tokens_per_block=config.tokens_per_block,
         ranks=ranks,
     )
@@ -111,6 +110,7 @@ def _by_openvino(
     checkpoint: Checkpoint,
     config: RunnerConfig,
     progress: Progress,
+    warn: Warn,
     draft: DraftConfig | None,
     extensions: Extensions,
     reason: str,
@@ -123,7 +123,7 @@ def _by_openvino(
     except ImportError as error:
         raise _NoOpenVinoError(_not_installed(error)) from error
     try:
-        runner = load_openvino(checkpoint, config, progress, draft, extensions)
+        runner = load_openvino(checkpoint, config, progress, warn, draft, extensions)
     except RefusedError as error:
         raise _NoOpenVinoError(f"OpenVINO cannot serve this model here: {error}") from error
     runner.choices["backend_reason"] = f"{reason}; {runner.choices['backend_reason']}"
@@ -151,12 +151,13 @@ def _selected(
     checkpoint: Checkpoint,
     config: RunnerConfig,
     progress: Progress,
+    warn: Warn,
     draft: DraftConfig | None,
     extensions: Extensions,
     setting: str,
 ) -> ModelRunner:
     """`setting`: from `requires_openvino`. Raises ValueError."""
     try:
-        return _by_openvino(checkpoint, config, progress, draft, extensions, f"selected by the setting {setting}")
+        return _by_openvino(checkpoint, config, progress, warn, draft, extensions, f"selected by the setting {setting}")
     except _NoOpenVinoError as error:
         raise ValueError(f"{setting} cannot be used: {error}") from error

@@ -1,5 +1,5 @@
-"""Streams with LoRA and prompt adapters, through a separate ring: on a CPU, engines with LoRA use torch, while those of
-the other streams use OpenVINO. These engines have a draft model, the others use prompt lookup."""
+"""Streams with LoRA and prompt adapters, through a separate ring: its engines have int8 weights and a draft model,
+those of the other streams have float32 weights and use prompt lookup."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -55,7 +55,7 @@ def ring(plan: StreamsPlan, folder: Path, **options: Any) -> Iterator[Ring]:
         "prompt_adapter_folders": [str(folder)],
     }
     # The model is its own draft model: its draft tokens are accepted where no adapter changes the token.
-    engine = {"lora": True, "lora_folders": [str(folder)], "draft_model": str(path())}
+    engine = {"lora": True, "lora_folders": [str(folder)], "quantize": "int8", "draft_model": str(path())}
     with plan.ring(engine, router, **options) as found:
         with Client(found.addresses) as client:
             # The routers load them too, but some time after their start.

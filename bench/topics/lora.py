@@ -51,8 +51,7 @@ class LoraPoint(msgspec.Struct, frozen=True):
     speeds: tuple[float, ...]
     """Speed with `counts` adapters divided by that without adapters on the same engine."""
     openvino: float
-    """Speed of an engine without LoRA with the default backend, divided by `off`: the speed that LoRA gives up on a
-    CPU."""
+    """Speed of an engine without LoRA with the default backend, divided by `off`."""
 
 
 class LoraResult(LoraPlan, frozen=True, kw_only=True):

@@ -1,25 +1,23 @@
 """Allocates an engine's memory for adapters and chooses the kernel that computes with them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
 from engine_worker.attention.cache import zeros
-from engine_worker.layers.adapters import find_targets
-from engine_worker.layers.layer import Layer
+from engine_worker.layers.adapters import Target
 from engine_worker.layers.shard import Shard
 from engine_worker.lora.device import DeviceAdapters
-from engine_worker.lora.library import LibraryPlan
+from engine_worker.lora.library import AdapterLibrary, LibraryPlan
 from engine_worker.lora.paged import Kernel, PagedAdapters
 from sluice.settings.engine import LoraOptions
 
 
 def make_adapters(
-    layers: Sequence[Layer], options: LoraOptions, dtype: torch.dtype, device: torch.device, shard: Shard, free: int
+    targets: Sequence[Target], options: LoraOptions, dtype: torch.dtype, device: torch.device, shard: Shard, free: int
 ) -> DeviceAdapters:
-    """`layers`: layers of the decoder. `free`: free bytes of device memory. Raises ValueError if not even one page
+    """`targets`: see `find_targets`. `free`: free bytes of device memory. Raises ValueError if not even one page
     fits, or if the model has no linear map that an adapter may change."""
-    targets = find_targets(layers)
     if not targets:
         raise ValueError("lora: no layer of this model can have adapters")
     widest = max(target.inputs.size + target.outputs.size for target in targets)
@@ -39,7 +37,23 @@ def make_adapters(
     return DeviceAdapters(placed, targets, dtype, device, shard, num_pages)
 
 
-def library_plan(adapters: DeviceAdapters, options: LoraOptions, dtype: torch.dtype) -> LibraryPlan:
+def make_library(
+    adapters: DeviceAdapters | None,
+    options: LoraOptions,
+    dtype: torch.dtype,
+    warn: Callable[[str, str], None],
+) -> AdapterLibrary | None:
+    """The library of a forward pass's adapters, with those of `lora_prefetch_dir`; None if it serves none. Raises
+    ValueError on a folder that does not exist. `warn`: called with a log event and a reason."""
+    if adapters is None:
+        return None
+    library = AdapterLibrary(options, _library_plan(adapters, options, dtype))
+    for folder, reason in library.prefetch():
+        warn("adapter_skipped", f"{folder}: {reason}")
+    return library
+
+
+def _library_plan(adapters: DeviceAdapters, options: LoraOptions, dtype: torch.dtype) -> LibraryPlan:
     host_bytes, ranks = options.lora_host_cache_size, options.lora_num_host_module_layer
     if ranks is not None:
         # Adapters in host memory are whole, not split over ranks.

@@ -1,7 +1,7 @@
 """Builds the graph's inputs from a step's slices."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from engine_worker.openvino.graph import INPUTS
 from engine_worker.positions import AXES
-from engine_worker.runner.batch import rotary_positions
+from engine_worker.runner.batch import adapter_numbers, rotary_positions
 from engine_worker.runner.table_rows import STAND_IN, table_rows
 from engine_worker.step import Slice
 
@@ -20,6 +20,23 @@ MIN_ROWS = 2
 bits."""
 NO_IDS = np.zeros(0, np.int32)
 DTYPES = [dtype.to_dtype() for _, dtype, _ in INPUTS]
+
+
+class StepNumbers(NamedTuple):
+    """Which tokens have which LoRA adapter."""
+
+    numbers: NDArray[np.int64]
+    """[B]: see `StepArrays.adapters`."""
+    query_start: NDArray[np.int32]
+    """[B + 1]: index of each slice's first token."""
+
+    @classmethod
+    def of(cls, slices: Sequence[Slice]) -> "StepNumbers | None":
+        """None: no slice has an adapter."""
+        numbers = adapter_numbers(slices)
+        if numbers is None:
+            return None
+        return cls(numbers, np.cumsum([0, *(len(part.tokens) for part in slices)], dtype=np.int32))
 
 
 class PreparedStep:
@@ -34,6 +51,8 @@ class PreparedStep:
         """Rows whose hidden states are returned."""
         self.has_rows = num_kept > 0
         self.follows = bool(tokens)
+        self.adapters: StepNumbers | None = None
+        """None: no slice has a LoRA adapter."""
         self._tokens = tokens
         self._draws = draws
 

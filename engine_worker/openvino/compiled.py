@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from engine_worker.models.config import DecoderConfig
 from engine_worker.models.decoder import CausalLM
+from engine_worker.openvino.adapters import GraphAdapters
 from engine_worker.openvino.graph import INPUTS, build
 from engine_worker.openvino.precision import Precision
 from engine_worker.openvino.store import ConstantStore
@@ -17,10 +18,16 @@ from engine_worker.openvino.weights import formats
 
 
 def compile_decoder(
-    model: CausalLM, precision: Precision, threads: int, store: ConstantStore, output_layers: Sequence[int] = ()
+    model: CausalLM,
+    precision: Precision,
+    threads: int,
+    store: ConstantStore,
+    output_layers: Sequence[int] = (),
+    *,
+    lora: bool = False,
 ) -> ov.CompiledModel:
     """Build and compile the graph. The weights are then owned by `store`, so the model may be dropped. Raises any error
-    of OpenVINO."""
+    of OpenVINO. `lora`: with operations for adapters."""
     properties = {
         **precision.properties,
         "INFERENCE_NUM_THREADS": threads,
@@ -28,10 +35,11 @@ def compile_decoder(
         # With pinning, all engines of a machine would be bound to the same cores.
         "ENABLE_CPU_PINNING": False,
     }
-    graphs = build(model, formats(precision.quantize, store.keep), output_layers)
+    adapters = GraphAdapters() if lora else None
+    graphs = build(model, formats(precision.quantize, store.keep), output_layers, adapters)
     compiled = _core().compile_model(graphs.decoder, "CPU", properties)
     # Attributes of the compiled model, so that they live as long as it does.
-    compiled.store, compiled.head = store, Head(graphs.head, properties)
+    compiled.store, compiled.head, compiled.adapters = store, Head(graphs.head, properties), adapters
     return compiled
 
 

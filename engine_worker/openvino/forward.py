@@ -9,10 +9,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from engine_worker.layers.adapters import StepAdapters
 from engine_worker.lora.checkpoint import AdapterWeights
-from engine_worker.lora.device import LoadPlan
+from engine_worker.lora.device import DeviceAdapters, LoadPlan
 from engine_worker.models.config import DecoderConfig, widest_window
-from engine_worker.openvino.arrays import MIN_ROWS, PreparedStep, prepared_step
+from engine_worker.openvino.adapters import GraphAdapters
+from engine_worker.openvino.arrays import MIN_ROWS, PreparedStep, StepNumbers, prepared_step
 from engine_worker.openvino.cache import BlockCache
 from engine_worker.openvino.graph import INPUTS
 from engine_worker.runner.forward import TakeRows, ignore_rows, rows_between, rows_per_block
@@ -38,11 +40,13 @@ class OpenVinoForward:
         dtype: str,
         threads: int,
         output_layers: tuple[int, ...] = (),
+        adapters: DeviceAdapters | None = None,
         *,
         exact: bool = False,
         separates: bool = False,
     ) -> None:
-        """`output_layers` must be those that the decoder was compiled with. `exact`, `separates`: see `Runner`."""
+        """`output_layers` must be those that the decoder was compiled with, and `adapters` must be None if it was
+        compiled without `lora`. `exact`, `separates`: see `Runner`."""
         self.exact = exact
         self.separates = separates
         self.cache = cache
@@ -69,6 +73,11 @@ class OpenVinoForward:
         self._failed = False
         for index, tensor in enumerate(cache.tensors, len(INPUTS)):
             self._request.set_input_tensor(index, tensor)
+        self.adapters = adapters
+        self._graph_adapters: GraphAdapters | None = compiled.adapters
+        if self._graph_adapters is not None:
+            flag = ov.Tensor(self._graph_adapters.flag, shared_memory=True)
+            self._request.set_input_tensor(len(INPUTS) + len(cache.tensors), flag)
 
     def check(self) -> None:
         if self._failed:
@@ -80,17 +89,23 @@ class OpenVinoForward:
 
     def arrays(self, slices: Sequence[Slice]) -> PreparedStep:
         size, spare = self.cache.tokens_per_block, self.cache.spare
-        return prepared_step(slices, size, self.window, self._smallest, spare, self._no_rows, axes=self._axes)
+        step = prepared_step(slices, size, self.window, self._smallest, spare, self._no_rows, axes=self._axes)
+        if self.adapters is not None:
+            step.adapters = StepNumbers.of(slices)
+        return step
 
     def prepare(self, arrays: PreparedStep) -> PreparedStep:
         """Returns the step unchanged: there is nothing to copy to a device."""
         return arrays
 
     def load_adapters(self, plans: Sequence[LoadPlan], weights: Sequence[AdapterWeights] = ()) -> None:
-        raise NotImplementedError("the openvino backend does not support LoRA adapters")
+        if self.adapters is not None:
+            self.adapters.load(plans, weights)
 
-    def missing_adapters(self, step: PreparedStep) -> Mapping[int, str]:  # noqa: ARG002
-        return {}
+    def missing_adapters(self, step: PreparedStep) -> Mapping[int, str]:
+        if self.adapters is None or step.adapters is None:
+            return {}
+        return self.adapters.missing(step.adapters.numbers)
 
     def logits(self, moves: Iterable[Move], step: PreparedStep | None, take: TakeRows = ignore_rows) -> Tensor | None:
         """See `Forward.logits`."""
@@ -99,6 +114,8 @@ class OpenVinoForward:
         if step is None:
             return None
         self._set(step.inputs)
+        if self._graph_adapters is not None:
+            self._graph_adapters.use(self._adapters_of(step))
         try:
             self._logits = self._infer(len(step.inputs[ROWS]))
             if step.num_kept:
@@ -107,6 +124,12 @@ class OpenVinoForward:
             self._failed = True
             raise
         return torch.from_numpy(self._logits[: step.num_rows]) if step.num_rows else None
+
+    def _adapters_of(self, step: PreparedStep) -> StepAdapters | None:
+        """None if the step has no adapters, or all of them are missing."""
+        if self.adapters is None or step.adapters is None:
+            return None
+        return self.adapters.step(*step.adapters)
 
     def _take_rows(self, num_kept: int, take: TakeRows) -> None:
         hidden = self._request.get_output_tensor(1).data
@@ -124,6 +147,8 @@ class OpenVinoForward:
         """Returns logits [num_rows, vocab], in OpenVINO's memory. Raises RuntimeError."""
         _first_bits(self._logits)[:] = UNWRITTEN
         self._request.infer(share_outputs=True)
+        if self._graph_adapters is not None:
+            self._graph_adapters.check()
         logits: NDArray[np.float32] = self._request.get_output_tensor(0).data
         # A node that fails may only print its error and leave the previous step's output in place.
         if len(logits) != num_rows or _first_bits(logits) == UNWRITTEN:

@@ -20,6 +20,7 @@ from engine_worker.layers.mlp import SwiGLU
 from engine_worker.layers.rotary import frequencies
 from engine_worker.models.config import DecoderConfig
 from engine_worker.models.decoder import CausalLM, DecoderLayer
+from engine_worker.openvino.adapters import AdaptedLinear, GraphAdapters
 from engine_worker.openvino.weights import Weights, constant, rows_of
 from engine_worker.positions import AXES
 
@@ -38,7 +39,8 @@ INPUTS: tuple[tuple[str, ov.Type, list[int]], ...] = (
     ("virtual_tokens", ov.Type.i32, [-1]),
     ("virtual_rows", ov.Type.f32, [-1, -1]),
 )
-"""Name, type and shape of the decoder's inputs. The keys and values caches of each layer in turn follow them.
+"""Name, type and shape of the decoder's inputs. The keys and values caches of each layer in turn follow them,
+then, if the graph has adapters, `GraphAdapters.parameter`.
 
 - token_ids [T], positions [T]
 - past_lengths [B]: tokens of the sequence that are in the cache
@@ -72,7 +74,26 @@ class Step(NamedTuple):
     sin: ov.Node
 
 
-def build(model: CausalLM, weights: Weights, output_layers: Sequence[int] = ()) -> Graphs:
+class Linears(NamedTuple):
+    """How the linear layers of a decoder layer are built."""
+
+    weights: Weights
+    adapters: GraphAdapters | None
+    layer: int
+    """Index of the decoder layer."""
+
+    def product(self, name: str, linear: Linear, x: ov.Node | ov.Output) -> ov.Node:
+        product = op.matmul(x, self.weights.layers.node(linear.weight), False, True)
+        if linear.bias is not None:
+            product = op.add(product, constant(linear.bias))
+        if self.adapters is None:
+            return product
+        return self.adapters.add(AdaptedLinear(self.layer, name, *reversed(linear.weight.shape)), x, product)
+
+
+def build(
+    model: CausalLM, weights: Weights, output_layers: Sequence[int] = (), adapters: GraphAdapters | None = None
+) -> Graphs:
     """Build both graphs. Shape and type of the cache inputs are dynamic: the plugin chooses them."""
     config: DecoderConfig = model.config
     inputs = [_parameter(*declared) for declared in INPUTS]
@@ -84,10 +105,13 @@ def build(model: CausalLM, weights: Weights, output_layers: Sequence[int] = ()) 
     for index, (layer, window) in enumerate(zip(model.model.layers, config.windows, strict=True)):
         caches = [_parameter(f"{kind}.{index}", ov.Type.dynamic, [-1] * 4) for kind in ("keys", "values")]
         inputs += caches
-        x = _layer(layer, config, weights, x, step, caches, window)
+        linears = Linears(weights, adapters, index)
+        x = _layer(layer, config, linears, x, step, caches, window)
         if index in output_layers:
             layers[index] = op.gather(x, kept, _int64(0)).output(0)
     hidden = _parameter("hidden", ov.Type.f32, [-1, config.hidden_size])
+    if adapters is not None:
+        inputs.append(adapters.parameter)
     # Kept rows are returned before the last norm, which the head graph computes: most steps return no such rows, and
     # even an operation on no rows costs microseconds.
     kept_rows, head = op.gather(x, kept, _int64(0)), weights.vocabulary.node(model.lm_head.weight)
@@ -104,7 +128,7 @@ def build(model: CausalLM, weights: Weights, output_layers: Sequence[int] = ()) 
 def _layer(
     layer: DecoderLayer,
     config: DecoderConfig,
-    weights: Weights,
+    linears: Linears,
     x: ov.Node,
     step: Step,
     caches: list[ov.Node],
@@ -116,14 +140,14 @@ def _layer(
     heads = config.heads
     query_size, kv_size = heads.num_heads * heads.head_dim, heads.num_kv_heads * heads.head_dim
     h = _norm(x, layer.input_layernorm.weight, eps)
-    qkv = _split(_linear(attention.qkv_proj, weights, h), [query_size, kv_size, kv_size])
+    qkv = _split(linears.product("qkv_proj", attention.qkv_proj, h), [query_size, kv_size, kv_size])
     query = _rotated(qkv[0], heads.num_heads, attention.q_norm.weight if config.head_norms else None, config, step)
     key = _rotated(qkv[1], heads.num_kv_heads, attention.k_norm.weight if config.head_norms else None, config, step)
     attended = _attention([query, key, qkv[2]], caches, config, step, window)
-    x = op.add(x, _linear(attention.o_proj, weights, attended))
+    x = op.add(x, linears.product("o_proj", attention.o_proj, attended))
     h = _norm(x, layer.post_attention_layernorm.weight, eps)
-    gate, up = _split(_linear(mlp.gate_up_proj, weights, h), [config.intermediate_size] * 2)
-    return op.add(x, _linear(mlp.down_proj, weights, op.multiply(op.swish(gate), up)))
+    gate, up = _split(linears.product("gate_up_proj", mlp.gate_up_proj, h), [config.intermediate_size] * 2)
+    return op.add(x, linears.product("down_proj", mlp.down_proj, op.multiply(op.swish(gate), up)))
 
 
 def _attention(
@@ -193,11 +217,6 @@ def _norm(x: ov.Node, weight: Tensor, eps: float) -> ov.Node:
     mean = op.reduce_mean(op.power(x, op.constant(np.float32(2))), _shape(-1), True)
     root = op.sqrt(op.add(mean, op.constant(np.float32(eps))))
     return op.multiply(op.multiply(x, op.divide(op.constant(np.float32(1)), root)), constant(weight))
-
-
-def _linear(layer: Linear, weights: Weights, x: ov.Node | ov.Output) -> ov.Node:
-    product = op.matmul(x, weights.layers.node(layer.weight), False, True)
-    return product if layer.bias is None else op.add(product, constant(layer.bias))
 
 
 def _split(x: ov.Node, sizes: list[int]) -> list[ov.Output]:

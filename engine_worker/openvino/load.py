@@ -2,6 +2,7 @@
 
 import ctypes
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -9,7 +10,10 @@ import openvino as ov
 import torch
 
 from engine_worker.attention.reference import ReferenceAttention
+from engine_worker.layers.adapters import Target, find_targets
 from engine_worker.layers.shard import UNSHARDED, Place
+from engine_worker.lora.device import DeviceAdapters
+from engine_worker.lora.load import make_adapters, make_library
 from engine_worker.models.config import DecoderConfig, NotNativeError, narrow_windows, widest_window
 from engine_worker.models.decoder import CausalLM
 from engine_worker.models.registry import model_class
@@ -21,8 +25,8 @@ from engine_worker.openvino.store import open_store
 from engine_worker.openvino.trial import Trial, TrialError, verify
 from engine_worker.runner.config import DraftConfig, RunnerConfig, check_output_layers
 from engine_worker.runner.extensions import NO_EXTENSIONS, Extensions
-from engine_worker.runner.load import share_of_rank
-from engine_worker.runner.memory import count_blocks, count_host_blocks
+from engine_worker.runner.load import Warn, share_of_rank
+from engine_worker.runner.memory import count_blocks, count_host_blocks, free_memory
 from engine_worker.runner.runner import DraftRunner, ModelRunner
 from engine_worker.runner.vision import load_images
 from engine_worker.runner.weights import Progress, fill_weights
@@ -55,6 +59,7 @@ class Compiled(NamedTuple):
     precision: Precision
     exact: bool
     """See `Runner`."""
+    adapters: DeviceAdapters | None
     weights: str
     """Where the weights are stored, for the log."""
     output_layers: tuple[int, ...]
@@ -72,6 +77,7 @@ class Compiled(NamedTuple):
             str(precision),
             threads,
             self.output_layers,
+            self.adapters,
             exact=self.exact,
             separates=precision.separates,
         )
@@ -81,6 +87,7 @@ def load_openvino(
     checkpoint: Checkpoint,
     config: RunnerConfig,
     progress: Progress,
+    warn: Warn,
     draft: DraftConfig | None = None,
     extensions: Extensions = NO_EXTENSIONS,
 ) -> ModelRunner:
@@ -102,8 +109,11 @@ def load_openvino(
     if draft is not None:
         draft_runner = ModelRunner(forwards[1], extensions=Extensions(guides=extensions.guides))
         drafter = DraftRunner(draft_runner, draft.checkpoint.max_context_tokens)
-    extensions = replace(extensions, images=images)
+    adapters = make_library(forwards[0].adapters, config, torch.float32, warn)
+    extensions = replace(extensions, adapters=adapters, images=images)
     runner = ModelRunner(forwards[0], overlap=bool(config.overlap), drafter=drafter, extensions=extensions)
+    if compiled[0].adapters is not None:
+        runner.choices["lora_pages"] = str(compiled[0].adapters.num_pages)
     if images is not None:
         runner.choices["image_tokens"] = str(images.per_image)
     runner.choices |= {
@@ -124,12 +134,21 @@ def _compile(tested: Tested, progress: Progress) -> Compiled:
         model = CausalLM(shape, ReferenceAttention(shape.heads), Place(torch.float32, CPU, UNSHARDED))
         fill_weights(model, checkpoint, config, progress)
         store = open_store(config.weights_folder)
-        decoder = compile_decoder(model, precision, config.threads, store, config.output_layers)
+        decoder = compile_decoder(model, precision, config.threads, store, config.output_layers, lora=config.lora)
+        targets = find_targets(model.model.layers)
         # The store owns the weights: free the model's copies before the plugin packs them.
         del model
         _pack(decoder, shape, config.threads)
         store.release()
-    return Compiled(decoder, shape, precision, trial.exact, store.summary, config.output_layers)
+    adapters = _adapters(targets, config)
+    return Compiled(decoder, shape, precision, trial.exact, adapters, store.summary, config.output_layers)
+
+
+def _adapters(targets: Sequence[Target], config: RunnerConfig) -> DeviceAdapters | None:
+    """Called before the KV cache is allocated, which gets a fraction of the memory that remains."""
+    if not config.lora:
+        return None
+    return make_adapters(targets, config, torch.float32, CPU, UNSHARDED, free_memory(CPU))
 
 
 def _shape(checkpoint: Checkpoint, config: RunnerConfig) -> DecoderConfig:
@@ -160,7 +179,7 @@ def _tested(checkpoint: Checkpoint, config: RunnerConfig) -> Tested:
     check_output_layers(config.output_layers, shape.num_layers)
     try:
         with torch.inference_mode():
-            trial = verify(shape, precision, config.threads)
+            trial = verify(shape, precision, config.threads, lora=config.lora)
     except TrialError as error:
         raise RefusedError(str(error)) from error
     except RuntimeError as error:

@@ -145,7 +145,7 @@ def build_arrays(
         generation_rows=int(np.logical_and.accumulate(counts == 1).sum()),
         max_query=int(counts.max()),
         max_context=int(lengths.max()),
-        adapters=_adapters(slices),
+        adapters=adapter_numbers(slices),
         virtual_tokens=None if virtual is None else virtual.tokens,
         virtual_rows=None if virtual is None else virtual.rows,
     )
@@ -171,7 +171,8 @@ def rotary_positions(slices: Sequence[Slice], indexes: NDArray[np.int64]) -> NDA
     return rotary if grids else rotary[0]
 
 
-def _adapters(slices: Sequence[Slice]) -> NDArray[np.int64] | None:
+def adapter_numbers(slices: Sequence[Slice]) -> NDArray[np.int64] | None:
+    """See `StepArrays.adapters`."""
     numbers = [part.adapter for part in slices]
     return np.array(numbers, np.int64) if any(numbers) else None
 

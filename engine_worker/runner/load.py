@@ -10,12 +10,12 @@ from engine_worker.attention.backend import AttentionBackend, Site, capability_o
 from engine_worker.attention.cache import KVCache
 from engine_worker.attention.choice import ChosenBackend, choose
 from engine_worker.attention.reference import ReferenceAttention
+from engine_worker.layers.adapters import find_targets
 from engine_worker.layers.layer import Layer
 from engine_worker.layers.packing import Packer
 from engine_worker.layers.shard import UNSHARDED, Place, Shard
 from engine_worker.lora.device import DeviceAdapters
-from engine_worker.lora.library import AdapterLibrary
-from engine_worker.lora.load import library_plan, make_adapters
+from engine_worker.lora.load import make_adapters, make_library
 from engine_worker.models.config import NotNativeError, narrow_windows, widest_window
 from engine_worker.models.decoder import CausalLM
 from engine_worker.models.model import Model
@@ -123,11 +123,7 @@ def load_runner(
             loaded[1].forward, kernels=loaded[1].kernels, extensions=Extensions(guides=extensions.guides)
         )
         drafter = DraftRunner(draft_runner, draft.checkpoint.max_context_tokens)
-    adapters = None
-    if forward.adapters is not None:
-        adapters = AdapterLibrary(config, library_plan(forward.adapters, config, forward.hidden_dtype))
-        for folder, reason in adapters.prefetch():
-            warn("adapter_skipped", f"{folder}: {reason}")
+    adapters = make_library(forward.adapters, config, forward.hidden_dtype, warn)
     overlap = forward.device.type == "cuda" if config.overlap is None else config.overlap
     extensions = replace(extensions, adapters=adapters, images=images)
     runner = ModelRunner(forward, overlap, followers, kernels=kernels, drafter=drafter, extensions=extensions)
@@ -224,7 +220,8 @@ def _make_adapters(
     """Called before the KV cache is allocated, which gets a fraction of the memory that remains."""
     if not config.lora or not isinstance(model, CausalLM):
         return None
-    return make_adapters(model.model.layers, config, dtype, device, shard, free_memory(device) // config.ranks_here)
+    targets = find_targets(model.model.layers)
+    return make_adapters(targets, config, dtype, device, shard, free_memory(device) // config.ranks_here)
 
 
 def _use_device(device: torch.device, config: RunnerConfig, warn: Warn) -> None:

@@ -36,14 +36,13 @@ def requires_openvino(config: Compute, device: str) -> str | None:
 
 
 def unsupported_by_openvino(
-    config: Compute, device: str, *, lora: bool, tokens_per_block: int, ranks: int
+    config: Compute, device: str, *, tokens_per_block: int, ranks: int
 ) -> list[tuple[str, str]]:
     """Settings, as `name = value`, that OpenVINO does not support, each with the reason. `device`: see
     `requires_openvino`."""
     return [
         (f"{name} = {value}", reason)
         for name, value, supported, reason in (
-            ("lora", lora, not lora, "has no adapters in its graphs"),
             ("tensor_parallel", ranks, ranks == 1, "runs in one process"),
             ("device", device, device != "cuda", "computes on a CPU"),
             ("dtype", config.dtype, config.dtype != "float16", "computes in float32 or bfloat16"),

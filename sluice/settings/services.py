@@ -207,7 +207,6 @@ class EngineSettings(
             for setting, reason in unsupported_by_openvino(
                 self,
                 self.device,
-                lora=self.lora,
                 tokens_per_block=self.tokens_per_block,
                 ranks=self.tensor_parallel,
             ):

@@ -133,13 +133,12 @@ def test_options_have_the_bounds_of_the_services_settings(refused):
             ("max_batch_size=8", "max_tokens_per_step=4"),
             "max_tokens_per_step: must be at least max_batch_size, 8 (got 4)",
         ),
-        (("lora=true", "quantize=int8"), "lora = True contradicts quantize = int8: OpenVINO has no adapters"),
         (
             ("device=cuda", "backend=openvino"),
             "device = cuda contradicts backend = openvino: OpenVINO computes on",
         ),
         (("tensor_parallel=2", "quantize=int4"), "tensor_parallel = 2 contradicts quantize = int4"),
-        (("device=cpu", "dtype=bfloat16", "lora=true"), "lora = True contradicts dtype = bfloat16"),
+        (("device=cpu", "dtype=bfloat16", "attention=cpu"), "attention = cpu contradicts dtype = bfloat16"),
         (("backend=torch", "quantize=int8"), "quantize = int8 needs backend = openvino, not torch"),
         (("kv_cache_tokens=10",), "kv_cache_tokens: must be at least one block, 16 (got 10)"),
         (("kv_cache_tokens=20", "backend=openvino"), "kv_cache_tokens: must be at least one block, 32 (got 20)"),
@@ -153,8 +152,8 @@ def test_conflicting_settings_are_refused_before_anything_starts(settings, messa
 
 
 def test_settings_that_depend_on_the_device_are_left_to_the_engine(engine_settings):
-    settings = ("--set", "dtype=bfloat16", "--set", "lora=true")
-    assert engine_settings(*settings).lora, "on a GPU, bfloat16 does not need OpenVINO"
+    settings = ("--set", "dtype=bfloat16", "--set", "attention=flash")
+    assert engine_settings(*settings).attention == "flash", "on a GPU, bfloat16 does not need OpenVINO"
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from engine_worker.runner.config import DraftConfig, RunnerConfig
 from engine_worker.runner.debug_tensors import DebugTensors
 from engine_worker.runner.extensions import Extensions
 from engine_worker.sampling.processors import find_processors
+from sluice.ring.adapters import Adapter
 from sluice.ring.checkpoint import open_checkpoint
 from sluice.ring.params import Guide, SamplingParams, Speculation, StopParams, TextParams
 from sluice.ring.prompt_logprobs import Row
@@ -39,6 +40,8 @@ DEVICE = os.environ.get("SLUICE_TEST_DEVICE", "cpu")
 """cuda: run the tests on a GPU, with the attention backend and overlap that engines use there; see docs/gpu.md."""
 EPOCH = 1
 LOAD_SECONDS, STEP_SECONDS = 120.0, 60.0
+LORA_RANKS = 1024
+"""Memory for LoRA adapters, in ranks of one linear map of one layer."""
 QUIET = structlog.make_filtering_bound_logger(50)
 
 
@@ -72,6 +75,7 @@ class EngineHarness:
         dtype: str = "float32",
         quantize: str = "none",
         kv_precision: str = "auto",
+        lora: bool = False,
         guides: Guides | None = None,
         tensor_buffer: int = 1 << 20,
         output_tensors: dict[str, str] | None = None,
@@ -92,6 +96,9 @@ class EngineHarness:
             backend=backend,
             quantize=quantize,
             kv_precision=kv_precision,
+            lora=lora,
+            lora_folders=("/",),
+            lora_num_device_module_layer=LORA_RANKS,
             attention=attention,
             overlap=overlap,
             tokens_per_block=tokens_per_block if backend == "torch" else 0,
@@ -194,6 +201,7 @@ class EngineHarness:
         tensors: TensorParams = NO_TENSORS,
         tables: PromptTables = NO_TABLES,
         stop: tuple[str, ...] = (),
+        adapter: Adapter | None = None,
     ) -> int:
         """Returns the request's number. `stop`: stop strings, which the reader of the tokens applies."""
         number = next(self._numbers)
@@ -220,6 +228,7 @@ class EngineHarness:
                 prompt_logprobs=prompt_logprobs,
                 tensors=tensors,
                 tables=tables,
+                adapter=adapter,
             )
         )
         self.receiver.first_rows[number, 0, 0, True] = tensors.context_rows

@@ -5,11 +5,14 @@ second digit.
 """
 
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from openvino import Core
 
+from bench.harness.adapters import write_adapter
 from sluice import tiny_model
+from sluice.ring.adapters import Adapter
 from sluice.ring.params import SamplingParams, StopParams
 from sluice.ring.wire import Speculation
 from tests.parity.harness import EngineHarness
@@ -21,10 +24,17 @@ PRECISIONS = {
     "bfloat16": {"dtype": "bfloat16"},
     "float16 KV": {"quantize": "int8", "kv_precision": "float16"},
     "u8 KV": {"quantize": "int8", "kv_precision": "u8"},
+    "int8, adapters": {"quantize": "int8", "lora": True},
 }
 BLOCK = 32
 SAMPLING = (SamplingParams(temperature=0.0, logprobs=0), SamplingParams(seed=7, temperature=1.0, logprobs=0))
 MAX_TOKENS = 72
+
+
+class Request(NamedTuple):
+    prompt: list[int]
+    sampling: SamplingParams
+    adapter: Adapter | None = None
 
 
 def harness_of(precision: str, folder: Path, **options) -> EngineHarness:
@@ -43,13 +53,14 @@ def text_of(harness: EngineHarness, number: int) -> list[tuple[int, float]]:
     return list(zip(tokens, [entry.logprob for entry in stream.logprobs], strict=True))
 
 
-def send(harness: EngineHarness, prompt: list[int], sampling: SamplingParams, tokens: list[int] = (), **options) -> int:
+def send(harness: EngineHarness, request: Request, tokens: list[int] = (), **options) -> int:
     resume = {0: list(tokens)} if tokens else None
-    return harness.send(prompt, sampling, StopParams(MAX_TOKENS), resume=resume, **options)
+    prompt, sampling, adapter = request
+    return harness.send(prompt, sampling, StopParams(MAX_TOKENS), resume=resume, adapter=adapter, **options)
 
 
-def generate(harness: EngineHarness, prompt: list[int], sampling: SamplingParams, **options) -> list[tuple[int, float]]:
-    number = send(harness, prompt, sampling, **options)
+def generate(harness: EngineHarness, request: Request, **options) -> list[tuple[int, float]]:
+    number = send(harness, request, **options)
     harness.run()
     return text_of(harness, number)
 
@@ -59,7 +70,10 @@ def tokens_of(text: list[tuple[int, float]]) -> list[int]:
 
 
 @pytest.fixture(
-    params=[name if name in ("int8", "u8 KV") else pytest.param(name, marks=pytest.mark.long) for name in PRECISIONS]
+    params=[
+        name if name in ("int8", "u8 KV", "int8, adapters") else pytest.param(name, marks=pytest.mark.long)
+        for name in PRECISIONS
+    ]
 )
 def precision(request) -> str:
     return request.param
@@ -71,21 +85,33 @@ def folder(request) -> Path:
 
 
 @pytest.fixture
-def requests(prompts) -> list[tuple[list[int], SamplingParams]]:
+def adapters(request, tmp_path) -> list[Adapter | None]:
+    """No adapter, and with LoRA two."""
+    if "precision" not in request.fixturenames or not PRECISIONS[request.getfixturevalue("precision")].get("lora"):
+        return [None]
+    model = request.getfixturevalue("folder")
+    return [None, *(write_adapter(tmp_path / f"rank{rank}", model, rank, seed=rank, deviation=0.15) for rank in (3, 8))]
+
+
+@pytest.fixture
+def requests(prompts, adapters) -> list[Request]:
     """Prompts that end within a block, at its end and one token after it."""
-    return [(prompts[24 + i][:size], SAMPLING[i % 2]) for i, size in enumerate((41, 64, 65, 33, 97, 3))]
+    return [
+        Request(prompts[24 + i][:size], SAMPLING[i % 2], adapters[i % len(adapters)])
+        for i, size in enumerate((41, 64, 65, 33, 97, 3))
+    ]
 
 
 def test_resumed_streams_have_the_same_bits(precision, folder, requests):
     """Beside others, with prompts in several chunks, with and without cached blocks."""
     harness = harness_of(precision, folder, max_tokens_per_step=96)
-    texts = [generate(harness, prompt, sampling, salt="undisturbed") for prompt, sampling in requests]
+    texts = [generate(harness, request, salt="undisturbed") for request in requests]
     resumed = []
     for length in (1, 20, 41, 63, 71):
-        for i, (prompt, sampling) in enumerate(requests):
+        for i, request in enumerate(requests):
             tokens = tokens_of(texts[i])[:length]
             salt = "undisturbed" if length == 20 else str(length)
-            resumed.append((send(harness, prompt, sampling, tokens, salt=salt), texts[i][length:]))
+            resumed.append((send(harness, request, tokens, salt=salt), texts[i][length:]))
     harness.run()
     for number, rest in resumed:
         assert text_of(harness, number) == rest
@@ -93,8 +119,8 @@ def test_resumed_streams_have_the_same_bits(precision, folder, requests):
 
 def test_preempted_streams_have_the_same_bits(precision, folder, requests):
     harness = harness_of(precision, folder, kv_cache_tokens=7 * BLOCK, max_tokens_per_step=96)
-    texts = [generate(harness, prompt, sampling, salt="undisturbed") for prompt, sampling in requests]
-    numbers = [[send(harness, *request, salt=str(copy)) for request in requests] for copy in range(2)]
+    texts = [generate(harness, request, salt="undisturbed") for request in requests]
+    numbers = [[send(harness, request, salt=str(copy)) for request in requests] for copy in range(2)]
     harness.run()
     assert harness.pauses > 0
     assert [[text_of(harness, number) for number in copy] for copy in numbers] == [texts] * 2
@@ -103,25 +129,26 @@ def test_preempted_streams_have_the_same_bits(precision, folder, requests):
 def test_cached_blocks_change_no_bit(precision, folder, requests):
     """Those of the prompt itself, and those of an answer that a longer prompt contains."""
     harness = harness_of(precision, folder)
-    for prompt, sampling in requests:
-        first = generate(harness, prompt, sampling)
-        assert generate(harness, prompt, sampling) == first
-        turn = prompt + tokens_of(first) + prompt[:5]
-        assert generate(harness, turn, sampling) == generate(harness, turn, sampling, salt="uncached")
+    for request in requests:
+        first = generate(harness, request)
+        assert generate(harness, request) == first
+        turn = request._replace(prompt=request.prompt + tokens_of(first) + request.prompt[:5])
+        assert generate(harness, turn) == generate(harness, turn, salt="uncached")
 
 
 def test_draft_tokens_change_no_bit(folder, prompts):
     harness = harness_of("int8", folder)
-    repeated = prompts[30][:20] * 4
-    plain = generate(harness, repeated, SAMPLING[0], salt="plain")
-    drafted = generate(harness, repeated, SAMPLING[0], speculation=Speculation(max_draft_tokens=4))
+    repeated = Request(prompts[30][:20] * 4, SAMPLING[0])
+    plain = generate(harness, repeated, salt="plain")
+    drafted = generate(harness, repeated, speculation=Speculation(max_draft_tokens=4))
     assert sum(step.draft_tokens for step in harness.steps) > 0
     assert drafted == plain
 
 
 def test_the_fast_way_shares_blocks_between_answers_and_prompts(requests):
     harness = harness_of("int8", tiny_model.path(), recompute="fast")
-    (prompt, sampling), *_ = requests
-    number = send(harness, prompt + tokens_of(generate(harness, prompt, sampling)), sampling)
+    first = requests[0]
+    longer = first._replace(prompt=first.prompt + tokens_of(generate(harness, first)))
+    number = send(harness, longer)
     harness.run()
-    assert harness.cached_tokens(number) >= (len(prompt) + MAX_TOKENS - 1) // BLOCK * BLOCK
+    assert harness.cached_tokens(number) >= (len(first.prompt) + MAX_TOKENS - 1) // BLOCK * BLOCK

@@ -2,12 +2,14 @@
 
 import time
 from collections.abc import Iterable
+from importlib.util import find_spec
 from pathlib import Path
 
+import pytest
 from msgspec.structs import replace
 
+from engine_worker.backend import load_runner
 from engine_worker.runner.config import RunnerConfig
-from engine_worker.runner.load import load_runner
 from engine_worker.runner.runner import ModelRunner
 from sluice.ring.adapters import Adapter, AdapterFiles, parts_of
 from tests.engine_worker.models.checkpoints import open_written
@@ -15,6 +17,8 @@ from tests.fakes.engine import EngineBench, spec_of
 from tests.fakes.lanes import until
 from tests.fakes.processes import LIMIT
 
+OPENVINO = pytest.param("openvino", marks=pytest.mark.skipif(not find_spec("openvino"), reason="needs openvino"))
+BACKENDS = ["torch", OPENVINO]
 PAGES = 14 * 16
 """Pages of device memory: enough for several adapters of the small model, which has 14 targets."""
 
@@ -28,8 +32,9 @@ def lora_runner(model: Path, **options) -> ModelRunner:
         "max_tokens_per_step": 64,
         "device": "cpu",
         "threads": 1,
+        "backend": "torch",
     }
-    return load_runner(open_written(model), RunnerConfig(**settings | options), lambda *_: None)
+    return load_runner(open_written(model), RunnerConfig(**settings | options), *[lambda *_: None] * 3)
 
 
 def lora_engine(model: Path, *, batching: dict | None = None, **options) -> EngineBench:

@@ -6,7 +6,7 @@ import torch
 
 from sluice.ring.tables import PromptTables
 from sluice.ring.tensors import TensorParams
-from tests.engine_worker.lora.engines import finish, load_first, lora_runner, submit
+from tests.engine_worker.lora.engines import OPENVINO, finish, load_first, lora_runner, submit
 from tests.engine_worker.lora.oracle import adapter_of, write_adapter
 from tests.engine_worker.lora.test_peft import prompt
 from tests.fakes.engine import VOCAB, EngineBench
@@ -39,9 +39,12 @@ def rows_of(bench, number: int, *, context: bool) -> torch.Tensor:
     return torch.cat([torch.from_numpy(np.frombuffer(part.data, np.float32).reshape(part.shape)) for part in parts])
 
 
-@pytest.mark.parametrize("overlap", [False, True])
-def test_all_features_in_one_step(model, oracle, folders, overlap):
-    runner = lora_runner(model, output_layers=(0,))
+@pytest.mark.parametrize(
+    ("overlap", "backend"),
+    [(False, "torch"), (True, "torch"), pytest.param(True, *OPENVINO.values, marks=OPENVINO.marks)],
+)
+def test_all_features_in_one_step(model, oracle, folders, overlap, backend):
+    runner = lora_runner(model, output_layers=(0,), backend=backend)
     bench = EngineBench(
         runner=runner, max_sequence_tokens=400, max_tokens_per_step=40, max_batch_size=16, tensor_buffer=1 << 20,
         overlap=overlap,

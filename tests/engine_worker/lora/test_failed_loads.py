@@ -3,7 +3,7 @@
 import pytest
 
 from engine_worker.lora.paged import PagedAdapters
-from tests.engine_worker.lora.engines import finish, lora_engine, submit
+from tests.engine_worker.lora.engines import OPENVINO, finish, lora_engine, submit
 from tests.engine_worker.lora.oracle import adapter_of, write_adapter
 from tests.engine_worker.lora.test_peft import prompt
 
@@ -16,7 +16,7 @@ def folders(model):
 @pytest.fixture
 def failing(monkeypatch):
     """Numbers of adapters whose loads fail, once each."""
-    numbers, place = {1}, PagedAdapters.place
+    numbers, place = set(), PagedAdapters.place
 
     def placed(self, number, modules, pages):
         if number in numbers:
@@ -29,9 +29,13 @@ def failing(monkeypatch):
     return numbers
 
 
-@pytest.mark.parametrize("overlap", [False, True])
-def test_other_requests_get_their_tokens(model, oracle, folders, failing, overlap):
-    bench = lora_engine(model, overlap=overlap)
+@pytest.mark.parametrize(
+    ("overlap", "backend"),
+    [(False, "torch"), (True, "torch"), pytest.param(True, *OPENVINO.values, marks=OPENVINO.marks)],
+)
+def test_other_requests_get_their_tokens(model, oracle, folders, failing, overlap, backend):
+    bench = lora_engine(model, overlap=overlap, backend=backend)
+    failing.add(1)
     lost = submit(bench, prompt(1, 40), adapter_of(folders[0]), n=2, logprobs=0)
     neighbours = {
         submit(bench, prompt(seed), adapter and adapter_of(adapter)): (prompt(seed), adapter)

@@ -5,7 +5,7 @@ import torch
 
 from engine_worker.lora.checkpoint import read_adapter
 from sluice.ring.params import Speculation
-from tests.engine_worker.lora.engines import finish, lora_engine, submit
+from tests.engine_worker.lora.engines import BACKENDS, OPENVINO, finish, lora_engine, submit
 from tests.engine_worker.lora.oracle import ATTENTION, MLP, Oracle, adapter_of, files_of, write_adapter
 from tests.engine_worker.models.checkpoints import CONFIGS, write_checkpoint
 
@@ -57,8 +57,9 @@ def test_alone(model, oracle, adapters, name):
     assert not torch.allclose(oracle.logits(folder, tokens), oracle.logits(None, tokens), atol=1e-3)
 
 
-def test_sixteen_requests_with_several_adapters_and_none(model, oracle, adapters):
-    bench, submitted = lora_engine(model), {}
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_sixteen_requests_with_several_adapters_and_none(model, oracle, adapters, backend):
+    bench, submitted = lora_engine(model, backend=backend), {}
     chosen = [adapters["all"], None, adapters["large"], adapters["patterns"], adapters["mlp"]]
     for i in range(16):
         tokens, folder = prompt(i, 5 + 7 * (i % 4)), chosen[i % len(chosen)]
@@ -67,9 +68,10 @@ def test_sixteen_requests_with_several_adapters_and_none(model, oracle, adapters
     check(bench, oracle, submitted)
 
 
-def test_drafts(model, oracle, adapters):
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_drafts(model, oracle, adapters, backend):
     """With right draft tokens and a wrong one, the output is the same as without drafts, in fewer steps."""
-    bench, folder, tokens = lora_engine(model), adapters["all"], prompt(5)
+    bench, folder, tokens = lora_engine(model, backend=backend), adapters["all"], prompt(5)
     drafted, _ = oracle.greedy(folder, tokens, 8)
     drafted[5] = (drafted[5] + 1) % 97
     number = submit(bench, tokens, adapter_of(folder), logprobs=0, speculation=Speculation(3, tuple(drafted)))
@@ -80,12 +82,20 @@ def test_drafts(model, oracle, adapters):
     assert len(launched) < 8
 
 
-@pytest.mark.parametrize("name", ["qwen3, biased", "llama, biased, linear rope", "qwen2, half windowed"])
-def test_other_models(tmp_path, name):
+@pytest.mark.parametrize(
+    ("name", "backend"),
+    [
+        ("qwen3, biased", "torch"),
+        ("llama, biased, linear rope", "torch"),
+        ("qwen2, half windowed", "torch"),
+        pytest.param("qwen2, half windowed", *OPENVINO.values, marks=OPENVINO.marks),
+    ],
+)
+def test_other_models(tmp_path, name, backend):
     model = tmp_path / "model"
     write_checkpoint(model, CONFIGS[name])
     folder = write_adapter(tmp_path / "tuned", model, rank=6)
-    bench, tokens = lora_engine(model), prompt(1, 40)
+    bench, tokens = lora_engine(model, backend=backend), prompt(1, 40)
     check(bench, Oracle(model), {submit(bench, tokens, adapter_of(folder), logprobs=0): (tokens, folder)})
 
 

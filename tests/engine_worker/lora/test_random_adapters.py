@@ -9,7 +9,7 @@ import torch
 
 from engine_worker.lora.checkpoint import read_adapter
 from sluice.ring.adapters import Adapter
-from tests.engine_worker.lora.engines import load_first, lora_engine, lora_runner, submit
+from tests.engine_worker.lora.engines import OPENVINO, load_first, lora_engine, lora_runner, submit
 from tests.engine_worker.lora.oracle import ATTENTION, MLP, adapter_of, files_of, write_adapter
 from tests.engine_worker.lora.test_peft import check, prompt
 
@@ -68,12 +68,15 @@ def test_sixteen_requests_with_four_adapters_and_none(model, oracle, folders, se
     assert max(len(set(numbers)) for numbers in generating) == 5
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_any_order_of_loads_uses_unloads_and_reloads(model, oracle, folders, weights, seed):
+@pytest.mark.parametrize(
+    ("seed", "backend"), [(0, "torch"), (1, "torch"), pytest.param(2, *OPENVINO.values, marks=OPENVINO.marks)]
+)
+def test_any_order_of_loads_uses_unloads_and_reloads(model, oracle, folders, weights, seed, backend):
     """The weights of a name change often; a request gets the version that its name had when it was submitted."""
     rng = random.Random(seed)
     bench = lora_engine(
         model,
+        backend=backend,
         # The largest adapter fits into both caches, but rarely together with another one.
         lora_num_device_module_layer=PAGE_RANKS * max(adapter.num_pages(PAGE_RANKS) for adapter in weights),
         lora_host_cache_size=max(adapter.nbytes for adapter in weights) * 3 // 2,

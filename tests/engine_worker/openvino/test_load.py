@@ -5,6 +5,7 @@ import openvino as ov
 import pytest
 
 from engine_worker.openvino import trial
+from engine_worker.openvino.adapters import GraphAdapters
 from engine_worker.openvino.forward import OpenVinoForward
 from sluice.ring.calls import MethodCall, parse_json
 from tests.engine_worker.models.checkpoints import CONFIGS, write_checkpoint
@@ -38,17 +39,24 @@ def test_a_setting_that_only_openvino_has_selects_it(folder):
 def test_a_wrong_plugin_is_refused(folder, monkeypatch):
     right = trial.compile_decoder
 
-    def wrong(model, *args):
+    def wrong(model, *args, **options):
         model.model.norm.weight *= 1.01
-        return right(model, *args)
+        return right(model, *args, **options)
 
     monkeypatch.setattr(trial, "compile_decoder", wrong)
     with pytest.raises(ValueError, match=r"off by .* of the largest logit in a test step"):
         load(folder)
 
 
+@pytest.mark.parametrize("quantize", ["none", "int8"])
+def test_a_plugin_that_ignores_adapters_is_refused(folder, monkeypatch, quantize):
+    monkeypatch.setattr(GraphAdapters, "use", lambda *_: None)
+    with pytest.raises(ValueError, match=r"off by .* of the largest logit in a test step"):
+        load(folder, quantize=quantize, lora=True)
+
+
 def test_a_plugin_that_fails_is_refused(folder, monkeypatch):
-    def fail(*_):
+    def fail(*_, **options):
         raise RuntimeError("Exception from src/plugin.cpp\nwrong number of inputs")
 
     monkeypatch.setattr(trial, "compile_decoder", fail)

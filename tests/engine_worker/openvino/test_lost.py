@@ -4,9 +4,10 @@ import multiprocessing
 
 import pytest
 
+from engine_worker.lora.paged import PagedStep
 from engine_worker.step import DeviceLostError, Slice, Step
 from tests.engine_worker.models.checkpoints import CONFIGS, write_checkpoint
-from tests.engine_worker.openvino.loaded import load
+from tests.engine_worker.openvino.loaded import load, load_adapter
 
 
 def _with_a_length_missing(step):
@@ -81,3 +82,17 @@ def test_nothing_is_computed_after_a_failure(tmp_path):
             runner.run(step)
         with pytest.raises(DeviceLostError, match="undefined state"):
             runner.check()
+
+
+def test_an_error_in_an_adapters_products_is_reported(tmp_path, monkeypatch):
+    write_checkpoint(tmp_path, CONFIGS["qwen3, tied"])
+    runner = load(tmp_path, lora=True)
+    load_adapter(runner._forward, 1)
+
+    def fail(*_):
+        raise MemoryError("no room")
+
+    monkeypatch.setattr(PagedStep, "add", fail)
+    step = Step((Slice([1, 2], 0, [0], adapter=1),))
+    with pytest.raises(RuntimeError, match=r"products of LoRA adapters failed: MemoryError\('no room'\)"):
+        runner.run(step)

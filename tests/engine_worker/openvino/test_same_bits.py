@@ -8,11 +8,13 @@ from engine_worker.openvino.forward import OpenVinoForward
 from engine_worker.step import Draw, Slice
 from sluice import tiny_model
 from sluice.ring.params import SamplingParams
-from tests.engine_worker.openvino.loaded import load
+from tests.engine_worker.openvino.loaded import load, load_adapter
 
 DRAW = Draw(SamplingParams(temperature=0.0), 0, 0)
 LENGTHS = [1 + 37 * i % 150 for i in range(64)]
 BATCHES = (2, 7, 64)
+ADAPTERS = 3
+"""No adapter and two others, in turns."""
 NEEDS_BFLOAT16 = pytest.mark.skipif(not has_bfloat16(), reason="this CPU does not compute bfloat16 in hardware")
 
 
@@ -25,13 +27,17 @@ def forwards():
     """Get a forward pass by number of threads and options. It has computed all but the last token of 64 sequences."""
     loaded = {}
 
-    def get(threads: int, **options: str) -> OpenVinoForward:
+    def get(threads: int, **options: object) -> OpenVinoForward:
         key = (threads, *options.items())
         if key not in loaded:
             runner = load(tiny_model.path(), threads=threads, kv_cache_tokens=64 * 160, **options)
             loaded[key] = runner._forward
+            lora = options.get("lora")
+            for adapter in range(1, ADAPTERS) if lora else ():
+                load_adapter(runner._forward, adapter)
             for number, length in enumerate(LENGTHS):
-                logits(loaded[key], [Slice(prompt(number)[:length], 0, blocks(number), (DRAW,))])
+                adapter = number % ADAPTERS if lora else 0
+                logits(loaded[key], [Slice(prompt(number)[:length], 0, blocks(number), (DRAW,), adapter=adapter)])
         return loaded[key]
 
     return get
@@ -45,8 +51,9 @@ def blocks(number: int) -> list[int]:
     return list(range(5 * number, 5 * number + 5))
 
 
-def last(number: int) -> Slice:
-    return Slice(prompt(number)[-1:], LENGTHS[number], blocks(number), (DRAW,))
+def last(number: int, *, lora: bool = False) -> Slice:
+    adapter = number % ADAPTERS if lora else 0
+    return Slice(prompt(number)[-1:], LENGTHS[number], blocks(number), (DRAW,), adapter=adapter)
 
 
 @pytest.mark.parametrize(
@@ -55,7 +62,7 @@ def last(number: int) -> Slice:
         (1, {}),
         (2, {}),
         (1, {"quantize": "int8"}),
-        (2, {"quantize": "int8"}),
+        (2, {"quantize": "int8", "lora": True}),
         (1, {"quantize": "int4"}),
         (2, {"quantize": "int4"}),
         (1, {"kv_precision": "float16"}),
@@ -65,13 +72,13 @@ def last(number: int) -> Slice:
     ids=str,
 )
 def test_generation_in_any_batch(forwards, threads, options):
-    forward = forwards(threads, **options)
-    alone = torch.cat([logits(forward, [last(number)]) for number in range(64)])
+    forward, lora = forwards(threads, **options), "lora" in options
+    alone = torch.cat([logits(forward, [last(number, lora=lora)]) for number in range(64)])
     for size in BATCHES:
         for first in (0, 11, 57):
             first = min(first, 64 - size)
             members = range(first, first + size)
-            batched = logits(forward, [last(number) for number in members])
+            batched = logits(forward, [last(number, lora=lora) for number in members])
             assert torch.equal(batched, alone[first : first + size]), f"batch of {size} from {first}"
 
 
