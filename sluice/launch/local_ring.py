@@ -99,7 +99,8 @@ class Ring:
 
     @property
     def children(self) -> dict[str, Child]:
-        """The processes by service: "router" (or "router-0", …), "engine-0", …, "detok-0", …
+        """The processes by service: "router" (or "router-0", …), "engine-0", …, "detok-0", …, "gateway" (or
+        "gateway-0", …).
 
         A process that has exited stays until it is replaced.
         """
@@ -116,9 +117,9 @@ class Ring:
 
     @property
     def http_address(self) -> str:
-        """Address of the gateway. Empty without one."""
+        """Address that all gateways share. Empty without one."""
         addresses = (slot.reader.status.address for slot in self._slots if slot.service.role == "gateway")
-        return next(addresses, "")
+        return next(filter(None, addresses), "")
 
     def start(self) -> None:
         """Start all services and wait until they serve. If it raises, no process is left running."""
@@ -134,6 +135,8 @@ class Ring:
         """Drain all services, then stop them."""
         if self._supervisor is not None:
             self._supervisor.halt()
+            # Otherwise connections would wait for gateways that have ended, instead of being refused.
+            self._hosts.release_ports()
         # Those that accept requests come first, because streams can only finish while engines and detokenizers run.
         frontends = ("gateway", "router")
         for role in frontends:
@@ -246,7 +249,9 @@ def _flag(role: str, setting: str) -> str:
 
 def _check_ports(ports: Iterable[Port]) -> None:
     """Raises RingError for a port in use. The services check their ports too, but only after their slow imports."""
+    # The port that gateways share is checked once.
+    separate = {(port.host, port.number): port for port in reversed(list(ports))}
     try:
-        check_ports(ports)
+        check_ports(reversed(separate.values()))
     except PortError as error:
         raise RingError(str(error)) from error

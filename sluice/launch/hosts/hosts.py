@@ -38,6 +38,9 @@ class Hosts(Protocol):
     def announce(self, peers: Peers) -> None:
         """Tell the routers the addresses of their peers. Called whenever one of them has changed."""
 
+    def release_ports(self) -> None:
+        """Leave shared ports to the services that use them: no service will be started any more. Idempotent."""
+
     def close(self) -> None:
         """Release everything. Called after all children have exited. Idempotent."""
 

@@ -1,27 +1,37 @@
 """Runs services as child processes, with their sockets in a private folder."""
 
 import os
+import socket
 from collections.abc import Callable, Mapping
 
 from sluice.launch.child import Child
+from sluice.launch.errors import RingError
 from sluice.launch.folder import Folder, remove_stale
 from sluice.launch.gpus import gpus_of_engines
 from sluice.launch.hosts.process import ChildProcess
 from sluice.launch.logs import Observe
 from sluice.launch.plan import Plan, Service, child_environment, services
 from sluice.ring.keys import Role
+from sluice.ring.listener import LISTENER_VARIABLE, bound
+from sluice.settings.gateway import GatewaySettings
+from sluice.settings.process import ProcessSettings
 from sluice.settings.services import EngineSettings
 from sluice.telemetry.service_status import STATUS_VARIABLE, StatusFileReader, StatusSource
 
 
 class LocalHosts:
-    """The `Hosts` of this machine. Sockets and status files are in `folder`."""
+    """The `Hosts` of this machine. Sockets and status files are in `folder`.
+
+    Gateways share one HTTP socket, which stays open while they restart: connections that arrive then wait for the next
+    gateway that accepts.
+    """
 
     def __init__(self, plan: Plan, engine: EngineSettings) -> None:
         self._plan = plan
         self._engine = engine
         self._environment = child_environment()
         self._folder: Folder | None = None
+        self._listener: socket.socket | None = None
 
     @property
     def folder(self) -> Folder:
@@ -33,7 +43,10 @@ class LocalHosts:
         remove_stale()
         self._folder = Folder()
         gpus = gpus_of_engines(self._plan.engines, self._engine, os.environ)
-        return services(self._plan, self._folder.path, gpus)
+        planned = services(self._plan, self._folder.path, gpus)
+        gateways = [each.settings(os.environ) for each in planned if each.kind is GatewaySettings]
+        self._listener = next(map(_http_socket, gateways), None)
+        return planned
 
     def status(self, name: str) -> StatusSource:
         return StatusFileReader(self.folder.path / f"{name}.status")
@@ -44,12 +57,30 @@ class LocalHosts:
             **service.environment,
             STATUS_VARIABLE: str(self.folder.path / f"{service.name}.status"),
         }
-        files = (self.folder.lock,)
+        files = [self.folder.lock]
+        if service.kind is GatewaySettings and self._listener is not None:
+            files.append(self._listener.fileno())
+            environment[LISTENER_VARIABLE] = str(self._listener.fileno())
         return ChildProcess(service.name, service.role, service.command, environment, observe, ended, files)
 
     def announce(self, peers: Mapping[Role, tuple[str, ...]]) -> None:
         """Does nothing: the sockets' names are fixed, and routers know them from the start."""
 
+    def release_ports(self) -> None:
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
+
     def close(self) -> None:
+        self.release_ports()
         if self._folder is not None:
             self._folder.remove()
+
+
+def _http_socket(gateway: ProcessSettings) -> socket.socket:
+    """Raises RingError."""
+    assert isinstance(gateway, GatewaySettings)  # noqa: S101
+    try:
+        return bound(gateway.host, gateway.port)
+    except OSError as error:
+        raise RingError(f"port {gateway.port} on {gateway.host} cannot be used: {error.strerror}") from error
