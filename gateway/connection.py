@@ -86,6 +86,7 @@ class Connection(HttpToolsProtocol):
     budget: ByteBudget
     waiting: WaitingConnections
     draining: Callable[[], bool]
+    """Whether the server is about to end."""
     report_invalid: Callable[[], None]
     """Called for a request that is not HTTP, or whose head is too long."""
 
