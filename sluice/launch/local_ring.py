@@ -16,7 +16,7 @@ from sluice.launch.hosts import LOCAL, open_hosts
 from sluice.launch.installed import check_installed
 from sluice.launch.logs import Observe, ignore
 from sluice.launch.options import RING_OPTIONS, check_ring_options
-from sluice.launch.plan import Plan, reached_at, services
+from sluice.launch.plan import Plan, Service, reached_at, services
 from sluice.launch.servable import check_servable
 from sluice.launch.slot import Slot
 from sluice.launch.supervisor import KILL_AFTER_SECONDS, Supervisor
@@ -124,7 +124,7 @@ class Ring:
     def start(self) -> None:
         """Start all services and wait until they serve. If it raises, no process is left running."""
         try:
-            self._supervisor = Supervisor(self._hosts.open(), self.plan, self._hosts, self._observe)
+            self._supervisor = Supervisor(self._open_hosts(), self.plan, self._hosts, self._observe)
             self._supervisor.start()
             self._await_ready(self._supervisor, time.monotonic() + self._start_timeout)
         except BaseException:
@@ -194,6 +194,12 @@ class Ring:
     @property
     def _slots(self) -> list[Slot]:
         return list(self._supervisor.slots.values()) if self._supervisor is not None else []
+
+    def _open_hosts(self) -> list[Service]:
+        try:
+            return self._hosts.open()
+        except PortError as error:
+            raise RingError(str(error)) from error
 
     def _await_ready(self, supervisor: Supervisor, deadline: float) -> None:
         while not supervisor.up.wait(POLL_SECONDS):

@@ -5,7 +5,6 @@ import socket
 from collections.abc import Callable, Mapping
 
 from sluice.launch.child import Child
-from sluice.launch.errors import RingError
 from sluice.launch.folder import Folder, remove_stale
 from sluice.launch.gpus import gpus_of_engines
 from sluice.launch.hosts.process import ChildProcess
@@ -13,8 +12,8 @@ from sluice.launch.logs import Observe
 from sluice.launch.plan import Plan, Service, child_environment, services
 from sluice.ring.keys import Role
 from sluice.ring.listener import LISTENER_VARIABLE, bound
+from sluice.ring.ports import PortError
 from sluice.settings.gateway import GatewaySettings
-from sluice.settings.process import ProcessSettings
 from sluice.settings.services import EngineSettings
 from sluice.telemetry.service_status import STATUS_VARIABLE, StatusFileReader, StatusSource
 
@@ -44,8 +43,10 @@ class LocalHosts:
         self._folder = Folder()
         gpus = gpus_of_engines(self._plan.engines, self._engine, os.environ)
         planned = services(self._plan, self._folder.path, gpus)
-        gateways = [each.settings(os.environ) for each in planned if each.kind is GatewaySettings]
-        self._listener = next(map(_http_socket, gateways), None)
+        gateway = next((each for each in planned if each.kind is GatewaySettings), None)
+        if gateway is not None:
+            # Now, because a port in use would otherwise be noticed only by the slowly starting gateways.
+            self._http_port(gateway)
         return planned
 
     def status(self, name: str) -> StatusSource:
@@ -58,29 +59,31 @@ class LocalHosts:
             STATUS_VARIABLE: str(self.folder.path / f"{service.name}.status"),
         }
         files = [self.folder.lock]
-        if service.kind is GatewaySettings and self._listener is not None:
-            files.append(self._listener.fileno())
-            environment[LISTENER_VARIABLE] = str(self._listener.fileno())
+        if service.kind is GatewaySettings:
+            files.append(self._http_port(service))
+            environment[LISTENER_VARIABLE] = str(files[-1])
         return ChildProcess(service.name, service.role, service.command, environment, observe, ended, files)
 
     def announce(self, peers: Mapping[Role, tuple[str, ...]]) -> None:
         """Does nothing: the sockets' names are fixed, and routers know them from the start."""
 
     def release_ports(self) -> None:
-        if self._listener is not None:
-            self._listener.close()
-            self._listener = None
+        listener, self._listener = self._listener, None
+        if listener is not None:
+            listener.close()
 
     def close(self) -> None:
         self.release_ports()
         if self._folder is not None:
             self._folder.remove()
 
-
-def _http_socket(gateway: ProcessSettings) -> socket.socket:
-    """Raises RingError."""
-    assert isinstance(gateway, GatewaySettings)  # noqa: S101
-    try:
-        return bound(gateway.host, gateway.port)
-    except OSError as error:
-        raise RingError(f"port {gateway.port} on {gateway.host} cannot be used: {error.strerror}") from error
+    def _http_port(self, gateway: Service) -> int:
+        """The descriptor of the socket that gateways share. Raises PortError if the port cannot be opened."""
+        if self._listener is None:
+            settings = gateway.settings(os.environ)
+            assert isinstance(settings, GatewaySettings)  # noqa: S101 - its kind is GatewaySettings
+            try:
+                self._listener = bound(settings.host, settings.port)
+            except OSError as error:
+                raise PortError(f"port {settings.port} on {settings.host} cannot be used: {error.strerror}") from error
+        return self._listener.fileno()
