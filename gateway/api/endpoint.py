@@ -53,6 +53,15 @@ class Endpoint:
             notes_of(scope)["status"] = CLIENT_GONE
         except ApiError as error:
             note_error(scope, error)
+            # A stream that has begun has sent the error itself.
+            if not answer.status:
+                await Response(error.body, error.status, error.headers, JSON)(scope, receive, answer.send)
+        except asyncio.CancelledError:
+            # Only the end of the drain timeout cancels requests.
+            error = _shutting_down()
+            note_error(scope, error)
+            if answer.status:
+                raise  # The connection is closed, so that the client sees that the response is incomplete.
             await Response(error.body, error.status, error.headers, JSON)(scope, receive, answer.send)
         except Exception as error:
             notes_of(scope)["reason"] = "internal_error"
@@ -141,6 +150,11 @@ class AnswerStart:
 
 def _overloaded(message: str) -> ApiError:
     return ApiError(429, message, "rate_limit_error", code="overloaded", retry_after=RETRY_SECONDS)
+
+
+def _shutting_down() -> ApiError:
+    message = "the gateway is shutting down, and the request did not end in time"
+    return ApiError(503, message, "server_error", code="shutting_down", retry_after=RETRY_SECONDS)
 
 
 def _address(scope: Scope) -> str:
