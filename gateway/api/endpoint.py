@@ -58,11 +58,11 @@ class Endpoint:
                 await Response(error.body, error.status, error.headers, JSON)(scope, receive, answer.send)
         except asyncio.CancelledError:
             # Only the end of the drain timeout cancels requests.
-            error = _shutting_down()
-            note_error(scope, error)
+            ending = _shutting_down()
+            note_error(scope, ending)
             if answer.status:
                 raise  # The connection is closed, so that the client sees that the response is incomplete.
-            await Response(error.body, error.status, error.headers, JSON)(scope, receive, answer.send)
+            await Response(ending.body, ending.status, ending.headers, JSON)(scope, receive, answer.send)
         except Exception as error:
             notes_of(scope)["reason"] = "internal_error"
             self._gateway.log.exception("request_failed", path=self._path, exc_info=error)
