@@ -21,6 +21,7 @@ import uvloop
 from gateway.service import serve
 from sluice import telemetry
 from sluice.ring.descriptors import OWN_DESCRIPTORS, check_limit, raise_limit
+from sluice.ring.listener import LISTENER_VARIABLE
 from sluice.ring.ports import check_ports
 from sluice.settings.gateway import GatewaySettings
 from sluice.settings.read import load_settings
@@ -37,7 +38,9 @@ def main() -> None:
     log = telemetry.configure("gateway", settings.log_level).bind(id=settings.id)
     check_limit(raise_limit(), OWN_DESCRIPTORS + settings.max_connections, log)
     try:
-        check_ports(settings.ports)
+        # A launcher has opened the HTTP port already.
+        opened = ("port",) if LISTENER_VARIABLE in os.environ else ()
+        check_ports(port for port in settings.ports if port.setting not in opened)
         metrics_port = MetricsPort(settings, owner=PortOwner.of(settings))
         # Objects created so far are never freed. Without this, every full garbage collection would traverse them.
         gc.freeze()

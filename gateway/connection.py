@@ -85,6 +85,8 @@ class Connection(HttpToolsProtocol):
     max_connections = 4096
     budget: ByteBudget
     waiting: WaitingConnections
+    draining: Callable[[], bool]
+    """Whether the server is about to end."""
     report_invalid: Callable[[], None]
     """Called for a request that is not HTTP, or whose head is too long."""
 
@@ -95,7 +97,6 @@ class Connection(HttpToolsProtocol):
         self._head_bytes = 0
         self._timer: asyncio.TimerHandle | None = None
         self._unparsed = memoryview(b"")
-        self._draining = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -110,6 +111,9 @@ class Connection(HttpToolsProtocol):
         if len(self.connections) > self.max_connections and not self.waiting.close_oldest():
             self.app_state = {**self.app_state, BEYOND_LIMIT: True}
         self.waiting.add(self)
+        if self.draining():
+            # It was accepted while the server closed its port, and missed the server's `shutdown`.
+            self.shutdown()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._cancel_timer()
@@ -119,7 +123,6 @@ class Connection(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def shutdown(self) -> None:
-        self._draining = True
         if self._idle:
             self.loop.call_later(IDLE_SECONDS, self._close_if_idle)
         elif not self.cycle.response_complete:
@@ -154,7 +157,7 @@ class Connection(HttpToolsProtocol):
         self._in_head = False
         self._cancel_timer()
         super().on_headers_complete()
-        if self._draining:
+        if self.draining():
             self.cycle.keep_alive = False
 
     def on_message_complete(self) -> None:

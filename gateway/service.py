@@ -2,11 +2,12 @@
 
 import asyncio
 import logging
+import os
 import signal
 import socket
 import ssl
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 
@@ -19,6 +20,7 @@ from gateway.api.gateway import Gateway
 from gateway.app import build_app
 from gateway.connection import Connection, WaitingConnections
 from sluice.client import AsyncClient, ClientOptions, Forbidden, SluiceError, TlsOptions, Unauthenticated
+from sluice.ring.listener import LISTENER_VARIABLE, bound, inherited
 from sluice.settings.changed import changed_settings
 from sluice.settings.gateway import GatewaySettings
 from sluice.telemetry.server import MetricsPort
@@ -28,6 +30,8 @@ from sluice.telemetry.status_report import ServiceReport
 KEEP_ALIVE_SECONDS = 60
 """After this time an idle connection is closed."""
 TICK_SECONDS = 0.5
+SHARE_SECONDS = 0.05
+"""Interval at which a gateway that shares its port checks whether it may accept connections."""
 HEALTH_SECONDS = 2.0
 """Timeout for a router's health check, and for the question which model it serves."""
 ASK_SECONDS = 10.0
@@ -60,6 +64,7 @@ async def serve(settings: GatewaySettings, log: BoundLogger, metrics_port: Metri
             # Without these tasks the gateway cannot report its health: exit, so that it is restarted.
             task.add_done_callback(lambda done: None if done.cancelled() else server.stop())
         try:
+            await _ready_to_share(gateway, server)
             await server.serve(sockets=[listener])
         finally:
             failed = [task for task in background if task.done()]
@@ -80,7 +85,7 @@ class Server(uvicorn.Server):
         config = uvicorn.Config(
             build_app(gateway),
             loop="none",
-            http=_connection_type(gateway),
+            http=_connection_type(gateway, lambda: self.should_exit),
             ws="none",
             lifespan="off",
             log_config=None,
@@ -107,13 +112,14 @@ class Server(uvicorn.Server):
         self._log.info("draining", seconds=self.config.timeout_graceful_shutdown)
 
 
-def _connection_type(gateway: Gateway) -> type[Connection]:
+def _connection_type(gateway: Gateway, draining: Callable[[], bool]) -> type[Connection]:
     """uvicorn creates connections itself, so what they share is in their class."""
     shared = {
         "slow_client_timeout": gateway.settings.slow_client_timeout,
         "max_connections": gateway.settings.max_connections,
         "budget": gateway.budget,
         "waiting": WaitingConnections(),
+        "draining": staticmethod(draining),
         "report_invalid": staticmethod(partial(log_invalid, gateway)),
     }
     return type("Connection", (Connection,), shared)
@@ -138,8 +144,17 @@ def _check_certificate(settings: GatewaySettings) -> None:
 
 
 def _listen(settings: GatewaySettings) -> socket.socket:
-    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    return socket.create_server((settings.host, settings.port), family=family, backlog=BACKLOG)
+    listener = inherited(os.environ)
+    if listener is None:
+        listener = bound(settings.host, settings.port)
+        listener.listen(BACKLOG)
+    return listener
+
+
+async def _ready_to_share(gateway: Gateway, server: Server) -> None:
+    """If other gateways accept connections of the same port, leave them to these until this gateway has a router."""
+    while LISTENER_VARIABLE in os.environ and not (gateway.ready or server.should_exit):
+        await asyncio.sleep(SHARE_SECONDS)
 
 
 async def _watch(gateway: Gateway, server: Server, status: StatusFile, address: str) -> None:

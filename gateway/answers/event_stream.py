@@ -56,7 +56,7 @@ class EventStream:
         self._sent_at = time.monotonic()
 
     async def run(self, events: AsyncGenerator[bytes, None]) -> None:
-        """Send `events` until they end. An ApiError becomes an event, or is raised if nothing has been sent yet."""
+        """Send `events` until they end. Raises ApiError; if something has been sent already, it is sent as an event."""
         comments = asyncio.create_task(self._break_silence())
         try:
             async with aclosing(events):
@@ -64,12 +64,13 @@ class EventStream:
                     await self._write(data)
             await self._write(DONE)
         except ApiError as error:
-            if not self._begun:
-                raise
-            await self._write(event(error.body))
+            if self._begun:
+                await self._write(event(error.body))
+                await self._end()
+            raise
         finally:
             comments.cancel()
-        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+        await self._end()
 
     async def _write(self, data: bytes) -> None:
         if not self._begun:
@@ -77,6 +78,9 @@ class EventStream:
             await self._send({"type": "http.response.start", "status": 200, "headers": HEADERS})
         await self._send({"type": "http.response.body", "body": data, "more_body": True})
         self._sent_at = time.monotonic()
+
+    async def _end(self) -> None:
+        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _break_silence(self) -> None:
         while True:

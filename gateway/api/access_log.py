@@ -46,7 +46,7 @@ class AccessLog:
         tenant = Headers(scope=scope).get("x-sluice-tenant", "")[:MAX_TENANT]
         if tenant:
             notes["tenant"] = tenant
-        log = getattr(self._gateway.log, level_of(path, status))
+        log = getattr(self._gateway.log, level_of(path, status, failed="reason" in notes))
         log("request_ended", method=scope["method"], path=path, status=status, **notes, seconds=round(seconds, 4))
 
 
@@ -74,12 +74,13 @@ def note_error(scope: Scope, error: ApiError) -> None:
     notes_of(scope)["reason"] = error.code or error.type
 
 
-def level_of(path: str, status: int) -> str:
+def level_of(path: str, status: int, failed: bool) -> str:
+    """`failed`: there is an error, perhaps after a stream has begun with status 200."""
     if path in PROBES:
         return "debug"
     if status >= 500:
         return "error"
-    return "warning" if status >= 400 and status != CLIENT_GONE else "info"
+    return "warning" if (failed or status >= 400) and status != CLIENT_GONE else "info"
 
 
 def log_invalid(gateway: Gateway) -> None:

@@ -53,7 +53,16 @@ class Endpoint:
             notes_of(scope)["status"] = CLIENT_GONE
         except ApiError as error:
             note_error(scope, error)
-            await Response(error.body, error.status, error.headers, JSON)(scope, receive, answer.send)
+            # A stream that has begun has sent the error itself.
+            if not answer.status:
+                await Response(error.body, error.status, error.headers, JSON)(scope, receive, answer.send)
+        except asyncio.CancelledError:
+            # Only the end of the drain timeout cancels requests.
+            ending = _shutting_down()
+            note_error(scope, ending)
+            if answer.status:
+                raise  # The connection is closed, so that the client sees that the response is incomplete.
+            await Response(ending.body, ending.status, ending.headers, JSON)(scope, receive, answer.send)
         except Exception as error:
             notes_of(scope)["reason"] = "internal_error"
             self._gateway.log.exception("request_failed", path=self._path, exc_info=error)
@@ -141,6 +150,11 @@ class AnswerStart:
 
 def _overloaded(message: str) -> ApiError:
     return ApiError(429, message, "rate_limit_error", code="overloaded", retry_after=RETRY_SECONDS)
+
+
+def _shutting_down() -> ApiError:
+    message = "the gateway is shutting down, and the request did not end in time"
+    return ApiError(503, message, "server_error", code="shutting_down", retry_after=RETRY_SECONDS)
 
 
 def _address(scope: Scope) -> str:

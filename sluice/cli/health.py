@@ -1,4 +1,6 @@
-"""`sluice health`: shows whether the routers serve, and the state of their engines and detokenizers."""
+"""`sluice health`: shows whether routers and gateways serve, and the state of the engines and detokenizers."""
+
+from typing import Annotated
 
 import typer
 from rich.box import SIMPLE
@@ -6,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from sluice.cli.common import Server, with_server
+from sluice.cli.gateways import gateway_state, gateways_table
 from sluice.client import Client, Forbidden, NotImplementedByServer, Unauthenticated
 from sluice.v1 import admin_pb2
 
@@ -16,12 +19,23 @@ FILE_WIDTH = 160
 
 
 @with_server
-def health(server: Server) -> None:
-    """Show whether routers, engines and detokenizers serve.
+def health(
+    server: Server,
+    gateways: Annotated[
+        str,
+        typer.Option(
+            envvar="SLUICE_GATEWAYS",
+            metavar="HOST:PORT",
+            help="Also show these HTTP gateways. The addresses are those of their metrics ports, separated by commas.",
+        ),
+    ] = "",
+) -> None:
+    """Show whether routers, engines, detokenizers and gateways serve.
 
-    Exits with code 1 if a router does not.
+    Exits with code 1 if a router or a gateway does not.
     """
     serving = [_show(router) for router in server.each()]
+    serving += _show_gateways([address.strip() for address in gateways.split(",") if address.strip()])
     if not all(serving):
         raise typer.Exit(1)
 
@@ -36,9 +50,7 @@ def _show(server: Server) -> bool:
     except typer.Exit:
         # The error was printed. Continue with the other routers.
         return False
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = FILE_WIDTH
+    console = _console()
     served = ", ".join(model.name for model in models) or "no model"
     console.print(f"{server.addresses[0]} serves {served}", markup=False)
     console.print(_services(states))
@@ -47,6 +59,21 @@ def _show(server: Server) -> bool:
     else:
         console.print(_engines(stats), detokenizers_table(stats), sep="\n")
     return states[""]
+
+
+def _show_gateways(addresses: list[str]) -> list[bool]:
+    """Print the states of these gateways. Returns which of them serve."""
+    states = [gateway_state(address, TIMEOUT_SECONDS) for address in addresses]
+    if states:
+        _console().print(gateways_table(states))
+    return [state.serves for state in states]
+
+
+def _console() -> Console:
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = FILE_WIDTH
+    return console
 
 
 def _stats(client: Client) -> tuple[admin_pb2.Stats | None, str]:

@@ -213,7 +213,9 @@ def _program() -> str:
 
 
 def _counts(ring: Ring) -> dict[str, int]:
-    return {"routers": ring.plan.routers, "engines": ring.plan.engines, "detokenizers": ring.plan.detokenizers}
+    plan = ring.plan
+    counts = {"routers": plan.routers, "engines": plan.engines, "detokenizers": plan.detokenizers}
+    return {**counts, "gateways": plan.gateways} if plan.http_port else counts
 
 
 def _parts(ring: Ring) -> str:

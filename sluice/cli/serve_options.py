@@ -24,8 +24,8 @@ FLAGS = (
 )  # fmt: skip
 """Settings that are also options, under the same name."""
 RING_ARGUMENTS = (
-    "name", "revision", "engines", "detokenizers", "routers", "on", "host", "port", "http_port", "metrics_port",
-    "drain_timeout", "start_timeout",
+    "name", "revision", "engines", "detokenizers", "routers", "gateways", "on", "host", "port", "http_port",
+    "metrics_port", "drain_timeout", "start_timeout",
 )  # fmt: skip
 """Options that `Ring` accepts under the same name."""
 FILE_SETTINGS = __name__
@@ -196,6 +196,9 @@ class ServeOptions:
     detokenizers: Annotated[int, typer.Option(metavar="N", min=1, help="Number of detokenizers.")] = 2
     routers: Annotated[
         int, typer.Option(metavar="N", min=1, help="Number of routers, on --port and the following ports.")
+    ] = 1
+    gateways: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Number of HTTP gateways, which share --http-port.")
     ] = 1
     tensor_parallel: Annotated[
         int | None,

@@ -16,7 +16,7 @@ from sluice.launch.hosts import LOCAL, open_hosts
 from sluice.launch.installed import check_installed
 from sluice.launch.logs import Observe, ignore
 from sluice.launch.options import RING_OPTIONS, check_ring_options
-from sluice.launch.plan import Plan, reached_at, services
+from sluice.launch.plan import Plan, Service, reached_at, services
 from sluice.launch.slot import Slot
 from sluice.launch.supervisor import KILL_AFTER_SECONDS, Supervisor
 from sluice.ring.checkpoint import Checkpoint, check_weight_files, fetch_weights, open_checkpoint
@@ -99,7 +99,8 @@ class Ring:
 
     @property
     def children(self) -> dict[str, Child]:
-        """The processes by service: "router" (or "router-0", …), "engine-0", …, "detok-0", …
+        """The processes by service: "router" (or "router-0", …), "engine-0", …, "detok-0", …, "gateway" (or
+        "gateway-0", …).
 
         A process that has exited stays until it is replaced.
         """
@@ -116,14 +117,14 @@ class Ring:
 
     @property
     def http_address(self) -> str:
-        """Address of the gateway. Empty without one."""
+        """Address that all gateways share. Empty without one."""
         addresses = (slot.reader.status.address for slot in self._slots if slot.service.role == "gateway")
-        return next(addresses, "")
+        return next(filter(None, addresses), "")
 
     def start(self) -> None:
         """Start all services and wait until they serve. If it raises, no process is left running."""
         try:
-            self._supervisor = Supervisor(self._hosts.open(), self.plan, self._hosts, self._observe)
+            self._supervisor = Supervisor(self._open_hosts(), self.plan, self._hosts, self._observe)
             self._supervisor.start()
             self._await_ready(self._supervisor, time.monotonic() + self._start_timeout)
         except BaseException:
@@ -134,6 +135,8 @@ class Ring:
         """Drain all services, then stop them."""
         if self._supervisor is not None:
             self._supervisor.halt()
+            # Otherwise connections would wait for gateways that have ended, instead of being refused.
+            self._hosts.release_ports()
         # Those that accept requests come first, because streams can only finish while engines and detokenizers run.
         frontends = ("gateway", "router")
         for role in frontends:
@@ -192,6 +195,12 @@ class Ring:
     def _slots(self) -> list[Slot]:
         return list(self._supervisor.slots.values()) if self._supervisor is not None else []
 
+    def _open_hosts(self) -> list[Service]:
+        try:
+            return self._hosts.open()
+        except PortError as error:
+            raise RingError(str(error)) from error
+
     def _await_ready(self, supervisor: Supervisor, deadline: float) -> None:
         while not supervisor.up.wait(POLL_SECONDS):
             if supervisor.failure is not None:
@@ -249,7 +258,9 @@ def _flag(role: str, setting: str) -> str:
 
 def _check_ports(ports: Iterable[Port]) -> None:
     """Raises RingError for a port in use. The services check their ports too, but only after their slow imports."""
+    # The port that gateways share is checked once.
+    separate = {(port.host, port.number): port for port in reversed(list(ports))}
     try:
-        check_ports(ports)
+        check_ports(reversed(separate.values()))
     except PortError as error:
         raise RingError(str(error)) from error

@@ -53,10 +53,12 @@ class Plan:
     port: int = 0
     """Port of the first router. The other routers use the following ports. 0: any free ports."""
     metrics_port: int = 0
-    """Port of the first router for metrics and health. The other routers, then engines, detokenizers and the gateway
-    use the following ports. 0: none."""
+    """Port of the first router for metrics and health. The other routers, then engines, detokenizers and gateways use
+    the following ports. 0: none."""
     http_port: int = 0
-    """Port of the HTTP gateway, which requires `port` to be set. 0: no gateway."""
+    """Port that all HTTP gateways share, which requires `port` to be set. 0: no gateway."""
+    gateways: int = 1
+    """Number of HTTP gateways, if there is an `http_port`."""
     keys: str | None = None
     """Folder of the ring's keys. With it, lanes are encrypted even though all of them are on this machine."""
     drain_timeout: float = 10.0
@@ -77,7 +79,9 @@ class Plan:
     def __post_init__(self) -> None:
         if self.http_port and not self.port:
             raise OptionsError("http_port needs a fixed port of the routers, but port is 0 (any free port)")
-        for count in ("engines", "detokenizers", "routers", "max_failed_starts"):
+        if self.gateways > 1 and not self.http_port:
+            raise OptionsError(f"gateways: {self.gateways} gateways need an http_port")
+        for count in ("engines", "detokenizers", "routers", "gateways", "max_failed_starts"):
             if getattr(self, count) < 1:
                 raise OptionsError(f"{count} must be at least 1 (got {getattr(self, count)})")
         ranges = {
@@ -99,7 +103,7 @@ class Plan:
 
     @property
     def processes(self) -> int:
-        return self.routers + self.engines + self.detokenizers + bool(self.http_port)
+        return self.routers + self.engines + self.detokenizers + (self.gateways if self.http_port else 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,11 +150,12 @@ class Service:
 
 def services(plan: Plan, folder: Path, gpus: Sequence[Gpus] = ()) -> list[Service]:
     """The services of a ring, with their sockets in `folder`. `gpus`: those of each engine; empty if unknown."""
-    routers = ["router"] if plan.routers == 1 else [f"router-{i}" for i in range(plan.routers)]
+    routers = _numbered("router", plan.routers)
+    gateways = _numbered(GATEWAY, plan.gateways) if plan.http_port else []
     engines = [f"engine-{i}" for i in range(plan.engines)]
     detokenizers = [f"detok-{i}" for i in range(plan.detokenizers)]
     peers = {"engines": _sockets(folder, engines), "detokenizers": _sockets(folder, detokenizers)}
-    names = [*routers, *engines, *detokenizers, *([GATEWAY] if plan.http_port else [])]
+    names = [*routers, *engines, *detokenizers, *gateways]
     metrics_ports = dict(zip(names, _ports(plan.metrics_port, len(names)), strict=False))
     ports = _ports(plan.port, plan.routers) or [0] * plan.routers
     gpus_by_engine: Sequence[Gpus | None] = gpus or [None] * plan.engines
@@ -177,15 +182,15 @@ def services(plan: Plan, folder: Path, gpus: Sequence[Gpus] = ()) -> list[Servic
             service(RouterSettings, name, {**peers, "host": plan.host, "port": ports[i]}, _router_args(plan, i))
             for i, name in enumerate(routers)
         ),
-        *([_gateway(plan, ports, metrics_ports.get(GATEWAY))] if plan.http_port else []),
+        *(_gateway(plan, name, ports, metrics_ports.get(name)) for name in gateways),
     ]
 
 
-def _gateway(plan: Plan, ports: Sequence[int], metrics_port: int | None) -> Service:
-    """The gateway, which listens at the routers' address and uses their certificate."""
+def _gateway(plan: Plan, name: str, ports: Sequence[int], metrics_port: int | None) -> Service:
+    """A gateway, which listens at the routers' address and uses their certificate."""
     tls = {name: plan.router_args.get(name) for name in ("insecure", "tls_certificate", "tls_key")}
     derived = {
-        "id": GATEWAY,
+        "id": name,
         "routers": tuple(reached_at(plan.host, port) for port in ports),
         "host": plan.host,
         "port": plan.http_port,
@@ -198,7 +203,7 @@ def _gateway(plan: Plan, ports: Sequence[int], metrics_port: int | None) -> Serv
             "http_port: with tls_certificate, the gateway must know which authority issues the routers' certificates: "
             "add --set gateway.router_ca=FILE"
         )
-    return Service(GATEWAY, GatewaySettings, arguments, plan.python)
+    return Service(name, GatewaySettings, arguments, plan.python)
 
 
 def _shared(plan: Plan, kind: type[ProcessSettings]) -> Arguments:
@@ -249,6 +254,10 @@ def _ports(first: int, count: int) -> list[int]:
     if first + count > MAX_PORT + 1:
         raise OptionsError(f"ports {first} to {first + count - 1} are needed, but the highest port is {MAX_PORT}")
     return list(range(first, first + count)) if first else []
+
+
+def _numbered(role: str, count: int) -> list[str]:
+    return [role] if count == 1 else [f"{role}-{i}" for i in range(count)]
 
 
 def _sockets(folder: Path, names: list[str]) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from sluice.launch.child import Child
 from sluice.launch.errors import RingError
 from sluice.launch.hosts import Hosts, Peers
 from sluice.launch.logs import SERVICE_RECOVERED, LogLine, Observe, ignore, launcher_line, service_exited
-from sluice.launch.plan import Plan, Service
+from sluice.launch.plan import GATEWAY, Plan, Service
 from sluice.launch.slot import Backoff, Slot
 from sluice.telemetry.service_status import StatusReader
 
@@ -142,7 +142,14 @@ class Supervisor(threading.Thread):
         slot.start_at = None if delay is None else time.monotonic() + delay
         self._show(service_exited(slot.name, pid, how, delay))
         if slot.given_up:
+            if slot.service.role == GATEWAY and all(other.given_up for other in self._gateways):
+                # Connections would wait for a gateway forever.
+                self._hosts.release_ports()
             _fail_restart(slot, f"{slot.name} {how}", slot.child.tail if slot.child and not slot.child.error else ())
+
+    @property
+    def _gateways(self) -> list[Slot]:
+        return [slot for slot in self.slots.values() if slot.service.role == GATEWAY]
 
     def _begin_restart(self, slot: Slot, restarted: "Future[None]") -> None:
         if slot.restarted is not None:
@@ -208,10 +215,10 @@ class Supervisor(threading.Thread):
 
         For a router: whether it receives the heartbeats of every ready engine and detokenizer.
         """
-        if slot.service.role == "gateway":
+        if slot.service.role == GATEWAY:
             # A gateway becomes ready only once it has reached a router.
             return slot.ready
-        ready = [other for other in self.slots.values() if other.ready and other.service.role != "gateway"]
+        ready = [other for other in self.slots.values() if other.ready and other.service.role != GATEWAY]
         if slot.service.role == "router":
             return slot.ready and all(slot.receives(other) for other in ready if other.service.role != "router")
         return slot.ready and all(other.receives(slot) for other in ready if other.service.role == "router")

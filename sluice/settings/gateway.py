@@ -48,15 +48,16 @@ class HttpSettings:
     cors_origins: tuple[str, ...] = ()
     """Origins of web pages that may call the server from a browser, such as https://chat.example.com. *: any origin."""
     max_connections: PositiveInt = 4096
-    """Maximum number of open connections. Beyond it, the connection that has waited longest for a complete request is
-    closed; if all have requests in progress, further requests are answered with 503."""
+    """Maximum number of open connections of this gateway. Beyond it, the connection that has waited longest for a
+    complete request is closed; if all have requests in progress, further requests are answered with 503."""
     max_requests: PositiveInt = 2048
-    """Maximum number of requests in progress, counted from the end of their body. Further requests are answered with
-    429."""
+    """Maximum number of requests in progress at this gateway, counted from the end of their body. Further requests are
+    answered with 429."""
     max_body_bytes: Annotated[ByteCount, Range(ge=1 << 10)] = 8 << 20
     """Maximum size of a request body. Requests with a larger body are answered with 413."""
     max_bodies_bytes: Annotated[ByteCount, Range(ge=2 << 10)] | None = None
-    """Maximum size of the bodies of all requests that are being received or processed. One token, or one address if the
+    """Maximum size of the bodies of all requests that this gateway is receiving or processing. Several gateways have
+    this budget each. One token, or one address if the
     routers accept calls without a token, may have half of it. Further requests are answered with 429. Default: 16
     times max_body_bytes."""
     slow_client_timeout: PositiveSeconds = 900.0

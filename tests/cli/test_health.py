@@ -3,8 +3,12 @@
 import grpc
 import pytest
 from grpc_health.v1.health_pb2 import HealthCheckResponse
+from prometheus_client import CollectorRegistry
 
+from sluice.telemetry.pages import Page, PortOwner
+from sluice.telemetry.server import StatusServer
 from tests.fakes.failures import Failure
+from tests.fakes.ports import free_ports
 
 
 def test_serving(sluice, script) -> None:
@@ -33,3 +37,43 @@ def test_statistics_that_are_refused_are_no_failure(sluice, script, code) -> Non
     assert result.exit_code == 0
     assert "serves tiny" in result.stdout
     assert "no statistics of engines and detokenizers: on another port" in result.stdout
+
+
+class Ended:
+    """The probes of a service that drains."""
+
+    def dead(self) -> str | None:
+        return None
+
+    def not_ready(self) -> str | None:
+        return "it is draining"
+
+
+class Serving(Ended):
+    def not_ready(self) -> str | None:
+        return None
+
+
+def test_gateways(sluice, script) -> None:
+    def status(role: str, name: str, probes: Ended) -> StatusServer:
+        return StatusServer(Page(CollectorRegistry(), probes, PortOwner(role, name)), "127.0.0.1", 0)
+
+    servers = (
+        status("gateway", "gateway-0", Serving()),
+        status("gateway", "gateway-1", Ended()),
+        status("engine", "engine-7", Serving()),
+    )
+    good, draining, engine = (f"127.0.0.1:{server.port}" for server in servers)
+    try:
+        result = sluice("health", "--gateways", good)
+        assert (result.exit_code, "gateway-0" in result.stdout) == (0, True)
+        gone = f"127.0.0.1:{free_ports(1)}"
+        result = sluice("health", "--gateways", f"{good},{draining}, {engine},{gone}")
+    finally:
+        for server in servers:
+            server.close()
+    assert result.exit_code == 1
+    shown = [line for line in result.stdout.splitlines() if "127.0.0.1" in line][1:]
+    ends = ("serving", "it is draining", "another kind: engine", "Connection refused")
+    assert len(shown) == len(ends)
+    assert all(end in line for end, line in zip(ends, shown, strict=True))

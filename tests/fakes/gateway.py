@@ -22,6 +22,7 @@ class Running:
     gateway: Gateway
     url: str
     http: httpx.AsyncClient
+    server: Server
 
     @property
     def port(self) -> int:
@@ -49,7 +50,7 @@ async def running(addresses: str | Sequence[str], **settings: Any) -> AsyncItera
         task = asyncio.create_task(server.serve(sockets=[listener]))
         try:
             async with httpx.AsyncClient(base_url=url, timeout=60) as http:
-                yield Running(gateway, url, http)
+                yield Running(gateway, url, http, server)
         finally:
             server.should_exit = server.force_exit = True
             with suppress(asyncio.CancelledError):

@@ -1,7 +1,8 @@
 """Stands in for `python -m router | engine_worker | detok_service` under the launcher: starts fast, fails on demand.
 
-Run as `services.py FOLDER -m MODULE --flag value…`. A service writes its flags to FOLDER/<id>.json when it starts, and
-FOLDER/<id>.ended when it ends. FOLDER/<id>.do, read at each start, may contain an order:
+Run as `services.py FOLDER -m MODULE --flag value…`. A gateway without an order is the real one. Another service writes
+its flags to FOLDER/<id>.json when it starts, and FOLDER/<id>.ended when it ends. FOLDER/<id>.do, read at each start,
+may contain an order:
 
 - "die": end with code 3 after a traceback
 - "refuse": exit with the reason why it cannot start
@@ -39,6 +40,8 @@ def main() -> None:
     name = flags["--id"]
     order_file = folder / f"{name}.do"
     order = order_file.read_text() if order_file.exists() else ""
+    if module == "gateway" and not order:
+        os.execv(sys.executable, [sys.executable, *sys.argv[2:]])
     stopped = Stopped()
     signal.signal(
         signal.SIGTERM, lambda *_: (folder / f"{name}.signalled").touch() if order == "deaf" else stopped.set()

@@ -9,6 +9,7 @@ import sys
 import threading
 import urllib.error
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import grpc
@@ -150,18 +151,32 @@ def test_tls(start, router, script, tmp_path):
     assert process.end() == 0
 
 
-def test_streams_that_do_not_end_in_time_are_cut(start, router, script):
+def test_requests_that_do_not_end_in_time(start, router, script):
     script.hangs = True
     process = start("--routers", router, "--port", "0", "--drain-timeout", "1")
-    url = f"http://{process.line('ready')['address']}"
-    with httpx.stream("POST", f"{url}/v1/completions", json={"prompt": "x", "stream": True}, timeout=LIMIT) as answer:
-        lines = answer.iter_lines()
+    url = f"http://{process.line('ready')['address']}/v1/completions"
+    with (
+        ThreadPoolExecutor() as threads,
+        httpx.stream("POST", url, json={"prompt": "x", "stream": True}, timeout=LIMIT) as stream,
+    ):
+        lines = stream.iter_lines()
         next(lines)
+        whole = threads.submit(httpx.post, url, json={"prompt": "x"}, timeout=LIMIT)
+        assert wait_until(lambda: len(script.hanging) == 2)
         process.popen.send_signal(signal.SIGTERM)
+        # Otherwise a stream that was cut would look complete.
         with pytest.raises(httpx.RemoteProtocolError):
             list(lines)
+        answer = whole.result(LIMIT)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "shutting_down")
     assert process.popen.wait(LIMIT) == 0
     assert script.gone.wait(LIMIT)
+    process.line("stopped")
+    ends = [line for line in process.lines if line["event"] == "request_ended"]
+    assert {(line["status"], line["reason"], line["level"]) for line in ends} == {
+        (200, "shutting_down", "warning"),
+        (503, "shutting_down", "error"),
+    }
 
 
 def test_it_waits_for_a_router(start, script):

@@ -84,10 +84,21 @@ def test_a_gateway_has_the_routers_addresses_and_listens_like_them():
     assert ipv6.settings({}).routers == ("[::1]:7000",)
 
 
+def test_gateways_share_their_port_and_have_metrics_ports_of_their_own():
+    plan = Plan("model", "name", port=7000, http_port=8000, gateways=2, metrics_port=9000)
+    gateways = [each for each in services(plan, Path("/x")) if each.role == "gateway"]
+    settings = [each.settings({}) for each in gateways]
+    assert [each.name for each in gateways] == [each.id for each in settings] == ["gateway-0", "gateway-1"]
+    assert [(each.port, each.metrics_port) for each in settings] == [(8000, 9004), (8000, 9005)]
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"http_port": 8000}, "http_port needs a fixed port"),
+        ({"gateways": 2}, "gateways: 2 gateways need an http_port"),
+        ({"gateways": 0}, "gateways must be at least 1"),
+        ({"http_port": 8000, "port": 7000, "gateways": 2, "metrics_port": 7999}, "metrics_port and http_port"),
         ({"http_port": 7000, "port": 7000}, "port and http_port: port 7000 is in both"),
         (
             {"http_port": 8000, "port": 7000, "router_args": {"tls_certificate": "c", "tls_key": "k"}},

@@ -24,7 +24,7 @@ class Hosts(Protocol):
     """Owns what a ring needs in addition to its processes: folders, sockets and keys."""
 
     def open(self) -> list[Service]:
-        """Prepare the machines and return all services, with addresses. Raises OptionsError, RingError."""
+        """Prepare the machines and return all services, with addresses. Raises OptionsError, RingError, PortError."""
 
     def status(self, name: str) -> StatusSource:
         """The status that the service of this name reports."""
@@ -37,6 +37,9 @@ class Hosts(Protocol):
 
     def announce(self, peers: Peers) -> None:
         """Tell the routers the addresses of their peers. Called whenever one of them has changed."""
+
+    def release_ports(self) -> None:
+        """Leave shared ports to the services that use them. Starting a service opens its port again. Idempotent."""
 
     def close(self) -> None:
         """Release everything. Called after all children have exited. Idempotent."""

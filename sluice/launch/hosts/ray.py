@@ -144,6 +144,9 @@ class RayHosts:
             if name.startswith("router"):
                 agents[0].send("announce", peers)
 
+    def release_ports(self) -> None:
+        """Does nothing: services on a Ray cluster share no ports."""
+
     def close(self) -> None:
         if not self._connected:
             return

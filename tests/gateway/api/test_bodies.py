@@ -115,6 +115,17 @@ async def test_one_log_line_for_each_request(router, script, method, path, statu
     assert line["seconds"] >= 0
 
 
+async def test_the_log_line_of_a_stream_that_fails_after_it_has_begun(router, script):
+    lines = []
+    script.failure, script.fail_after = UNKNOWN, 1
+    async with running(router) as gateway:
+        gateway.gateway.log = Recorder(lines)
+        events = await gateway.events("/v1/completions", prompt="x")
+    assert events[-1]["error"]["code"] == "unauthenticated"
+    (line,) = [line for line in lines if line["event"] == "request_ended"]
+    assert (line["status"], line["reason"], line["level"]) == (200, "unauthenticated", "warning")
+
+
 class Recorder:
     """A logger that keeps its lines."""
 

@@ -185,3 +185,25 @@ async def test_a_client_that_does_not_read_is_disconnected(router, script, monke
         await until(lambda: bool(gateway.gateway.counters.requests))
         assert gateway.gateway.counters.requests["/v1/completions", "499"] == 1
         writer.transport.abort()
+
+
+async def test_connections_accepted_while_the_server_ends(gateway, monkeypatch):
+    monkeypatch.setattr(connection, "IDLE_SECONDS", 0.05)
+    checked, shutdown = asyncio.Event(), gateway.server.shutdown
+
+    async def late_shutdown(sockets=None):
+        await checked.wait()
+        await shutdown(sockets)
+
+    monkeypatch.setattr(gateway.server, "shutdown", late_shutdown)
+    gateway.server.stop()
+    idle, idle_writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+    busy, busy_writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+    busy_writer.write(head(b'{"prompt": "x"}'))
+    answer = await asyncio.wait_for(busy.read(), LIMIT)
+    assert answer.startswith(b"HTTP/1.1 200")
+    assert b"connection: close" in answer
+    assert await asyncio.wait_for(idle.read(), LIMIT) == b""
+    checked.set()
+    for writer in (idle_writer, busy_writer):
+        writer.close()
