@@ -5,6 +5,7 @@ import msgspec
 from gateway.api.endpoint import Exchange
 from gateway.api.gateway import Gateway, ring_errors
 from gateway.errors import ApiError
+from sluice.v1.sampling_pb2 import SamplingParams
 
 ADAPTERS_SECONDS = 2.0
 """Timeout for one router. Routers that do not answer in time are ignored: all routers know the same adapters."""
@@ -15,6 +16,8 @@ class Model(msgspec.Struct):
     max_model_len: int
     parent: str | None = None
     """For an adapter: the id of its model."""
+    default_sampling: dict[str, float] | None = None
+    """Values of what requests leave unset. None for an adapter: those of its model."""
     object: str = "model"
     created: int = 0
     owned_by: str = "sluice"
@@ -44,6 +47,17 @@ async def _models(gateway: Gateway, exchange: Exchange) -> list[Model]:
         metadata = exchange.caller.metadata
         served = await gateway.client.models(metadata=metadata)
         routers = await gateway.client.list_loras(timeout=ADAPTERS_SECONDS, metadata=metadata)
-    models = [Model(model.name, model.max_context_tokens) for model in served]
+    models = [
+        Model(model.name, model.max_context_tokens, default_sampling=_values(model.default_sampling))
+        for model in served
+    ]
     adapters = sorted({lora.lora_id for router in routers for lora in router.loras})
     return [*models, *(Model(name, models[0].max_model_len, models[0].id) for name in adapters if models)]
+
+
+def _values(sampling: SamplingParams) -> dict[str, float]:
+    """The fields that are set. A float32 is written in as few digits as identify it."""
+    return {
+        field.name: value if field.type == field.TYPE_UINT32 else float(f"{value:.7g}")
+        for field, value in sampling.ListFields()
+    }

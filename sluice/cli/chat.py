@@ -8,6 +8,7 @@ from sluice.cli.chat_session import ChatSession
 from sluice.cli.common import LoraId, PromptAdapterId, Server, fail, with_server
 from sluice.cli.sampling import with_sampling
 from sluice.client import Client, Options
+from sluice.v1.admin_pb2 import Model
 
 
 @with_server
@@ -26,13 +27,14 @@ def chat(
     """
     options = sampling | Options(lora_id=lora, prompt_adapter_id=prompt_adapter)
     with server.client() as client:
-        check_chat(client)
-        ChatSession(client, system, options).run()
+        ChatSession(client, chat_model(client), system, options).run()
 
 
-def check_chat(client: Client) -> None:
-    """Raises typer.Exit if no model has a chat template."""
+def chat_model(client: Client) -> Model:
+    """The model with a chat template. Raises typer.Exit if there is none."""
     models = client.models()
-    if not any("chat" in model.capabilities for model in models):
-        names = ", ".join(model.name for model in models) or "no model"
-        raise fail(f"{names} has no chat template; use sluice generate to complete a prompt instead")
+    for model in models:
+        if "chat" in model.capabilities:
+            return model
+    names = ", ".join(model.name for model in models) or "no model"
+    raise fail(f"{names} has no chat template; use sluice generate to complete a prompt instead")

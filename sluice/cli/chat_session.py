@@ -5,7 +5,7 @@ import shutil
 import time
 from collections.abc import Callable, Mapping
 
-from sluice.cli.chat_settings import KINDS, describe_settings, read_setting
+from sluice.cli.chat_settings import KINDS, describe_setting, read_setting
 from sluice.cli.common import describe, notes, print_error
 from sluice.cli.field_options import OPTIONS
 from sluice.cli.interrupt import ctrl_c_cancels
@@ -13,6 +13,7 @@ from sluice.cli.message_reader import MessageReader
 from sluice.cli.stream_printer import print_stream, write_to_stdout
 from sluice.cli.word_wrap import WordWrapper
 from sluice.client import Client, Options, SluiceError, Unavailable
+from sluice.v1.admin_pb2 import Model
 
 AGAIN_SECONDS = 3.0
 """Two Ctrl-C within this time quit. A single one only discards the line, which readline has by then forgotten."""
@@ -33,8 +34,9 @@ NAMES_OF_FIELDS = OPTIONS | {f"spec.{part}.{name}": name for part in ("sampling"
 class ChatSession:
     """Reads user messages and commands from stdin and prints the answers."""
 
-    def __init__(self, client: Client, system: str | None, options: Options) -> None:
+    def __init__(self, client: Client, model: Model, system: str | None, options: Options) -> None:
         self._client = client
+        self._model = model
         self._options = options
         self._system = system or ""
         self._turns: list[Mapping[str, str]] = []
@@ -83,12 +85,16 @@ class ChatSession:
 
     def _set(self, words: str) -> None:
         if not words:
-            _note("\n".join(describe_settings(self._options)))
+            defaults = self._model.default_sampling
+            _note("\n".join(describe_setting(name, self._options, defaults) for name in KINDS))
             return
         try:
-            self._options |= read_setting(words)
+            name, value = read_setting(words)
         except ValueError as error:
             print_error(str(error))
+            return
+        self._options |= Options(**{name: value})  # type: ignore[typeddict-item]
+        _note(describe_setting(name, self._options, self._model.default_sampling))
 
     def _set_system(self, text: str) -> None:
         self._system = text

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from sluice.client import Options
+from sluice.v1.sampling_pb2 import SamplingParams
 
 DEFAULT = "default"
 KINDS: Mapping[str, type] = {
@@ -22,17 +22,20 @@ KINDS: Mapping[str, type] = {
 NAMES_OF_TYPES = {int: "an integer", float: "a number"}
 
 
-def read_setting(words: str) -> Options:
-    """The option in "NAME VALUE"; its value is None for "default". Raises ValueError for a wrong name or value."""
+def read_setting(words: str) -> tuple[str, Any]:
+    """An option and its value, from "NAME VALUE"; None for "default". Raises ValueError for a wrong name or value."""
     name, _, value = words.strip().partition(" ")
     if name not in KINDS:
         raise ValueError(f"unknown setting {name}; the settings are {', '.join(KINDS)}")
-    return Options(**{name: _read(name, value.strip())})  # type: ignore[typeddict-item]
+    return name, _read(name, value.strip())
 
 
-def describe_settings(options: Mapping[str, Any]) -> list[str]:
-    """A line per setting: its value, or that the server's default applies."""
-    return [f"{name} {DEFAULT if options.get(name) is None else _shown(options[name])}" for name in KINDS]
+def describe_setting(name: str, options: Mapping[str, Any], defaults: SamplingParams) -> str:
+    """A setting and its value, or the server's default."""
+    if (value := options.get(name)) is not None:
+        return f"{name} {' '.join(map(repr, value)) if isinstance(value, list) else value}"
+    of_server = {field.name: f"{number:.7g} ({DEFAULT})" for field, number in defaults.ListFields()}
+    return f"{name} {of_server.get(name, DEFAULT)}"
 
 
 def _read(name: str, text: str) -> Any:
@@ -46,7 +49,3 @@ def _read(name: str, text: str) -> Any:
     except ValueError:
         raise ValueError(f"{name} must be {NAMES_OF_TYPES[kind]} or {DEFAULT} (got {text})") from None
     return [value] if kind is str else value
-
-
-def _shown(value: Any) -> str:
-    return " ".join(map(repr, value)) if isinstance(value, list) else str(value)

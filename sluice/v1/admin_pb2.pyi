@@ -17,6 +17,7 @@ from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from sluice.v1 import generation_pb2 as _generation_pb2
+from sluice.v1 import sampling_pb2 as _sampling_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -199,6 +200,7 @@ class Model(_message.Message):
     LOGITS_PROCESSORS_FIELD_NUMBER: _builtins.int
     HIDDEN_SIZE_FIELD_NUMBER: _builtins.int
     IMAGE_TOKENS_FIELD_NUMBER: _builtins.int
+    DEFAULT_SAMPLING_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Name to use in requests."""
     max_context_tokens: _builtins.int
@@ -231,6 +233,12 @@ class Model(_message.Message):
     def logits_processors(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Names for SamplingParams.logits_processors."""
 
+    @_builtins.property
+    def default_sampling(self) -> _sampling_pb2.SamplingParams:
+        """The values of fields that requests leave unset, from the router's setting default_sampling and the model's
+        generation_config.json: temperature, top_k, top_p, min_p and the three penalties.
+        """
+
     def __init__(
         self,
         *,
@@ -245,10 +253,11 @@ class Model(_message.Message):
         logits_processors: _abc.Iterable[_builtins.str] | None = ...,
         hidden_size: _builtins.int = ...,
         image_tokens: _builtins.int = ...,
+        default_sampling: _sampling_pb2.SamplingParams | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["default_sampling", b"default_sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["capabilities", b"capabilities", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "hidden_size", b"hidden_size", "image_tokens", b"image_tokens", "logits_processors", b"logits_processors", "max_context_tokens", b"max_context_tokens", "name", b"name", "tensors", b"tensors", "tokenizer_fingerprint", b"tokenizer_fingerprint", "vocab_size", b"vocab_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["capabilities", b"capabilities", "default_sampling", b"default_sampling", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "hidden_size", b"hidden_size", "image_tokens", b"image_tokens", "logits_processors", b"logits_processors", "max_context_tokens", b"max_context_tokens", "name", b"name", "tensors", b"tensors", "tokenizer_fingerprint", b"tokenizer_fingerprint", "vocab_size", b"vocab_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

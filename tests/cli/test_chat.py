@@ -72,7 +72,8 @@ def test_an_unknown_command_is_reported_and_a_path_is_a_message(sluice, script) 
 def test_set_and_system_apply_from_the_next_message_on(sluice, script) -> None:
     lines = ["/set temperature 0.5", "/system be brief", "one", "/set temperature default", "/set stop END", "/system"]
     result = sluice("chat", "--temperature", "1", "--top-k", "3", stdin="\n".join([*lines, "two\n"]))
-    assert result.stderr == "system prompt replaced\nno system prompt\n"
+    notes = ["temperature 0.5", "system prompt replaced", "temperature default", "stop 'END'", "no system prompt"]
+    assert result.stderr.splitlines() == notes
     answer = ("assistant", "Hello, world")
     assert chats(script) == [[("system", "be brief"), ("user", "one")], [("user", "one"), answer, ("user", "two")]]
     first, second = (request.spec for request in script.seen[-2:])
@@ -81,10 +82,11 @@ def test_set_and_system_apply_from_the_next_message_on(sluice, script) -> None:
     assert list(second.stopping.stop) == ["END"]
 
 
-def test_set_shows_all_settings(sluice) -> None:
-    shown = sluice("chat", "--stop", "a b", "--seed", "3", stdin="/set\n").stderr.splitlines()
-    assert len(shown) == len(KINDS)
-    assert {"temperature default", "seed 3", "stop 'a b'"} <= set(shown)
+def test_set_shows_all_settings(sluice, script) -> None:
+    script.default_sampling.top_p, script.default_sampling.temperature = 0.9, 0.7
+    shown = sluice("chat", "--stop", "a b", "--seed", "3", stdin="/set temperature 0.2\n/set\n").stderr.splitlines()
+    assert len(shown) == 1 + len(KINDS)
+    assert {"top_k default", "top_p 0.9 (default)", "temperature 0.2", "seed 3", "stop 'a b'"} <= set(shown)
 
 
 @pytest.mark.parametrize(
@@ -109,7 +111,7 @@ def test_every_setting_is_an_option_of_the_command_line() -> None:
 def test_errors_name_the_settings(sluice, script) -> None:
     script.failure, script.fail_after = bad_request("spec.sampling.temperature", "is 5.0, must be in [0, 2]"), 0
     result = sluice("chat", stdin="/set temperature 5\none\n")
-    assert result.stderr == "error: temperature: is 5.0, must be in [0, 2]\n"
+    assert result.stderr == "temperature 5.0\nerror: temperature: is 5.0, must be in [0, 2]\n"
 
 
 def test_a_command_takes_no_arguments(sluice, script) -> None:

@@ -15,6 +15,7 @@ from grpc_reflection.v1alpha import reflection_pb2
 from sluice.ring.stats import StepStats
 from sluice.v1 import admin_pb2
 from sluice.v1 import generation_pb2 as pb
+from sluice.v1.sampling_pb2 import SamplingParams
 from tests.fakes.ring_scripts import TIMES, hang
 from tests.router.conftest import refused, rest, text_spec
 
@@ -121,6 +122,16 @@ async def test_models(client, checkpoint):
     for name in ("", "tiny"):
         info = await client.models.GetModelInfo(admin_pb2.GetModelInfoRequest(model=name))
         assert info.model == model
+
+
+async def test_default_sampling_is_shown_and_applies(ring, start):
+    ring.add_engine(), ring.add_detokenizer()
+    client = await start(default_sampling={"temperature": 0.25, "top_k": 7})
+    (model,) = (await client.models.ListModels(admin_pb2.ListModelsRequest())).models
+    assert (model.default_sampling.temperature, model.default_sampling.top_k) == (0.25, 7)
+    await client.events(text_spec(sampling=SamplingParams(temperature=0.5)))
+    (call,) = ring.calls
+    assert (call.submit.sampling.temperature, call.submit.sampling.top_k) == (0.5, 7)
 
 
 async def test_statistics_equal_the_heartbeats(ring, start):
