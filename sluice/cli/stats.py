@@ -18,8 +18,8 @@ from sluice.v1 import admin_pb2
 MODEL_WIDTH = 8
 """Characters of a model's fingerprint that are shown: enough to distinguish the models of a ring."""
 COLUMNS = (
-    "engine", "step", "ms", "active", "queued", "paused", "context", "generation", "KV blocks", "host blocks", "reuse",
-    "tokens/s",
+    "engine", "step", "ms", "requests", "batch", "queued", "paused", "context", "generation", "KV blocks",
+    "host blocks", "reuse", "tokens/s",
 )  # fmt: skip
 
 
@@ -71,7 +71,8 @@ def _engines(stats: admin_pb2.Stats, mixed: bool) -> Table:
             engine.engine_id,
             str(engine.iteration),
             f"{engine.step_time.ToNanoseconds() / 1e6:.1f}",
-            f"{engine.active_requests} of {engine.max_requests}",
+            str(engine.active_requests),
+            f"{engine.scheduled_requests} of {engine.max_batch_size}",
             str(engine.queued_requests),
             str(engine.paused_requests),
             f"{engine.context_requests} ({engine.total_context_tokens} tokens)",
