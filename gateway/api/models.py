@@ -1,11 +1,12 @@
 """/v1/models: the served model, and the LoRA adapters that a request may name instead."""
 
+from typing import Any
+
 import msgspec
 
 from gateway.api.endpoint import Exchange
 from gateway.api.gateway import Gateway, ring_errors
 from gateway.errors import ApiError
-from sluice.v1.sampling_pb2 import SamplingParams
 
 ADAPTERS_SECONDS = 2.0
 """Timeout for one router. Routers that do not answer in time are ignored: all routers know the same adapters."""
@@ -55,8 +56,8 @@ async def _models(gateway: Gateway, exchange: Exchange) -> list[Model]:
     return [*models, *(Model(name, models[0].max_model_len, models[0].id) for name in adapters if models)]
 
 
-def _values(sampling: SamplingParams) -> dict[str, float]:
-    """The fields that are set. A float32 is written in as few digits as identify it."""
+def _values(sampling: Any) -> dict[str, float]:
+    """The fields of a sluice.v1.SamplingParams that are set. A float32 is written in as few digits as identify it."""
     return {
         field.name: value if field.type == field.TYPE_UINT32 else float(f"{value:.7g}")
         for field, value in sampling.ListFields()
