@@ -4,6 +4,7 @@ import re
 import shutil
 import time
 from collections.abc import Callable, Mapping
+from typing import cast
 
 from sluice.cli.chat_settings import KINDS, describe_setting, read_setting
 from sluice.cli.common import describe, notes, print_error
@@ -93,7 +94,7 @@ class ChatSession:
         except ValueError as error:
             print_error(str(error))
             return
-        self._options |= Options(**{name: value})  # type: ignore[typeddict-item]
+        self._options = cast(Options, {**self._options, name: value})
         _note(describe_setting(name, self._options, self._model.default_sampling))
 
     def _set_system(self, text: str) -> None:

@@ -90,11 +90,10 @@ def _services(states: dict[str, bool]) -> Table:
 
 
 def _engines(stats: admin_pb2.Stats) -> Table:
-    table = Table("engine", "requests", "batch", "queued", "paused", "KV blocks", "tokens/s", "state", box=SIMPLE)
+    table = Table("engine", "batch", "queued", "paused", "KV blocks", "tokens/s", "state", box=SIMPLE)
     for engine in stats.engines:
         table.add_row(
             engine.engine_id,
-            str(engine.active_requests),
             f"{engine.scheduled_requests} of {engine.max_batch_size}",
             str(engine.queued_requests),
             str(engine.paused_requests),

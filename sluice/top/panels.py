@@ -30,6 +30,11 @@ class Column(NamedTuple):
     """Whether it is shown only in terminals of at least WIDE columns."""
 
 
+def shown_columns(columns: Sequence[Column], width: int) -> list[Column]:
+    """The columns that are shown in a terminal of this width."""
+    return [column for column in columns if width >= WIDE or not column.wide]
+
+
 class Panel(NamedTuple):
     name: str
     columns: tuple[Column, ...]
@@ -38,7 +43,7 @@ class Panel(NamedTuple):
 
     def shown(self, width: int) -> list[Column]:
         """The columns in a terminal of this width."""
-        return [column for column in self.columns if width >= WIDE or not column.wide]
+        return shown_columns(self.columns, width)
 
 
 def state(row: EngineRow | DetokenizerRow | RouterRow | RequestRow) -> Text:
