@@ -69,7 +69,7 @@ class RouterApp:
         self.settings = settings
         self._log = log
         self._access = Access(settings, log)
-        self._model = describe(checkpoint)
+        self._model = describe(checkpoint, settings.default_sampling)
         self._limits = limits_of(settings, self._model.max_context_tokens)
         self._text = TokenizerPool(
             checkpoint, settings.text_threads, 2 * self._limits.prompt_bytes, settings.tenant_weights

@@ -1,7 +1,6 @@
 """Errors that clients see: gRPC statuses with google.rpc details, and the collection of invalid fields."""
 
 import asyncio
-import math
 import random
 import re
 from collections.abc import Awaitable, Iterable, Mapping, Sequence
@@ -14,6 +13,7 @@ from google.rpc import code_pb2, error_details_pb2, status_pb2
 from grpc import StatusCode, aio
 
 from sluice.ring.errors import ErrorCode
+from sluice.ring.sampling_ranges import Range
 
 Call: TypeAlias = aio.ServicerContext[Any, Any]
 
@@ -196,21 +196,6 @@ def _bad_request(violations: Sequence[Violation]) -> error_details_pb2.BadReques
 
 SHOWN_CHARACTERS = 64
 LOGGED_CHARACTERS = 128
-
-
-class Range(NamedTuple):
-    """A closed interval; if `above` is set, it excludes `low`."""
-
-    low: float
-    high: float
-    above: bool = False
-
-    def problem(self, value: float) -> str | None:
-        """Why the value is out of range; None if it is in range. NaN and infinities are always out of range."""
-        if math.isfinite(value) and value <= self.high and (value > self.low if self.above else value >= self.low):
-            return None
-        number = value if isinstance(value, int) else f"{value:g}"
-        return f"is {number}, must be in {'(' if self.above else '['}{self.low:g}, {self.high:g}]"
 
 
 class Violations:

@@ -67,6 +67,7 @@ class Identity:
             version=self.version,
             model=self.terms.fingerprint,
             model_version=self.settings.model_version,
+            max_batch_size=self.settings.max_batch_size,
         )
         return ServiceReport(self.address, engines=[engine.with_stats(stats)])
 

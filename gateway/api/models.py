@@ -1,5 +1,7 @@
 """/v1/models: the served model, and the LoRA adapters that a request may name instead."""
 
+from typing import Any
+
 import msgspec
 
 from gateway.api.endpoint import Exchange
@@ -15,6 +17,8 @@ class Model(msgspec.Struct):
     max_model_len: int
     parent: str | None = None
     """For an adapter: the id of its model."""
+    default_sampling: dict[str, float] | None = None
+    """Values of what requests leave unset. None for an adapter: those of its model."""
     object: str = "model"
     created: int = 0
     owned_by: str = "sluice"
@@ -44,6 +48,17 @@ async def _models(gateway: Gateway, exchange: Exchange) -> list[Model]:
         metadata = exchange.caller.metadata
         served = await gateway.client.models(metadata=metadata)
         routers = await gateway.client.list_loras(timeout=ADAPTERS_SECONDS, metadata=metadata)
-    models = [Model(model.name, model.max_context_tokens) for model in served]
+    models = [
+        Model(model.name, model.max_context_tokens, default_sampling=_values(model.default_sampling))
+        for model in served
+    ]
     adapters = sorted({lora.lora_id for router in routers for lora in router.loras})
     return [*models, *(Model(name, models[0].max_model_len, models[0].id) for name in adapters if models)]
+
+
+def _values(sampling: Any) -> dict[str, float]:
+    """The fields of a sluice.v1.SamplingParams that are set. A float32 is written in as few digits as identify it."""
+    return {
+        field.name: value if field.type == field.TYPE_UINT32 else float(f"{value:.7g}")
+        for field, value in sampling.ListFields()
+    }

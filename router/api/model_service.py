@@ -16,7 +16,9 @@ from router.validate.adapter import adapter_not_found, check_id, parse_files
 from router.validate.model import Model, check_model
 from sluice.ring.adapters import MAX_CONFIG_BYTES, MAX_FILE_BYTES, AdapterEntry, AdapterFiles
 from sluice.ring.errors import ErrorCode
+from sluice.ring.sampling_ranges import DEFAULT_NAMES
 from sluice.v1 import admin_pb2 as pb
+from sluice.v1.sampling_pb2 import SamplingParams
 
 MAX_UPLOADS = 4
 """Concurrent uploads: each may take twice its size in memory."""
@@ -163,6 +165,7 @@ class ModelService:
             logits_processors=sorted(self._features.processors or ()),
             hidden_size=max(self._features.hidden_sizes or (), default=0),
             image_tokens=image_tokens,
+            default_sampling=SamplingParams(**{name: getattr(model.sampling, name) for name in DEFAULT_NAMES}),
         )
 
 

@@ -87,6 +87,7 @@ def step_message(heartbeat: EngineHeartbeat, stats: StepStats) -> pb.EngineStats
         draining=heartbeat.draining,
         model_fingerprint=heartbeat.fingerprint,
         model_version=heartbeat.model_version,
+        max_batch_size=heartbeat.max_batch_size,
         time=_timestamp(at or None),
         step_time=duration(step_seconds),
         **fields,

@@ -105,9 +105,14 @@ def _engine(peer: EnginePeer) -> EngineReport:
     heartbeat, common = peer.heartbeat, (peer.name, _state(peer), peer.address, _heartbeat_age(peer))
     if heartbeat is None:
         return EngineReport(*common)
-    return EngineReport(*common, heartbeat.version, heartbeat.fingerprint, heartbeat.model_version).with_stats(
-        heartbeat.stats
+    report = EngineReport(
+        *common,
+        heartbeat.version,
+        heartbeat.fingerprint,
+        heartbeat.model_version,
+        max_batch_size=heartbeat.max_batch_size,
     )
+    return report.with_stats(heartbeat.stats)
 
 
 def _detokenizer(peer: DetokenizerPeer) -> DetokenizerReport:

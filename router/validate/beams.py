@@ -4,9 +4,10 @@ from collections.abc import Iterator
 
 import msgspec
 
-from router.errors import Range, Reason, Violations
+from router.errors import Reason, Violations
 from sluice.ring.message import MAX_SEQUENCES
 from sluice.ring.params import GREEDY_TEMPERATURE, BeamSearchParams, SamplingParams
+from sluice.ring.sampling_ranges import Range
 from sluice.v1 import generation_pb2 as pb
 
 LENGTH_PENALTY_RANGE = Range(-10, 10)

@@ -1,7 +1,8 @@
 """The log-probabilities that a request asks for: of its output tokens and of its prompt."""
 
-from router.errors import Range, RequestError, Violation, Violations
+from router.errors import RequestError, Violation, Violations
 from router.validate.model import Limits, Model
+from sluice.ring.sampling_ranges import Range
 from sluice.v1 import generation_pb2 as pb
 
 

@@ -1,26 +1,18 @@
 """The served model and its defaults, read from the checkpoint; and the limits of one request."""
 
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from router.errors import Range, RequestError, shown
+from router.errors import RequestError, shown
 from sluice.ring.checkpoint import Checkpoint, CheckpointError
 from sluice.ring.errors import ErrorCode
 from sluice.ring.message import MAX_DRAFT_LOGITS_BYTES
 from sluice.ring.params import SamplingParams
+from sluice.ring.sampling_ranges import DEFAULT_NAMES, TOP_K, default_problem
 from sluice.ring.vision import Vision
 from sluice.settings.router import ClientLimits
-
-SAMPLING_RANGES = {
-    "temperature": Range(0, 2),
-    "top_p": Range(0, 1, above=True),
-    "min_p": Range(0, 1),
-    "repetition_penalty": Range(0, 100, above=True),
-    "presence_penalty": Range(-2, 2),
-    "frequency_penalty": Range(-2, 2),
-}
-"""Ranges of API fields. The values in generation_config.json must be within them, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +22,7 @@ class Model:
     max_context_tokens: int
     eos_token_ids: tuple[int, ...]
     sampling: SamplingParams
-    """Defaults for unset fields, from generation_config.json."""
+    """Defaults for unset fields, from the router's settings and generation_config.json."""
     dtype: str
     tokenizer_fingerprint: str
     """Hex digest of the tokenizer files."""
@@ -44,14 +36,15 @@ class Model:
         return value if value < self.vocab_size else 0
 
 
-def describe(checkpoint: Checkpoint) -> Model:
-    """Raises CheckpointError if a value of generation_config.json is out of range."""
+def describe(checkpoint: Checkpoint, default_sampling: Mapping[str, float] = {}) -> Model:
+    """`default_sampling` precedes the values of generation_config.json. Raises CheckpointError if one of those is out
+    of range."""
     return Model(
         name=checkpoint.name,
         vocab_size=checkpoint.vocab_size,
         max_context_tokens=checkpoint.max_context_tokens,
         eos_token_ids=checkpoint.eos_token_ids,
-        sampling=_sampling_defaults(checkpoint),
+        sampling=_sampling_defaults(checkpoint, default_sampling),
         dtype=str(checkpoint.config.get("dtype") or checkpoint.config.get("torch_dtype") or "float32"),
         tokenizer_fingerprint=checkpoint.tokenizer_fingerprint,
         has_chat=checkpoint.has_chat,
@@ -59,24 +52,18 @@ def describe(checkpoint: Checkpoint) -> Model:
     )
 
 
-def _sampling_defaults(checkpoint: Checkpoint) -> SamplingParams:
-    defaults: dict[str, Any] = {}
-    for name, allowed in SAMPLING_RANGES.items():
-        value = checkpoint.generation.get(name)
-        if value is None:
-            continue
-        problem = allowed.problem(value) if type(value) in (int, float) else f"is {value!r}, must be a number"
-        if problem:
+def _sampling_defaults(checkpoint: Checkpoint, settings: Mapping[str, float]) -> SamplingParams:
+    generation = checkpoint.generation
+    values = {name: generation[name] for name in DEFAULT_NAMES if generation.get(name) is not None}
+    for name, value in values.items():
+        if problem := default_problem(name, value):
             raise CheckpointError(f"{checkpoint.path / 'generation_config.json'}: {name} {problem}")
-        defaults[name] = _as_float32(value)
-    top_k = checkpoint.generation.get("top_k")
-    if top_k is not None:
-        if type(top_k) is not int or top_k < 0:
-            problem = f"is {top_k!r}, must be an integer of at least 0"
-            raise CheckpointError(f"{checkpoint.path / 'generation_config.json'}: top_k {problem}")
-        defaults["top_k"] = top_k if top_k < checkpoint.vocab_size else 0
-    if checkpoint.generation.get("do_sample") is False:
-        defaults["temperature"] = 0.0
+    if generation.get("do_sample") is False:
+        values["temperature"] = 0.0
+    values |= settings
+    defaults: dict[str, Any] = {name: _as_float32(value) for name, value in values.items()}
+    if TOP_K in values:
+        defaults[TOP_K] = int(values[TOP_K]) if values[TOP_K] < checkpoint.vocab_size else 0
     return SamplingParams(**defaults)
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from router.errors import Range, Reason, Violations
+from router.errors import Reason, Violations
 from router.validate.adapter import Began, Find, parse_adapter
 from router.validate.beams import parse_beams
 from router.validate.fields import reject_unbuilt
@@ -21,6 +21,7 @@ from router.validate.tables import FindTable, GivenTable, no_tables, parse_table
 from router.validate.tensors import parse_tensors
 from sluice.ring.adapters import Adapter, AdapterFiles
 from sluice.ring.params import SamplingParams, TextParams
+from sluice.ring.sampling_ranges import Range
 from sluice.v1 import generation_pb2 as pb
 
 UNARY_INTERVAL = 128

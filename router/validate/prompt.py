@@ -4,11 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from router.errors import Range, Reason, Violations
+from router.errors import Reason, Violations
 from router.validate.chat import ChatPrompt, parse_chat
 from router.validate.model import Limits, Model
 from router.validate.tables import ADAPTER_FIELD, TABLE_FIELD, GivenTable
 from sluice.ring.params import DEFAULT_RETENTION, RangeRetention, RetentionParams
+from sluice.ring.sampling_ranges import Range
 from sluice.v1 import generation_pb2 as pb
 
 KV_FIELD = "spec.kv_cache"

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 
 import msgspec
 
-from router.errors import Range, Reason, Violations, shown
-from router.validate.model import SAMPLING_RANGES, Limits, Model
+from router.errors import Reason, Violations, shown
+from router.validate.model import Limits, Model
 from sluice.ring.message import MAX_WORD_TOKENS, MAX_WORDS_TOKENS
 from sluice.ring.params import SamplingParams
+from sluice.ring.sampling_ranges import SAMPLING_RANGES, Range
 from sluice.v1 import sampling_pb2 as pb
 
 LOGIT_BIAS_RANGE = Range(-100, 100)

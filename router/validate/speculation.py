@@ -2,9 +2,10 @@
 
 from typing import Literal, cast
 
-from router.errors import Range, Reason, Violations, shown
+from router.errors import Reason, Violations, shown
 from router.validate.model import Limits, Model
 from sluice.ring.params import DraftLogits, Speculation
+from sluice.ring.sampling_ranges import Range
 from sluice.ring.tensors import BYTES
 from sluice.v1 import generation_pb2 as pb
 

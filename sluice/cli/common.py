@@ -2,7 +2,7 @@
 
 import inspect
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from sluice.cli.field_options import with_option_names
+from sluice.cli.field_options import OPTIONS, with_option_names
 from sluice.client import (
     DEFAULT_ADDRESS,
     Client,
@@ -25,25 +25,6 @@ from sluice.client import (
     WrongServer,
 )
 
-MaxTokens = Annotated[
-    int | None,
-    typer.Option(metavar="TOKENS", help="Maximum number of new tokens. Default: as many as fit into the context."),
-]
-Temperature = Annotated[
-    float | None,
-    typer.Option(metavar="NUMBER", help="Sampling temperature. 0: greedy decoding. Default: the model's own."),
-]
-TopK = Annotated[
-    int | None, typer.Option(metavar="K", help="Sample from the K most likely tokens. 0: from all tokens.")
-]
-TopP = Annotated[
-    float | None,
-    typer.Option(metavar="P", help="Sample from the most likely tokens whose probabilities add up to P."),
-]
-Seed = Annotated[
-    int | None,
-    typer.Option(metavar="SEED", help="Seed for sampling. The same seed gives the same output. Default: random."),
-]
 LoraId = Annotated[str | None, typer.Option(metavar="ID", help="LoRA adapter to use, see `sluice lora`.")]
 PromptAdapterId = Annotated[
     str | None, typer.Option(metavar="ID", help="Prompt adapter to use, see `sluice prompt-adapter`.")
@@ -67,8 +48,8 @@ def fail(message: str) -> typer.Exit:
     return typer.Exit(1)
 
 
-def describe(error: SluiceError, address: str) -> str:
-    """The message for an error of a request to `address`."""
+def describe(error: SluiceError, address: str, names: Mapping[str, str] = OPTIONS) -> str:
+    """The message for an error of a request to `address`. `names` are the user's names of API fields."""
     if isinstance(error, ConnectionLost):
         return f"the call to {address} was interrupted: {error.message}"
     # Without a reason, the error is not an answer of a router.
@@ -77,7 +58,7 @@ def describe(error: SluiceError, address: str) -> str:
         return f"no Sluice server answers at {address} ({cause}); start one with: sluice serve"
     if isinstance(error, Unauthenticated):
         return f"{error.message} (--token or SLUICE_TOKEN)"
-    return with_option_names(error.message)
+    return with_option_names(error.message, names)
 
 
 def describe_at(error: SluiceError, address: str) -> str:

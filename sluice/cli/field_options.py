@@ -1,6 +1,7 @@
 """The command line's names of API fields, for the errors of servers, which name fields."""
 
 import re
+from collections.abc import Mapping
 
 OPTIONS = {
     "spec.text": "PROMPT",
@@ -12,6 +13,10 @@ OPTIONS = {
     "spec.sampling.temperature": "--temperature",
     "spec.sampling.top_k": "--top-k",
     "spec.sampling.top_p": "--top-p",
+    "spec.sampling.min_p": "--min-p",
+    "spec.sampling.repetition_penalty": "--repetition-penalty",
+    "spec.sampling.presence_penalty": "--presence-penalty",
+    "spec.sampling.frequency_penalty": "--frequency-penalty",
     "spec.sampling.seed": "--seed",
     "spec.sampling.beam_search": "--beams",
     "spec.sampling.beam_search.width": "--beams",
@@ -30,6 +35,6 @@ OPTIONS = {
 FIELD = re.compile(r"\bspec(?:\.[a-z_]+)+")
 
 
-def with_option_names(message: str) -> str:
+def with_option_names(message: str, names: Mapping[str, str] = OPTIONS) -> str:
     """The message with options in place of the fields that they set."""
-    return FIELD.sub(lambda field: OPTIONS.get(field[0], field[0]), message)
+    return FIELD.sub(lambda field: names.get(field[0], field[0]), message)

@@ -10,9 +10,10 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from sluice.cli.common import LoraId, MaxTokens, PromptAdapterId, Seed, Server, Temperature, TopK, TopP, with_server
+from sluice.cli.common import LoraId, PromptAdapterId, Server, notes, with_server
+from sluice.cli.sampling import with_sampling
 from sluice.cli.stream_printer import print_stream
-from sluice.client import Options, Prompt
+from sluice.client import Client, Options, Prompt, SluiceError
 
 
 class GenerateCommand(TyperCommand):
@@ -27,8 +28,10 @@ class GenerateCommand(TyperCommand):
 
 
 @with_server
+@with_sampling
 def generate(
     server: Server,
+    sampling: Options,
     text: Annotated[str, typer.Argument(metavar="PROMPT", help="The prompt. - reads it from stdin.")],
     n: Annotated[
         int,
@@ -41,14 +44,9 @@ def generate(
             "best outputs.",
         ),
     ] = 1,
-    max_tokens: MaxTokens = None,
-    temperature: Temperature = None,
-    top_k: TopK = None,
-    top_p: TopP = None,
-    seed: Seed = None,
-    stop: Annotated[
-        list[str] | None, typer.Option(metavar="TEXT", help="End the output before this text. Repeatable.")
-    ] = None,
+    chat: Annotated[
+        bool, typer.Option("--chat", help="Send the prompt as a user's message, as instruct models expect it.")
+    ] = False,
     json_schema: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Constrain the output to the JSON Schema in this file.")
     ] = None,
@@ -102,9 +100,8 @@ def generate(
 
     Only the output is written to stdout. A summary is written to stderr if that is a terminal, or with --stats.
     """
-    prompt = _with_images(sys.stdin.read() if text == "-" else text, image or [])
-    options = Options(max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
-    options |= Options(lora_id=lora, prompt_adapter_id=prompt_adapter, stop=stop)
+    prompt = _prompt(sys.stdin.read() if text == "-" else text, image or [], chat=chat)
+    options = sampling | Options(lora_id=lora, prompt_adapter_id=prompt_adapter)
     options |= Options(echo=echo or None, logprobs=logprobs, prompt_logprobs=prompt_logprobs)
     guided = _guide(json_schema, regex, grammar, choice, json_object=json_object)
     if guided:
@@ -116,13 +113,27 @@ def generate(
     if n > 1:
         options["n"] = n
     with server.client() as client:
-        print_stream(partial(client.stream, prompt, **options), n, stats=stats)
+        texts = print_stream(partial(client.stream, prompt, **options), n, stats=stats)
+        if isinstance(prompt, str) and not any(texts) and _has_chat_template(client):
+            hint = "the model ended its output at once; it has a chat template, and --chat sends the prompt with it"
+            notes().print(hint, style="dim")
 
 
-def _with_images(text: str, files: list[Path]) -> Prompt:
-    """`text`, or a chat message with the images before it, as chat templates order them. Raises typer.BadParameter."""
+def _has_chat_template(client: Client) -> bool:
+    try:
+        return any("chat" in model.capabilities for model in client.models())
+    except SluiceError:
+        # The command has done its work without this call.
+        return False
+
+
+def _prompt(text: str, files: list[Path], *, chat: bool) -> Prompt:
+    """`text`, or with `chat` or images a chat message. Images come first, as chat templates order them.
+
+    Raises typer.BadParameter.
+    """
     if not files:
-        return text
+        return [{"role": "user", "content": text}] if chat else text
     try:
         images = [{"type": "image", "data": file.read_bytes()} for file in files]
     except OSError as error:

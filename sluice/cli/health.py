@@ -14,6 +14,14 @@ from sluice.v1 import admin_pb2
 
 SERVICES = ("", "sluice.v1.GenerationService", "sluice.v1.ModelService", "sluice.v1.AdminService")
 TIMEOUT_SECONDS = 5.0
+PEER_STATES = {
+    admin_pb2.PEER_STATE_DRAINING: "drains",
+    admin_pb2.PEER_STATE_STALLED: "makes no progress",
+    admin_pb2.PEER_STATE_UNREACHABLE: "cannot be reached by the router",
+    admin_pb2.PEER_STATE_LOST: "sends no heartbeats any more",
+    admin_pb2.PEER_STATE_UNKNOWN: "has not sent a heartbeat yet: it is loading or not running",
+}
+"""What is wrong with a peer in this state."""
 FILE_WIDTH = 160
 """Columns of tables if stdout is not a terminal. rich would wrap them at 80."""
 
@@ -46,7 +54,7 @@ def _show(server: Server) -> bool:
         with server.client(timeout=TIMEOUT_SECONDS) as client:
             states = {service: client.health(service) for service in SERVICES}
             models = client.models()
-            stats, unavailable = _stats(client)
+            state, unavailable = _ring_state(client)
     except typer.Exit:
         # The error was printed. Continue with the other routers.
         return False
@@ -54,9 +62,12 @@ def _show(server: Server) -> bool:
     served = ", ".join(model.name for model in models) or "no model"
     console.print(f"{server.addresses[0]} serves {served}", markup=False)
     console.print(_services(states))
-    if stats is None:
+    if state is None:
         console.print(f"no statistics of engines and detokenizers: {unavailable}", markup=False)
     else:
+        info, stats = state
+        for problem in problems(info):
+            console.print(problem, style="red", markup=False, soft_wrap=True)
         console.print(_engines(stats), detokenizers_table(stats), sep="\n")
     return states[""]
 
@@ -76,13 +87,26 @@ def _console() -> Console:
     return console
 
 
-def _stats(client: Client) -> tuple[admin_pb2.Stats | None, str]:
-    """(statistics, ""), or (None, the reason)."""
+def _ring_state(client: Client) -> tuple[tuple[admin_pb2.GetServerInfoResponse, admin_pb2.Stats] | None, str]:
+    """((server info, statistics), ""), or (None, the reason)."""
     try:
-        return client.stats(), ""
+        return (client.server_info(), client.stats()), ""
     # This is no failure of the router: AdminService may be on another port or need another token.
     except (NotImplementedByServer, Unauthenticated, Forbidden) as error:
         return None, error.message
+
+
+def problems(info: admin_pb2.GetServerInfoResponse) -> list[str]:
+    """Why a router accepts no requests, or soon will not: it stays ready for a while after it has lost a peer."""
+    found = ["the router drains and accepts no new requests"] if info.draining else []
+    engines = [(engine.engine_id, engine.state) for engine in info.engines]
+    detokenizers = [(each.detokenizer_id, each.state) for each in info.detokenizers]
+    for kind, peers in (("engine", engines), ("detokenizer", detokenizers)):
+        if any(state == admin_pb2.PEER_STATE_SERVING for _, state in peers):
+            continue
+        each = "; ".join(f"{name} {PEER_STATES[state]}" for name, state in peers if state in PEER_STATES)
+        found.append(f"no {kind} accepts work: {each or f'the router knows no {kind}'}")
+    return found
 
 
 def _services(states: dict[str, bool]) -> Table:
@@ -93,15 +117,14 @@ def _services(states: dict[str, bool]) -> Table:
 
 
 def _engines(stats: admin_pb2.Stats) -> Table:
-    table = Table("engine", "active", "queued", "paused", "KV blocks", "reuse", "tokens/s", "state", box=SIMPLE)
+    table = Table("engine", "batch", "queued", "paused", "KV blocks", "tokens/s", "state", box=SIMPLE)
     for engine in stats.engines:
         table.add_row(
             engine.engine_id,
-            f"{engine.active_requests} of {engine.max_requests}",
+            f"{engine.scheduled_requests} of {engine.max_batch_size}",
             str(engine.queued_requests),
             str(engine.paused_requests),
             f"{engine.used_kv_blocks} of {engine.max_kv_blocks}",
-            f"{engine.prefix_cache_hit_ratio:.0%}",
             f"{engine.tokens_per_second:.0f}",
             "draining" if engine.draining else "serving",
         )

@@ -1,19 +1,17 @@
 """`sluice serve`: starts a ring and runs until it is stopped."""
 
-import shutil
 import signal
-import sys
 import threading
 from contextlib import ExitStack
 from functools import partial
-from pathlib import Path
 from typing import Self
 
 import typer
 
 from sluice.cli.common import describe, with_options
 from sluice.cli.detach import serve_detached
-from sluice.cli.serve_options import ARGUMENTS, DEFAULT_PORT, ServeOptions
+from sluice.cli.first_command import first_command
+from sluice.cli.serve_options import ARGUMENTS, ServeOptions
 from sluice.cli.stream_printer import print_stream
 from sluice.client import Cancelled, Client, SluiceError
 from sluice.launch import DEMO_REQUEST, Display, OptionsError, Ring, RingError
@@ -23,7 +21,6 @@ from sluice.ring.process import INTERRUPTED, START_FAILED
 from sluice.settings.read import ALL
 from sluice.telemetry.output import protect_stderr, protect_stdout
 
-EXAMPLE = "def fibonacci(n):"
 DEMO_TOKENS = 96
 DEMO_SEED = 2
 
@@ -119,9 +116,7 @@ def drain(ring: Ring, display: Display) -> None:
 
 def announce(ring: Ring, display: Display) -> None:
     """Print that the ring is ready, with its addresses and a command to try."""
-    port = ring.address.rsplit(":", 1)[1]
-    address = [] if int(port) == DEFAULT_PORT else ["--address", ring.address]
-    call = " ".join([_program(), "generate", *address, f'"{EXAMPLE}"'])
+    call = first_command(ring.address, ring.router_settings, chats=ring.chats, bundled=ring.is_bundled)
     http = f", HTTP on {ring.http_address}" if ring.http_address else ""
     page = f", status page {','.join(ring.status_pages)}" if ring.status_pages else ""
     served = f"{ring.plan.name} on {','.join(ring.addresses)}{http}{page}, {_parts(ring)}"
@@ -202,14 +197,6 @@ def restart_on_signal(ring: Ring, display: Display) -> None:
 
     # In a thread, since the main thread must stay free for Ctrl-C.
     signal.signal(signal.SIGUSR2, lambda *_: threading.Thread(target=restart, daemon=True).start())
-
-
-def _program() -> str:
-    """The command line that runs `sluice` in another terminal."""
-    if shutil.which("sluice"):
-        return "sluice"
-    script = Path(sys.argv[0])
-    return f"{sys.executable} -m sluice" if script.name == "__main__.py" else str(script)
 
 
 def _counts(ring: Ring) -> dict[str, int]:

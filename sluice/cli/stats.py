@@ -13,14 +13,26 @@ from rich.table import Table
 
 from sluice.cli.common import Server, with_server
 from sluice.cli.health import FILE_WIDTH, TIMEOUT_SECONDS, detokenizers_table
+from sluice.top.panels import Column, shown_columns
 from sluice.v1 import admin_pb2
 
 MODEL_WIDTH = 8
 """Characters of a model's fingerprint that are shown: enough to distinguish the models of a ring."""
 COLUMNS = (
-    "engine", "step", "ms", "active", "queued", "paused", "context", "generation", "KV blocks", "host blocks", "reuse",
-    "tokens/s",
-)  # fmt: skip
+    Column("engine", lambda engine: engine.engine_id, right=False),
+    Column("step", lambda engine: str(engine.iteration), wide=True),
+    Column("ms", lambda engine: f"{engine.step_time.ToNanoseconds() / 1e6:.1f}", wide=True),
+    Column("requests", lambda engine: str(engine.active_requests), wide=True),
+    Column("batch", lambda engine: f"{engine.scheduled_requests} of {engine.max_batch_size}"),
+    Column("queued", lambda engine: str(engine.queued_requests)),
+    Column("paused", lambda engine: str(engine.paused_requests)),
+    Column("context", lambda engine: f"{engine.context_requests} ({engine.total_context_tokens} tokens)", wide=True),
+    Column("generation", lambda engine: str(engine.generation_requests), wide=True),
+    Column("KV blocks", lambda engine: f"{engine.used_kv_blocks} of {engine.max_kv_blocks}"),
+    Column("host blocks", lambda engine: _host_blocks(engine), wide=True),
+    Column("reuse", lambda engine: f"{engine.prefix_cache_hit_ratio:.0%}"),
+    Column("tokens/s", lambda engine: f"{engine.tokens_per_second:.0f}"),
+)
 
 
 @with_server
@@ -40,19 +52,20 @@ def stats(
     with server.client(timeout=TIMEOUT_SECONDS) as client:
         if once or not console.is_terminal:
             console.width = console.width if console.is_terminal else FILE_WIDTH
-            console.print(tables(client.stats()))
+            console.print(tables(client.stats(), console.width))
             return
-        with suppress(KeyboardInterrupt), Live(tables(client.stats()), console=console, auto_refresh=False) as live:
+        first = tables(client.stats(), console.width)
+        with suppress(KeyboardInterrupt), Live(first, console=console, auto_refresh=False) as live:
             while True:
                 time.sleep(interval)
-                live.update(tables(client.stats()), refresh=True)
+                live.update(tables(client.stats(), console.width), refresh=True)
 
 
-def tables(stats: admin_pb2.Stats) -> Group:
+def tables(stats: admin_pb2.Stats, width: int) -> Group:
     """Tables of engines and detokenizers. The engines' models are shown if they differ."""
     models = {engine.model_fingerprint for engine in stats.engines}
     mixed = [_mixed(len(models), stats.serving_model_fingerprint)] if len(models) > 1 else []
-    return Group(*mixed, _engines(stats, bool(mixed)), detokenizers_table(stats))
+    return Group(*mixed, _engines(stats, bool(mixed), width), detokenizers_table(stats))
 
 
 def _mixed(models: int, serving: str) -> str:
@@ -60,29 +73,19 @@ def _mixed(models: int, serving: str) -> str:
     return f"The engines serve {models} different models; new requests go to {targets}."
 
 
-def _engines(stats: admin_pb2.Stats, mixed: bool) -> Table:
+def _engines(stats: admin_pb2.Stats, mixed: bool, width: int) -> Table:
     table = Table(box=SIMPLE)
-    for name in COLUMNS:
-        table.add_column(name, justify="left" if name == "engine" else "right")
-    if mixed:
-        table.add_column("model")
+    models = [Column("model", _model, right=False)] if mixed else []
+    columns = [*shown_columns(COLUMNS, width), *models]
+    for column in columns:
+        table.add_column(column.title, justify="right" if column.right else "left")
     for engine in stats.engines:
-        table.add_row(
-            engine.engine_id,
-            str(engine.iteration),
-            f"{engine.step_time.ToNanoseconds() / 1e6:.1f}",
-            f"{engine.active_requests} of {engine.max_requests}",
-            str(engine.queued_requests),
-            str(engine.paused_requests),
-            f"{engine.context_requests} ({engine.total_context_tokens} tokens)",
-            str(engine.generation_requests),
-            f"{engine.used_kv_blocks} of {engine.max_kv_blocks}",
-            f"{engine.used_host_blocks} of {engine.max_host_blocks}" if engine.max_host_blocks else "",
-            f"{engine.prefix_cache_hit_ratio:.0%}",
-            f"{engine.tokens_per_second:.0f}",
-            *([_model(engine)] if mixed else ()),
-        )
+        table.add_row(*(column.cell(engine) for column in columns))
     return table
+
+
+def _host_blocks(engine: admin_pb2.EngineStats) -> str:
+    return f"{engine.used_host_blocks} of {engine.max_host_blocks}" if engine.max_host_blocks else ""
 
 
 def _model(engine: admin_pb2.EngineStats) -> str:

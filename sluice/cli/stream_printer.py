@@ -7,17 +7,23 @@ from collections.abc import Callable
 
 from sluice.cli.common import notes
 from sluice.cli.logprobs import write_logprobs, write_score
-from sluice.client import Chunk, FinishReason, Stream, TokenLogprob
+from sluice.client import Chunk, FinishReason, Stream, TokenLogprob, Usage
+
+
+def write_to_stdout(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()
 
 
 class OutputPrinter:
-    """Writes the outputs of one request to stdout in the order of their index.
+    """Writes the outputs of one request, to stdout unless `write` is given, in the order of their index.
 
     The first unfinished output is written as it arrives; the text of later outputs is buffered until it is their turn.
     If there are several outputs, a heading with the index precedes each.
     """
 
-    def __init__(self, n: int = 1) -> None:
+    def __init__(self, n: int = 1, write: Callable[[str], None] = write_to_stdout) -> None:
+        self._write = write
         self.texts = [""] * n
         """The text of each output so far."""
         self.finish_reasons: dict[int, FinishReason] = {}
@@ -74,17 +80,19 @@ class OutputPrinter:
         if not self.texts[index].endswith("\n"):
             self._write("\n")
 
-    def _write(self, text: str) -> None:
-        sys.stdout.write(text)
-        sys.stdout.flush()
 
-
-def print_stream(start: Callable[[], Stream], n: int = 1, *, stats: bool = False) -> list[str]:
+def print_stream(
+    start: Callable[[], Stream],
+    n: int = 1,
+    *,
+    stats: bool = False,
+    write: Callable[[str], None] = write_to_stdout,
+) -> list[str]:
     """Write the `n` outputs of a stream to stdout, and a summary to stderr if that is a terminal, or with `stats`.
 
     Returns the texts.
     """
-    printer = OutputPrinter(n)
+    printer = OutputPrinter(n, write)
     started = time.monotonic()
     first_token: float | None = None
     with start() as stream:
@@ -100,18 +108,18 @@ def print_stream(start: Callable[[], Stream], n: int = 1, *, stats: bool = False
     printer.close()
     write_logprobs("prompt", stream.prompt_logprobs)
     printer.write_scores()
-    if stats or sys.stderr.isatty():
+    # A stream that was cancelled has none.
+    if stream.usage is not None and (stats or sys.stderr.isatty()):
         reasons = [reason for _, reason in sorted(printer.finish_reasons.items())]
-        notes().print(summarize(stream, reasons, first_token, time.monotonic() - started), style="dim", markup=False)
+        notes().print(
+            summarize(stream.usage, reasons, first_token, time.monotonic() - started), style="dim", markup=False
+        )
     return printer.texts
 
 
-def summarize(stream: Stream, reasons: list[FinishReason], first_token: float | None, seconds: float) -> str:
+def summarize(usage: Usage, reasons: list[FinishReason], first_token: float | None, seconds: float) -> str:
     """Token counts and speed of a finished stream. `first_token` and `seconds`: time from the request to the first
     token and to the end, in seconds."""
-    usage = stream.usage
-    if usage is None:
-        return "no usage"
     cached = f" ({usage.cached_tokens} cached)" if usage.cached_tokens else ""
     first = "" if first_token is None else f"first token after {first_token:.2f} s · "
     rate = usage.completion_tokens / seconds if seconds > 0 else 0

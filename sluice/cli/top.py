@@ -81,23 +81,24 @@ def _print(console: Console, snapshot: Snapshot, as_json: bool) -> None:
         print(msgspec.json.encode(snapshot).decode())
     elif not none_answered:
         console.width = console.width if console.is_terminal else FILE_WIDTH
-        console.print(tables(snapshot))
+        console.print(tables(snapshot, console.width))
     for router in failed:
         print_error(router.error)
     if none_answered:
         raise typer.Exit(1)
 
 
-def tables(snapshot: Snapshot) -> Group:
+def tables(snapshot: Snapshot, width: int) -> Group:
     """The panels as tables, one below the other; panels without rows are omitted."""
     filled = []
     for panel in PANELS:
         rows = panel.rows(snapshot, ORDERS[0])
         table = Table(box=SIMPLE)
-        for column in panel.columns:
+        columns = panel.shown(width)
+        for column in columns:
             table.add_column(column.title, justify="right" if column.right else "left")
         for row in rows:
-            table.add_row(*(column.cell(row) for column in panel.columns))
+            table.add_row(*(column.cell(row) for column in columns))
         if rows:
             filled.append(table)
     return Group(*filled)

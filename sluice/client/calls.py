@@ -10,7 +10,7 @@ import grpc
 from sluice.client import loras, requests
 from sluice.client.connection import Metadata, Method, Router, Routers, any_true
 from sluice.client.each_router import Listing
-from sluice.client.errors import SluiceError, is_task_cancelled
+from sluice.client.errors import SluiceError, is_task_cancelled, with_timeout
 
 
 class Calls:
@@ -38,11 +38,11 @@ class Calls:
     def call_once(self, method: Method, request: Any, timeout: float | None) -> Any:
         """Call a router, without a retry."""
         router = self._routers.current
-        seconds_left = self._routers.begin(timeout).time_left(time.monotonic())
+        limit = self._routers.begin(timeout).timeout
         try:
-            return method(router)(request, timeout=seconds_left, metadata=self._routers.metadata)
+            return method(router)(request, timeout=limit, metadata=self._routers.metadata)
         except grpc.RpcError as failure:
-            error = router.error(failure)
+            error = with_timeout(router.error(failure), limit)
             self._routers.on_only_failure(router, error)
             raise error from None
 
@@ -70,12 +70,10 @@ class Calls:
         self, method: Method, calls: Iterable[tuple[Router, Any]], timeout: float | None, metadata: Metadata = ()
     ) -> list[Any]:
         """Make the calls concurrently, and return the answer or the error of each."""
-        seconds_left = self._routers.begin(timeout).time_left(time.monotonic())
+        limit = self._routers.begin(timeout).timeout
         sent = self._routers.metadata_with(metadata)
-        running = [
-            (router, method(router).future(request, timeout=seconds_left, metadata=sent)) for router, request in calls
-        ]
-        return [_answer(router, call) for router, call in running]
+        running = [(router, method(router).future(request, timeout=limit, metadata=sent)) for router, request in calls]
+        return [_answer(router, call, limit) for router, call in running]
 
 
 class AsyncCalls:
@@ -103,9 +101,9 @@ class AsyncCalls:
     async def call_once(self, method: Method, request: Any, timeout: float | None) -> Any:
         """Call a router, without a retry."""
         router = self._routers.current
-        seconds_left = self._routers.begin(timeout).time_left(time.monotonic())
+        limit = self._routers.begin(timeout).timeout
         try:
-            return await self._send(router, method, request, seconds_left)
+            return await self._send(router, method, request, limit)
         except SluiceError as error:
             self._routers.on_only_failure(router, error)
             raise
@@ -138,8 +136,8 @@ class AsyncCalls:
         self, method: Method, calls: Iterable[tuple[Router, Any]], timeout: float | None, metadata: Metadata = ()
     ) -> list[Any]:
         """Make the calls concurrently, and return the answer or the error of each."""
-        seconds_left = self._routers.begin(timeout).time_left(time.monotonic())
-        running = (self._send(router, method, request, seconds_left, metadata) for router, request in calls)
+        limit = self._routers.begin(timeout).timeout
+        running = (self._send(router, method, request, limit, metadata) for router, request in calls)
         return await asyncio.gather(*running, return_exceptions=True)
 
     async def _send(
@@ -153,12 +151,12 @@ class AsyncCalls:
                     raise
                 if tries_left and loras.is_cut_short(request, error):
                     continue
-                raise router.error(error) from None
+                raise with_timeout(router.error(error), timeout) from None
         raise AssertionError("the last try returns or raises")
 
 
-def _answer(router: Router, call: Any) -> Any:
+def _answer(router: Router, call: Any, timeout: float | None) -> Any:
     try:
         return call.result()
     except grpc.RpcError as error:
-        return router.error(error)
+        return with_timeout(router.error(error), timeout)

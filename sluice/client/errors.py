@@ -239,6 +239,13 @@ def from_rpc_error(error: Any) -> SluiceError:
     )
 
 
+def with_timeout(error: SluiceError, timeout: float | None) -> SluiceError:
+    """gRPC's error about an expired timeout, with its seconds; other errors as they are."""
+    if timeout is None or error.reason or not isinstance(error, DeadlineExceeded):
+        return error
+    return DeadlineExceeded(f"the call did not end within its timeout of {timeout:g} s")
+
+
 def _connection_error(code: grpc.StatusCode, message: str) -> type[SluiceError] | None:
     """The kind of an error of the connection itself; None for an answer of a server."""
     marks = CONNECTION_LOST.get(code)

@@ -6,7 +6,7 @@ from typing import Any, Generic, Self, TypeVar
 import grpc
 
 from sluice.client.connection import Router, Routers
-from sluice.client.errors import is_task_cancelled
+from sluice.client.errors import is_task_cancelled, with_timeout
 from sluice.client.streams import AsyncOpenCall, OpenCall
 from sluice.v1 import admin_pb2 as pb
 
@@ -21,7 +21,7 @@ class Feed(OpenCall, Generic[R]):
 
     def __init__(self, routers: Routers, method: str, request: Any, timeout: float | None) -> None:
         """Wait until the server has started the stream, or refused it, in which case the first `next` raises."""
-        self._routers, self._router = routers, routers.current
+        self._routers, self._router, self._timeout = routers, routers.current, timeout
         super().__init__(_start(routers, self._router, method, request, timeout))
         self._call.initial_metadata()
 
@@ -35,7 +35,7 @@ class Feed(OpenCall, Generic[R]):
             if self._closed.is_set():
                 raise StopIteration from None
             self._routers.skip(self._router)
-            raise self._router.error(error) from None
+            raise with_timeout(self._router.error(error), self._timeout) from None
         return response
 
 
@@ -46,7 +46,7 @@ class AsyncFeed(AsyncOpenCall, Generic[R]):
     """
 
     def __init__(self, routers: Routers, method: str, request: Any, timeout: float | None) -> None:
-        self._routers, self._router = routers, routers.current
+        self._routers, self._router, self._timeout = routers, routers.current, timeout
         super().__init__(_start(routers, self._router, method, request, timeout))
 
     async def started(self) -> None:
@@ -65,7 +65,7 @@ class AsyncFeed(AsyncOpenCall, Generic[R]):
             if self._closed.is_set():
                 raise StopAsyncIteration from None
             self._routers.skip(self._router)
-            raise self._router.error(error) from None
+            raise with_timeout(self._router.error(error), self._timeout) from None
         return response
 
 

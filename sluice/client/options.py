@@ -92,10 +92,10 @@ class Options(TypedDict, total=False):
     """Whether to add tokens such as BOS to the prompt. Default: yes for text, no for chats."""
     truncate_prompt_tokens: int | None
     """Keep only this many of the last prompt tokens."""
-    guided: Mapping[str, Any] | None
+    guided: Mapping[str, Any] | type[object] | None
     """Constraint on the outputs: `{"json_schema": schema}`, `{"json_object": True}`, `{"regex": …}`, `{"ebnf": …}`,
     `{"choice": ["yes", "no"]}` or `{"structural_tag": …}`; see docs/guided.md. A schema is a mapping, a JSON text or a
-    Pydantic model."""
+    Pydantic model. `guided=Model` is short for `guided={"json_schema": Model}`."""
     kv_cache: KvCache | None
     """Sharing of cached prefixes, and retention of the request's blocks."""
     resume: Sequence[Mapping[str, Any]] | None

@@ -209,7 +209,7 @@ def _convert(field: Any, value: Any) -> Any:
         return _duration(field.name, value)
     if kind is pb.DraftLogits.DESCRIPTOR:
         return pack_draft_logits(value)
-    if kind is GuidedDecoding.DESCRIPTOR and isinstance(value, Mapping):
+    if kind is GuidedDecoding.DESCRIPTOR:
         return guide_fields(value)
     if kind is None or kind.file is not pb.DESCRIPTOR or kind.GetOptions().map_entry:
         return value

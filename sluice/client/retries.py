@@ -13,6 +13,7 @@ from sluice.client.errors import (
     SluiceError,
     Unavailable,
     Unreachable,
+    with_timeout,
 )
 
 SHORTEST_PAUSE_SECONDS = 0.1
@@ -56,6 +57,7 @@ class Retries:
         self._answered = answered or threading.Event()
         self._addresses = addresses
         self._start = now
+        self._timeout = timeout
         self._end = None if timeout is None else now + timeout
         self._retry_timeout = retry_timeout
         self._resume_timeout = resume_timeout
@@ -83,6 +85,11 @@ class Retries:
         """Seconds since the start of the request."""
         return now - self._start
 
+    @property
+    def timeout(self) -> float | None:
+        """The request's timeout in seconds; None: no timeout."""
+        return self._timeout
+
     def time_left(self, now: float) -> float | None:
         """Seconds until the request's timeout; None: no timeout."""
         return None if self._end is None else max(self._end - now, 0.0)
@@ -98,7 +105,7 @@ class Retries:
         if self._broken_at is None:
             self._broken_at = now
         if not self._is_retryable(error):
-            raise self._with_cause(error)
+            raise self._explained(error)
         # Each address is tried once before the first wait.
         if is_router_failure(error) and self._failures < self._addresses:
             return 0.0
@@ -127,7 +134,9 @@ class Retries:
         # gRPC's message says only why the last attempt failed, as if there had never been a connection.
         return ConnectionLost(f"the connection was lost, and no router has answered for {waited:.0f} s ({error.cause})")
 
-    def _with_cause(self, error: SluiceError) -> SluiceError:
+    def _explained(self, error: SluiceError) -> SluiceError:
+        """An expired timeout with its seconds, and with the cause of earlier attempts; other errors as they are."""
+        error = with_timeout(error, self._timeout)
         if not isinstance(error, DeadlineExceeded) or self._cause is None:
             return error
         return DeadlineExceeded(f"{error.message}; the call was retried because of: {self._cause.message}")

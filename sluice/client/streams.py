@@ -32,6 +32,10 @@ class OpenCall:
         self._closed.set()
         self._call.cancel()
 
+    def cancel(self) -> None:
+        """The same as `close`, under gRPC's name."""
+        self.close()
+
     def _replace(self, call: Any) -> None:
         self._call = call
         # `close` in another thread may have cancelled only the previous call.
@@ -62,6 +66,10 @@ class AsyncOpenCall:
         """End the stream and cancel its call."""
         self._closed.set()
         self._call.cancel()
+
+    def cancel(self) -> None:
+        """The same as `close`, under gRPC's name."""
+        self.close()
 
     def _replace(self, call: Any) -> None:
         self._call = call

@@ -59,6 +59,8 @@ class Ring:
         check_ring_options(options, RING_OPTIONS)
         if on == LOCAL and "python" not in options:
             check_installed()
+        self.is_bundled = model is None
+        """Whether the model is the bundled one."""
         if model is None:
             model, name = tiny_model.path(), name or TINY_MODEL_NAME
         checkpoint = open_checkpoint(str(model), name, revision=revision, weights=False)
@@ -82,6 +84,10 @@ class Ring:
             )
         self.status_pages = _status_pages(settings)
         """URLs of the routers' status pages, on the machines of the routers. Empty without `metrics_port`."""
+        self.router_settings = next(service for service in settings if isinstance(service, RouterSettings))
+        """Settings of the first router."""
+        self.chats = checkpoint.has_chat or self.router_settings.chat_template is not None
+        """Whether there is a chat template."""
         self._start_timeout = start_timeout
         self._observe = observe
         self._hosts = open_hosts(on, self.plan, engine)

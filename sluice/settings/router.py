@@ -6,6 +6,7 @@ from typing import Annotated
 from pydantic import AfterValidator, Field
 
 from sluice.ring.adapters import ADAPTER_ID
+from sluice.ring.sampling_ranges import DEFAULT_NAMES, default_problem
 from sluice.settings.fields import (
     ByteCount,
     OtherVariable,
@@ -153,6 +154,15 @@ class AdmissionSettings(PriorityAging):
     def tenant_waiting(self) -> int:
         """Maximum number of requests of one tenant that wait for admission."""
         return self.max_waiting * 3 // 4 if self.max_tenant_waiting is None else self.max_tenant_waiting
+
+
+def check_default_sampling(defaults: dict[str, float]) -> dict[str, float]:
+    for name, value in defaults.items():
+        if name not in DEFAULT_NAMES:
+            raise ValueError(f"{name!r} must be one of {', '.join(DEFAULT_NAMES)}")
+        if problem := default_problem(name, value):
+            raise ValueError(f"{name} {problem}")
+    return defaults
 
 
 def _check_adapters(adapters: dict[str, str]) -> dict[str, str]:

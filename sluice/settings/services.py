@@ -1,11 +1,11 @@
 """The settings of each service: the settings that all services share, and the sections of that service."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, ClassVar, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 from pydantic.dataclasses import dataclass as validated
 
 from sluice.ring.address import check_advertised, reachable_at
@@ -42,6 +42,7 @@ from sluice.settings.router import (
     PeerSettings,
     RecoverySettings,
     TracingSettings,
+    check_default_sampling,
 )
 
 
@@ -109,6 +110,9 @@ class RouterSettings(
     """Threads that tokenize prompts."""
     chat_template: Annotated[str | None, NotEmpty()] = None
     """File with a chat template (Jinja) that replaces the model's templates."""
+    default_sampling: Annotated[dict[str, float], AfterValidator(check_default_sampling)] = field(default_factory=dict)
+    """Sampling parameters for what requests leave unset, such as {"temperature": 0.7, "top_p": 0.9}. They precede the
+    model's generation_config.json. See docs/api.md."""
 
     @model_validator(mode="after")
     def _check_tls(self) -> Self:

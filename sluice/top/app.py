@@ -114,9 +114,13 @@ class TopApp(App[None]):
         for panel in PANELS:
             table = self.query_one(f"#{panel.name}", DataTable)
             rows, at = panel.rows(snapshot, self._order), table.scroll_offset.y
-            table.clear()
+            shown = panel.shown(self.size.width)
+            # New columns each time, since the terminal's width may have changed.
+            table.clear(columns=True)
+            for column in shown:
+                table.add_column(_cell(Text(column.title, style="dim"), column.right))
             for row in rows:
-                table.add_row(*(_cell(column.cell(row), column.right) for column in panel.columns))
+                table.add_row(*(_cell(column.cell(row), column.right) for column in shown))
             table.scroll_to(y=at, animate=False)
             table.border_title = f"{panel.name}  {len(rows)}"
 
@@ -135,8 +139,6 @@ class TopApp(App[None]):
     def _table(panel: Panel) -> DataTable[Text]:
         table: DataTable[Text] = DataTable(id=panel.name, cursor_type="none", zebra_stripes=False)
         table.border_title = panel.name
-        for column in panel.columns:
-            table.add_column(_cell(Text(column.title, style="dim"), column.right))
         return table
 
 

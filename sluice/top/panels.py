@@ -14,6 +14,8 @@ STYLES = {
     "no answer": "red", "unknown": "yellow", "on_ring": "cyan", "recovering": "yellow", "paused": "yellow",
 }  # fmt: skip
 BAR_CELLS = 10
+WIDE = 118
+"""Width from which all columns are shown. The others fit 80 columns."""
 FINGERPRINT_CHARACTERS = 8
 """Characters of a fingerprint that are shown: enough to distinguish the few models of a ring."""
 WITHOUT_NUMBERS = ("lost", "unknown", "no answer")
@@ -24,6 +26,13 @@ class Column(NamedTuple):
     title: str
     cell: Callable[[Any], str | Text]
     right: bool = True
+    wide: bool = False
+    """Whether it is shown only in terminals of at least WIDE columns."""
+
+
+def shown_columns(columns: Sequence[Column], width: int) -> list[Column]:
+    """The columns that are shown in a terminal of this width."""
+    return [column for column in columns if width >= WIDE or not column.wide]
 
 
 class Panel(NamedTuple):
@@ -31,6 +40,10 @@ class Panel(NamedTuple):
     columns: tuple[Column, ...]
     rows: Callable[[Snapshot, str], Sequence[Any]]
     """(snapshot, order) -> rows in this order, one of ORDERS."""
+
+    def shown(self, width: int) -> list[Column]:
+        """The columns in a terminal of this width."""
+        return shown_columns(self.columns, width)
 
 
 def state(row: EngineRow | DetokenizerRow | RouterRow | RequestRow) -> Text:
@@ -92,15 +105,16 @@ ENGINES = Panel(
     (
         Column("engine", lambda row: Text(row.id), right=False),
         Column("state", state, right=False),
-        Column("requests", _number(lambda row: f"{row.active} of {row.max_active}")),
+        Column("requests", _number(lambda row: str(row.active)), wide=True),
+        Column("batch", _number(lambda row: f"{row.batch} of {row.max_batch}")),
         Column("queued", _number(lambda row: str(row.queued))),
         Column("paused", _number(lambda row: str(row.paused))),
         Column("KV cache", _number(lambda row: bar(row.kv_fraction))),
-        Column("reuse", _number(lambda row: f"{row.reuse:.0%}")),
-        Column("step", _number(lambda row: seconds(row.step_seconds))),
+        Column("reuse", _number(lambda row: f"{row.reuse:.0%}"), wide=True),
+        Column("step", _number(lambda row: seconds(row.step_seconds)), wide=True),
         Column("tokens/s", _number(lambda row: f"{row.tokens_per_second:,.0f}")),
-        Column("model", model, right=False),
-        Column("version", lambda row: Text(row.version), right=False),
+        Column("model", model, right=False, wide=True),
+        Column("version", lambda row: Text(row.version), right=False, wide=True),
     ),
     _engines,
 )
@@ -142,16 +156,16 @@ REQUESTS = Panel(
     (
         Column("request", lambda row: Text(row.id), right=False),
         Column("state", state, right=False),
-        Column("tenant", lambda row: Text(row.tenant), right=False),
+        Column("tenant", lambda row: Text(row.tenant), right=False, wide=True),
         Column("for", lambda row: seconds(row.seconds)),
-        Column("first token", _first_token),
-        Column("prompt", lambda row: f"{row.prompt_tokens:,}"),
-        Column("cached", lambda row: f"{row.cached_tokens:,}"),
+        Column("first token", _first_token, wide=True),
+        Column("prompt", lambda row: f"{row.prompt_tokens:,}", wide=True),
+        Column("cached", lambda row: f"{row.cached_tokens:,}", wide=True),
         Column("tokens", lambda row: f"{row.completion_tokens:,}"),
         Column("tokens/s", lambda row: f"{row.tokens_per_second:,.0f}"),
-        Column("attempts", lambda row: str(row.attempts)),
-        Column("engine", lambda row: Text(row.engine), right=False),
-        Column("detokenizer", lambda row: Text(row.detokenizer), right=False),
+        Column("attempts", lambda row: str(row.attempts), wide=True),
+        Column("engine", lambda row: Text(row.engine), right=False, wide=True),
+        Column("detokenizer", lambda row: Text(row.detokenizer), right=False, wide=True),
     ),
     _requests,
 )

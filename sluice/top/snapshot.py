@@ -40,6 +40,9 @@ class EngineRow(msgspec.Struct, frozen=True):
     """The version label, if the operator has set one."""
     active: int = 0
     max_active: int = 0
+    batch: int = 0
+    """Outputs in the latest step."""
+    max_batch: int = 0
     queued: int = 0
     paused: int = 0
     kv_blocks_used: int = 0
@@ -203,6 +206,8 @@ def _engines(info: pb.GetServerInfoResponse, stats: pb.Stats) -> Iterable[Engine
             engine.model_version,
             numbers.active_requests,
             numbers.max_requests,
+            numbers.scheduled_requests,
+            numbers.max_batch_size,
             numbers.queued_requests,
             numbers.paused_requests,
             numbers.used_kv_blocks,

@@ -17,6 +17,7 @@ from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from sluice.v1 import generation_pb2 as _generation_pb2
+from sluice.v1 import sampling_pb2 as _sampling_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -199,6 +200,7 @@ class Model(_message.Message):
     LOGITS_PROCESSORS_FIELD_NUMBER: _builtins.int
     HIDDEN_SIZE_FIELD_NUMBER: _builtins.int
     IMAGE_TOKENS_FIELD_NUMBER: _builtins.int
+    DEFAULT_SAMPLING_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Name to use in requests."""
     max_context_tokens: _builtins.int
@@ -231,6 +233,12 @@ class Model(_message.Message):
     def logits_processors(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Names for SamplingParams.logits_processors."""
 
+    @_builtins.property
+    def default_sampling(self) -> _sampling_pb2.SamplingParams:
+        """The values of fields that requests leave unset, from the router's setting default_sampling and the model's
+        generation_config.json: temperature, top_k, top_p, min_p and the three penalties.
+        """
+
     def __init__(
         self,
         *,
@@ -245,10 +253,11 @@ class Model(_message.Message):
         logits_processors: _abc.Iterable[_builtins.str] | None = ...,
         hidden_size: _builtins.int = ...,
         image_tokens: _builtins.int = ...,
+        default_sampling: _sampling_pb2.SamplingParams | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["default_sampling", b"default_sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["capabilities", b"capabilities", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "hidden_size", b"hidden_size", "image_tokens", b"image_tokens", "logits_processors", b"logits_processors", "max_context_tokens", b"max_context_tokens", "name", b"name", "tensors", b"tensors", "tokenizer_fingerprint", b"tokenizer_fingerprint", "vocab_size", b"vocab_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["capabilities", b"capabilities", "default_sampling", b"default_sampling", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "hidden_size", b"hidden_size", "image_tokens", b"image_tokens", "logits_processors", b"logits_processors", "max_context_tokens", b"max_context_tokens", "name", b"name", "tensors", b"tensors", "tokenizer_fingerprint", b"tokenizer_fingerprint", "vocab_size", b"vocab_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1311,6 +1320,7 @@ class EngineStats(_message.Message):
     ACCEPTED_DRAFT_TOKENS_FIELD_NUMBER: _builtins.int
     MODEL_FINGERPRINT_FIELD_NUMBER: _builtins.int
     MODEL_VERSION_FIELD_NUMBER: _builtins.int
+    MAX_BATCH_SIZE_FIELD_NUMBER: _builtins.int
     engine_id: _builtins.str
     """Id of the engine."""
     iteration: _builtins.int
@@ -1371,6 +1381,8 @@ class EngineStats(_message.Message):
     """Hash of the model's weights and configuration. It should be the same for all engines of a ring."""
     model_version: _builtins.str
     """Label of the model, for SetServingVersion: the engine's setting `model_version`. Empty: none."""
+    max_batch_size: _builtins.int
+    """Maximum number of outputs in a step: the engine's setting `max_batch_size`. 0: unknown."""
     @_builtins.property
     def time(self) -> _timestamp_pb2.Timestamp:
         """End of the step."""
@@ -1411,10 +1423,11 @@ class EngineStats(_message.Message):
         accepted_draft_tokens: _builtins.int = ...,
         model_fingerprint: _builtins.str = ...,
         model_version: _builtins.str = ...,
+        max_batch_size: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["step_time", b"step_time", "time", b"time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_draft_tokens", b"accepted_draft_tokens", "active_requests", b"active_requests", "context_requests", b"context_requests", "draft_tokens", b"draft_tokens", "drafting_requests", b"drafting_requests", "draining", b"draining", "empty_generation_slots", b"empty_generation_slots", "engine_id", b"engine_id", "free_kv_blocks", b"free_kv_blocks", "generation_requests", b"generation_requests", "iteration", b"iteration", "max_host_blocks", b"max_host_blocks", "max_kv_blocks", b"max_kv_blocks", "max_requests", b"max_requests", "micro_batch_id", b"micro_batch_id", "model_fingerprint", b"model_fingerprint", "model_version", b"model_version", "paused_requests", b"paused_requests", "prefix_cache_hit_ratio", b"prefix_cache_hit_ratio", "queued_requests", b"queued_requests", "scheduled_requests", b"scheduled_requests", "step_time", b"step_time", "time", b"time", "tokens_per_kv_block", b"tokens_per_kv_block", "tokens_per_second", b"tokens_per_second", "total_context_tokens", b"total_context_tokens", "total_generation_tokens", b"total_generation_tokens", "used_host_blocks", b"used_host_blocks", "used_kv_blocks", b"used_kv_blocks"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_draft_tokens", b"accepted_draft_tokens", "active_requests", b"active_requests", "context_requests", b"context_requests", "draft_tokens", b"draft_tokens", "drafting_requests", b"drafting_requests", "draining", b"draining", "empty_generation_slots", b"empty_generation_slots", "engine_id", b"engine_id", "free_kv_blocks", b"free_kv_blocks", "generation_requests", b"generation_requests", "iteration", b"iteration", "max_batch_size", b"max_batch_size", "max_host_blocks", b"max_host_blocks", "max_kv_blocks", b"max_kv_blocks", "max_requests", b"max_requests", "micro_batch_id", b"micro_batch_id", "model_fingerprint", b"model_fingerprint", "model_version", b"model_version", "paused_requests", b"paused_requests", "prefix_cache_hit_ratio", b"prefix_cache_hit_ratio", "queued_requests", b"queued_requests", "scheduled_requests", b"scheduled_requests", "step_time", b"step_time", "time", b"time", "tokens_per_kv_block", b"tokens_per_kv_block", "tokens_per_second", b"tokens_per_second", "total_context_tokens", b"total_context_tokens", "total_generation_tokens", b"total_generation_tokens", "used_host_blocks", b"used_host_blocks", "used_kv_blocks", b"used_kv_blocks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

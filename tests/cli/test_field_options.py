@@ -9,7 +9,17 @@ from sluice.cli.field_options import OPTIONS
 from sluice.v1 import generation_pb2 as pb
 from tests.fakes.failures import Failure, bad_request
 
-SET_NO_FIELD = {"--address", "--image", "--stats", "--tenant", "--tls-ca", "--tls-cert", "--tls-key", "--token"}
+SET_NO_FIELD = {
+    "--address",
+    "--chat",
+    "--image",
+    "--stats",
+    "--tenant",
+    "--tls-ca",
+    "--tls-cert",
+    "--tls-key",
+    "--token",
+}
 
 
 def test_the_table_names_real_options_and_fields() -> None:

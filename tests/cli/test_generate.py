@@ -54,6 +54,30 @@ def test_images_become_parts_of_a_chat(sluice, script, tmp_path) -> None:
     assert "c.png cannot be read" in missing.stderr.replace("\n", " ")
 
 
+def test_chat_sends_the_prompt_as_a_message(sluice, script) -> None:
+    assert sluice("generate", "hi", "--chat", "--max-tokens", "5").exit_code == 0
+    spec = script.seen[-1].spec
+    assert [(message.role, message.content) for message in spec.chat.messages] == [("user", "hi")]
+    assert spec.stopping.max_tokens == 5
+
+
+@pytest.mark.parametrize(
+    ("texts", "capabilities", "arguments", "hints"),
+    [
+        ([""], ["chat"], [], True),
+        ([""], [], [], False),
+        ([""], ["chat"], ["--chat"], False),
+        (["x"], ["chat"], [], False),
+    ],
+)
+def test_an_empty_output_of_an_instruct_model_has_a_hint(sluice, script, texts, capabilities, arguments, hints) -> None:
+    script.texts, script.capabilities = texts, capabilities
+    result = sluice("generate", "hi", *arguments)
+    assert result.exit_code == 0
+    hint = "the model ended its output at once; it has a chat template, and --chat sends the prompt with it\n"
+    assert result.stderr == (hint if hints else "")
+
+
 def test_unset_options_stay_unset(sluice, script) -> None:
     sluice("generate", "hi")
     spec = script.seen[-1].spec

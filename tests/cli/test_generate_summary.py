@@ -5,7 +5,6 @@ import pty
 import re
 import subprocess
 import sys
-import types
 from collections.abc import Callable
 from typing import Any
 
@@ -85,13 +84,13 @@ def test_times_count_from_the_request(monkeypatch, capsys) -> None:
 def test_the_summary_counts_the_finish_reasons_of_several_outputs() -> None:
     usage = Usage(prompt_tokens=7, completion_tokens=30, cached_tokens=0, accepted_draft_tokens=0)
     reasons = [FinishReason.EOS, FinishReason.LENGTH, FinishReason.EOS]
-    summary = summarize(types.SimpleNamespace(usage=usage), reasons, None, 3.0)
+    summary = summarize(usage, reasons, None, 3.0)
     assert summary.endswith("30 new in 3.00 s · 10.0 tokens/s from request to end · ended by eos (2), length (1)")
 
 
 def test_the_summary_counts_accepted_drafts() -> None:
     usage = Usage(prompt_tokens=7, completion_tokens=30, cached_tokens=0, accepted_draft_tokens=12)
-    summary = summarize(types.SimpleNamespace(usage=usage), [FinishReason.EOS], None, 3.0)
+    summary = summarize(usage, [FinishReason.EOS], None, 3.0)
     assert "30 new (12 of them drafts) in 3.00 s" in summary
 
 

@@ -7,6 +7,7 @@ from prometheus_client import CollectorRegistry
 
 from sluice.telemetry.pages import Page, PortOwner
 from sluice.telemetry.server import StatusServer
+from sluice.v1 import admin_pb2
 from tests.fakes.failures import Failure
 from tests.fakes.ports import free_ports
 
@@ -14,7 +15,12 @@ from tests.fakes.ports import free_ports
 def test_serving(sluice, script) -> None:
     script.health["sluice.v1.GenerationService"] = HealthCheckResponse.SERVING
     script.stats.engines.add(
-        engine_id="engine-0", active_requests=3, max_requests=64, used_kv_blocks=10, max_kv_blocks=99, draining=True
+        engine_id="engine-0",
+        scheduled_requests=3,
+        max_batch_size=64,
+        used_kv_blocks=10,
+        max_kv_blocks=99,
+        draining=True,
     )
     script.stats.detokenizers.add(detokenizer_id="detok-0", streams=5)
     result = sluice("health")
@@ -28,6 +34,30 @@ def test_not_serving(sluice, script) -> None:
     result = sluice("health")
     assert result.exit_code == 1
     assert "not serving" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("draining", "engines", "problem"),
+    [
+        (False, {}, "no engine accepts work: the router knows no engine"),
+        (
+            False,
+            {"engine-0": admin_pb2.PEER_STATE_UNKNOWN, "engine-1": admin_pb2.PEER_STATE_STALLED},
+            "no engine accepts work: engine-0 has not sent a heartbeat yet: it is loading or not running; "
+            "engine-1 makes no progress",
+        ),
+        (True, {"engine-0": admin_pb2.PEER_STATE_SERVING}, "the router drains and accepts no new requests"),
+    ],
+)
+def test_it_says_why_a_router_does_not_serve(sluice, script, draining, engines, problem) -> None:
+    script.info.draining = draining
+    for name, state in engines.items():
+        script.info.engines.add(engine_id=name, state=state)
+    stdout = sluice("health").stdout
+    assert problem in stdout
+    assert "no detokenizer accepts work: the router knows no detokenizer" in stdout
+    script.info.detokenizers.add(detokenizer_id="detok-0", state=admin_pb2.PEER_STATE_SERVING)
+    assert "no detokenizer" not in sluice("health").stdout
 
 
 @pytest.mark.parametrize("code", [grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.PERMISSION_DENIED])

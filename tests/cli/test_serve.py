@@ -248,7 +248,10 @@ def test_the_terminal_shows_short_lines(tmp_path) -> None:
     assert process.wait(LIMIT) == 0
     text = shown.decode()
     parts = rf"status page http://127.0.0.1:{metrics_port}/, 1 router, 1 engine, 2 detokenizers"
-    assert re.search(rf"ready: tiny on 127.0.0.1:\d+, {parts}. Ctrl-C stops it. Try: .* generate", text)
+    assert re.search(
+        rf'ready: tiny on 127.0.0.1:(\d+), {parts}. Ctrl-C stops it. Try: .* generate --address 127.0.0.1:\1 "def ',
+        text,
+    )
     assert "draining; press Ctrl-C again to stop immediately" in text
     assert "{" not in text
 

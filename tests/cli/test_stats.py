@@ -1,5 +1,8 @@
 """`sluice stats`."""
 
+import importlib
+
+import pytest
 from google.protobuf.duration_pb2 import Duration
 from typer.testing import CliRunner
 
@@ -13,7 +16,8 @@ def test_without_a_terminal_statistics_are_printed_once(sluice, script) -> None:
         iteration=1234,
         step_time=Duration(nanos=7_500_000),
         active_requests=3,
-        max_requests=64,
+        scheduled_requests=3,
+        max_batch_size=64,
         context_requests=1,
         total_context_tokens=77,
         generation_requests=2,
@@ -30,6 +34,17 @@ def test_without_a_terminal_statistics_are_printed_once(sluice, script) -> None:
     for expected in ("engine-0", "1234", "7.5", "3 of 64", "1 (77 tokens)", "10 of 99", "5 of 50", "25%", "321"):
         assert expected in result.stdout
     assert "detok-0" in result.stdout
+
+
+@pytest.mark.parametrize("command", ["stats", "health", "top"])
+def test_tables_fit_80_columns(sluice, script, monkeypatch, command) -> None:
+    for module in ("stats", "health", "top"):
+        monkeypatch.setattr(importlib.import_module(f"sluice.cli.{module}"), "FILE_WIDTH", 80)
+    numbers = {"queued_requests": 1000, "used_kv_blocks": 99_999, "max_kv_blocks": 99_999, "draining": True}
+    script.stats.engines.add(engine_id="engine-10", scheduled_requests=256, max_batch_size=256, **numbers)
+    script.info.engines.add(engine_id="engine-10", state=admin_pb2.PEER_STATE_DRAINING)
+    lines = sluice(command, *(["--once"] if command != "health" else [])).stdout.splitlines()
+    assert any("engine-10" in line and "256 of 256" in line for line in lines)
 
 
 def test_no_server() -> None:

@@ -20,6 +20,9 @@ from tests.fakes.processes import LIMIT
 SERVING, LOST = pb.PEER_STATE_SERVING, pb.PEER_STATE_LOST
 
 
+REQUEST_ID = "0197a1c2-3b4d-7e5f-8a9b-0c1d2e3f4a5b"
+
+
 def request(name: str, is_open: bool, seconds: float, tokens: int) -> RequestRow:
     state, first = ("on_ring", None) if is_open else ("eos", 0.25)
     return RequestRow(name, "search", state, is_open, seconds, 9, 3, tokens, 1, "r", "e", "d", first)
@@ -31,13 +34,22 @@ def snapshot(turn: int) -> Snapshot:
         ["tiny"],
         [RouterRow("a:1", "serving", "", "router-0", open=2), RouterRow("b:1", "no answer", "refused")],
         [
-            EngineRow("engine-0", "serving", active=1, kv_blocks_used=1, kv_blocks=4, tokens_per_second=100.0 + turn),
+            EngineRow(
+                "engine-0",
+                "serving",
+                active=1,
+                batch=2,
+                max_batch=64,
+                kv_blocks_used=1,
+                kv_blocks=4,
+                tokens_per_second=100.0 + turn,
+            ),
             EngineRow("engine-1", "serving", active=5, tokens_per_second=50.0),
             EngineRow("engine-2", "lost", active=7),
         ],
         [DetokenizerRow("detok-0", "serving", streams=4)],
         [TenantRow("search", 2, 1, 1), TenantRow("", 1, 0, 1)],
-        [request("new", True, 0.5, 3), request("old", True, 90.0, 700), request("done", False, 2.0, 40)],
+        [request(REQUEST_ID, True, 0.5, 3), request("old", True, 90.0, 700), request("done", False, 2.0, 40)],
     )
 
 
@@ -69,12 +81,13 @@ async def test_every_panel_is_filled(screen):
         assert column(screen, "engines") == ["engine-0", "engine-1", "engine-2"]
         assert column(screen, "engines", 1) == ["serving", "serving", "lost"]
         assert column(screen, "engines", 2)[2] == "–"
-        assert column(screen, "engines", 5)[0].endswith("25%")
+        assert column(screen, "engines", 3)[0] == "2 of 64"
+        assert column(screen, "engines", 6)[0].endswith("25%")
         assert column(screen, "detokenizers") == ["detok-0"]
         assert column(screen, "routers") == ["router-0", "b:1"]
         assert column(screen, "routers", 1) == ["serving", "no answer"]
         assert column(screen, "tenants") == ["none", "search"]
-        assert column(screen, "requests") == ["new", "old", "done"]
+        assert column(screen, "requests") == [REQUEST_ID, "old", "done"]
         assert column(screen, "requests", 4) == ["–", "–", "250 ms"]
         assert column(screen, "requests", 8) == ["6", "8", "20"]
         await until(pilot, lambda: len(screen.query_one(Sparkline).data or ()) > 5)
@@ -84,7 +97,8 @@ async def test_every_panel_is_filled(screen):
 async def test_panels_fit_terminals_of_any_width(screen, width):
     async with screen.run_test(size=(width, 40)) as pilot:
         await until(pilot, lambda: column(screen, "requests"))
-        for name in ("detokenizers", "routers", "tenants"):
+        wide = ("engines", "requests") if width in (80, 170) else ()
+        for name in ("detokenizers", "routers", "tenants", *wide):
             table = screen.query_one(f"#{name}", DataTable)
             await until(pilot, lambda table=table: table.virtual_size.width <= table.size.width)
             assert table.region.right <= width
@@ -108,11 +122,11 @@ async def test_the_key_s_switches_to_the_next_order(screen):
         await until(pilot, lambda: column(screen, "engines"))
         await pilot.press("s")
         assert column(screen, "engines") == ["engine-2", "engine-1", "engine-0"]
-        assert column(screen, "requests") == ["old", "done", "new"]
+        assert column(screen, "requests") == ["old", "done", REQUEST_ID]
         assert "by load" in head(screen)
         await pilot.press("s")
         assert column(screen, "engines") == ["engine-0", "engine-1", "engine-2"]
-        assert column(screen, "requests") == ["old", "done", "new"]
+        assert column(screen, "requests") == ["old", "done", REQUEST_ID]
         await pilot.press("s")
         assert "by name" in head(screen)
 
@@ -122,11 +136,11 @@ async def test_pause_and_quit(screen):
         await until(pilot, lambda: column(screen, "engines"))
         await pilot.press("p")
         assert head(screen).endswith("paused")
-        speeds_before = column(screen, "engines", 8)
+        speeds_before = column(screen, "engines", 9)
         await pilot.pause(0.2)
-        assert column(screen, "engines", 8) == speeds_before
+        assert column(screen, "engines", 9) == speeds_before
         await pilot.press("p")
-        await until(pilot, lambda: column(screen, "engines", 8) != speeds_before)
+        await until(pilot, lambda: column(screen, "engines", 9) != speeds_before)
         await pilot.press("q")
         await until(pilot, lambda: not screen.is_running)
 

@@ -58,7 +58,7 @@ def test_a_deleted_stream_ends_at_the_server(script, address) -> None:
 
 async def test_errors_are_typed(script, address) -> None:
     with Client(address, timeout=0.001) as client:
-        with pytest.raises(DeadlineExceeded):
+        with pytest.raises(DeadlineExceeded, match=r"within its timeout of 0\.2 s"):
             next(client.stream_steps(timeout=0.2))
         script.failure = Failure(grpc.StatusCode.UNAVAILABLE)
         with pytest.raises(Unavailable):

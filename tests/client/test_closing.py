@@ -17,6 +17,13 @@ def leave_by_close(client: Client) -> None:
     assert list(stream) == []
 
 
+def leave_by_cancel(client: Client) -> None:
+    stream = client.stream("x")
+    next(stream)
+    stream.cancel()
+    assert list(stream) == []
+
+
 def leave_by_with(client: Client) -> None:
     with client.stream("x") as stream:
         next(stream)
@@ -32,7 +39,7 @@ def leave_by_exception(client: Client) -> None:
         _ = [1 / 0 for _ in stream]
 
 
-@pytest.mark.parametrize("leave", [leave_by_close, leave_by_with, leave_by_break, leave_by_exception])
+@pytest.mark.parametrize("leave", [leave_by_close, leave_by_cancel, leave_by_with, leave_by_break, leave_by_exception])
 def test_ending_a_stream_early_cancels_its_request(script, address, leave) -> None:
     script.hangs = True
     with Client(address) as client:
@@ -44,6 +51,13 @@ async def leave_async_by_close(client: AsyncClient) -> None:
     stream = client.stream("x")
     await anext(stream)
     stream.close()
+    assert [chunk async for chunk in stream] == []
+
+
+async def leave_async_by_cancel(client: AsyncClient) -> None:
+    stream = client.stream("x")
+    await anext(stream)
+    stream.cancel()
     assert [chunk async for chunk in stream] == []
 
 
@@ -72,7 +86,8 @@ async def leave_async_by_task(client: AsyncClient) -> None:
 
 
 @pytest.mark.parametrize(
-    "leave", [leave_async_by_close, leave_async_by_with, leave_async_by_break, leave_async_by_task]
+    "leave",
+    [leave_async_by_close, leave_async_by_cancel, leave_async_by_with, leave_async_by_break, leave_async_by_task],
 )
 async def test_ending_an_async_stream_early_cancels_its_request(script, address, leave) -> None:
     script.hangs = True

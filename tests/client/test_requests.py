@@ -189,6 +189,7 @@ def test_several_stops() -> None:
         ({"json_object": False, "regex": "a"}, {"regex": "a"}),
         ({"json_schema": {"type": "object"}}, {"json_schema": '{"type": "object"}'}),
         ({"json_schema": ModelOfPydantic}, {"json_schema": '{"type": "object"}'}),
+        (ModelOfPydantic, {"json_schema": '{"type": "object"}'}),
         ({"structural_tag": {"triggers": ["<"]}}, {"structural_tag": '{"triggers": ["<"]}'}),
         ({"choice": ["yes", "no"]}, {"choice": {"choices": ["yes", "no"]}}),
     ],

@@ -136,6 +136,7 @@ class FakeEngine(FakePeer):
         self.adapters: Adapters | None = None
         self.hidden_size = 2
         self.image_rows = 0
+        self.max_batch_size = 0
         self.max_sequence_tokens = 2048
         self.moving: bool | None = None
         """Whether the step loop makes progress; None: heartbeats do not report progress."""
@@ -188,6 +189,7 @@ class FakeEngine(FakePeer):
             adapters=None if self.adapters is None else self.adapters.changes_since(hello.adapters_known),
             cache_events=self.events is not None,
             hidden_size=self.hidden_size,
+            max_batch_size=self.max_batch_size,
             image_rows=self.image_rows,
             prompt_adapters=self.prompt_adapters.changes_since(hello.prompt_adapters_known),
         )

@@ -122,6 +122,7 @@ class FakeServer(
     def ListModels(self, request: Any, context: Any) -> Any:
         self._record(request, context, fail=self.script.fail_after is None)
         model = admin_pb2.Model(name="tiny", max_context_tokens=1024, capabilities=self.script.capabilities)
+        model.default_sampling.CopyFrom(self.script.default_sampling)
         return admin_pb2.ListModelsResponse(models=[model])
 
     def GetStats(self, request: Any, context: Any) -> Any:

@@ -6,7 +6,7 @@ from typing import Any
 
 from grpc_health.v1 import health_pb2
 
-from sluice.v1 import admin_pb2
+from sluice.v1 import admin_pb2, sampling_pb2
 from tests.fakes.failures import Failure
 
 
@@ -37,6 +37,8 @@ class Script:
     health: dict[str, int] = field(default_factory=lambda: {"": health_pb2.HealthCheckResponse.SERVING})
     capabilities: list[str] = field(default_factory=lambda: ["chat"])
     """Capabilities of the model."""
+    default_sampling: sampling_pb2.SamplingParams = field(default_factory=sampling_pb2.SamplingParams)
+    """Default of the model."""
     no_stats: Failure | None = None
     """If set, calls for statistics fail with it, and no other calls do."""
     stats: admin_pb2.Stats = field(default_factory=admin_pb2.Stats)

@@ -7,11 +7,14 @@ from openai import APIStatusError, AsyncOpenAI
 
 from sluice import __version__
 from sluice.v1 import admin_pb2
+from sluice.v1.sampling_pb2 import SamplingParams
 from tests.fakes.gateway import running
 
 
-async def test_models(gateway):
+async def test_models(gateway, script):
+    script.default_sampling.CopyFrom(SamplingParams(temperature=0.7, top_k=3))
     models = (await gateway.http.get("/v1/models")).json()
+    assert models["data"][0]["default_sampling"] == {"temperature": 0.7, "top_k": 3}
     assert models["object"] == "list"
     assert [(entry["id"], entry["object"], entry["max_model_len"]) for entry in models["data"]] == [
         ("tiny", "model", 1024)

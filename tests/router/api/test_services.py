@@ -15,6 +15,7 @@ from grpc_reflection.v1alpha import reflection_pb2
 from sluice.ring.stats import StepStats
 from sluice.v1 import admin_pb2
 from sluice.v1 import generation_pb2 as pb
+from sluice.v1.sampling_pb2 import SamplingParams
 from tests.fakes.ring_scripts import TIMES, hang
 from tests.router.conftest import refused, rest, text_spec
 
@@ -123,20 +124,32 @@ async def test_models(client, checkpoint):
         assert info.model == model
 
 
+async def test_default_sampling_is_shown_and_applies(ring, start):
+    ring.add_engine(), ring.add_detokenizer()
+    client = await start(default_sampling={"temperature": 0.25, "top_k": 7})
+    (model,) = (await client.models.ListModels(admin_pb2.ListModelsRequest())).models
+    assert (model.default_sampling.temperature, model.default_sampling.top_k) == (0.25, 7)
+    await client.events(text_spec(sampling=SamplingParams(temperature=0.5)))
+    (call,) = ring.calls
+    assert (call.submit.sampling.temperature, call.submit.sampling.top_k) == (0.5, 7)
+
+
 async def test_statistics_equal_the_heartbeats(ring, start):
     names = StepStats.__struct_fields__
     plain = [name for name in names if name not in ("time", "step_seconds")]
-    ring.add_engine().stats = StepStats(**{name: i for i, name in enumerate(names, 1)})
+    fake = ring.add_engine()
+    fake.stats, fake.max_batch_size = StepStats(**{name: i for i, name in enumerate(names, 1)}), 5
     ring.add_detokenizer("detok")
     client = await start()
     stats = (await client.admin.GetStats(admin_pb2.GetStatsRequest())).stats
     (engine,) = stats.engines
-    assert engine.engine_id == "engine"
+    assert (engine.engine_id, engine.max_batch_size) == ("engine", 5)
     assert {name: getattr(engine, name) for name in plain} == {name: names.index(name) + 1 for name in plain}
     assert engine.time.ToNanoseconds() == (names.index("time") + 1) * 10**9
     assert engine.step_time.ToNanoseconds() == (names.index("step_seconds") + 1) * 10**9
     fields = {field.name for field in admin_pb2.EngineStats.DESCRIPTOR.fields}
-    assert fields == {*plain, "engine_id", "draining", "time", "step_time", "model_fingerprint", "model_version"}
+    of_engine = {"engine_id", "draining", "model_fingerprint", "model_version", "max_batch_size"}
+    assert fields == {*plain, *of_engine, "time", "step_time"}
     assert [detokenizer.detokenizer_id for detokenizer in stats.detokenizers] == ["detok"]
     assert stats.time.seconds > 1_700_000_000
 

@@ -5,6 +5,7 @@ import pytest
 from router.validate.model import describe
 from sluice.ring.checkpoint import CheckpointError
 from sluice.ring.params import SamplingParams
+from sluice.settings.services import RouterSettings
 
 
 def defaults(checkpoint, **generation):
@@ -24,6 +25,26 @@ def test_do_sample_false_makes_greedy_the_default(checkpoint):
     sampling = defaults(checkpoint, do_sample=False, temperature=0.5, top_k=7)
     assert (sampling.temperature, sampling.top_k) == (0.0, 7)
     assert defaults(checkpoint, do_sample=True, temperature=0.5).temperature == 0.5
+
+
+def test_the_routers_defaults_precede_those_of_the_model(checkpoint):
+    generation = {"temperature": 0.5, "top_p": 0.25, "do_sample": False}
+    own = {"temperature": 0.75, "top_k": 7.0}
+    sampling = describe(dataclasses.replace(checkpoint, generation=generation), own).sampling
+    assert sampling == SamplingParams(temperature=0.75, top_p=0.25, top_k=7)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "problem"),
+    [
+        ({"temprature": 1}, "'temprature' must be one of temperature, top_p"),
+        ({"temperature": 3}, r"temperature is 3, must be in \[0, 2\]"),
+        ({"top_k": 1.5}, "top_k is 1.5, must be an integer of at least 0"),
+    ],
+)
+def test_wrong_defaults_are_refused_as_settings(wrong, problem):
+    with pytest.raises(ValueError, match=problem):
+        RouterSettings(model="m", default_sampling=wrong)
 
 
 def test_null_is_unset(checkpoint):
