@@ -92,6 +92,7 @@ class ResponseBuilder:
             prompt_logprobs=await self._prompt_logprobs(prompt_logprobs),
             seed=self._spec.sampling.seed,
             model_fingerprint=model,
+            prompt_tail=self._prompt_tail(),
         )
 
     def update(self, sequence: SequenceLog) -> Iterator[pb.GenerateStreamResponse]:
@@ -160,6 +161,7 @@ class ResponseBuilder:
             usage=self._usage(),
             timings=self._timings(),
             prompt_logprobs=await self._prompt_logprobs(self._request.log.prompt.rows()),
+            prompt_tail=self._prompt_tail(),
         )
         for sequence in sequences:
             self._request.log.mark_delivered(sequence)
@@ -185,6 +187,10 @@ class ResponseBuilder:
         )
         _set_matched_stop(output, end)
         return output
+
+    def _prompt_tail(self) -> str:
+        count = self._spec.prompt_tail
+        return self._vocabulary.prompt_text(self._request.prompt[-count:], False) if count else ""
 
     async def _prompt_logprobs(self, rows: Iterator[Row]) -> list[pb.TokenLogprob]:
         """One per prompt token if requested; fewer if the request ended early. The first token has no value."""

@@ -121,6 +121,7 @@ def _build(
         time_limit=_time_limit(spec, limits, bad),
         token_ids=spec.output.token_ids,
         echo=spec.output.echo,
+        prompt_tail=_prompt_tail(spec.output, limits, bad),
         timings=spec.output.timings,
         streaming=streaming,
         engine_deaths=spec.engine_deaths,
@@ -166,6 +167,11 @@ def _text_params(
         keep_special_tokens=parse_strings(field, kept, limits.kept_tokens, "texts", limits.kept_token_bytes, bad),
         interval=min(interval, model.max_context_tokens) if streaming else UNARY_INTERVAL,
     )
+
+
+def _prompt_tail(output: pb.OutputOptions, limits: Limits, bad: Violations) -> int:
+    bad.within("spec.output.prompt_tail", output.prompt_tail, Range(0, limits.prompt_tail))
+    return output.prompt_tail
 
 
 def _n(spec: pb.GenerationSpec, limits: Limits, streaming: bool, bad: Violations) -> tuple[int, int]:

@@ -127,6 +127,8 @@ class Generation:
     """One entry per prompt token, if requested."""
     tensors: tuple[Tensor, ...]
     """The requested tensors, each complete."""
+    prompt_tail: str = ""
+    """The end of the prompt, if requested."""
 
     @property
     def text(self) -> str:
@@ -189,6 +191,7 @@ def read_generation(response: pb.GenerateResponse) -> Generation:
         timings=read_timings(response.timings) if response.HasField("timings") else None,
         prompt_logprobs=read_logprobs(response.prompt_logprobs),
         tensors=tuple(read_tensor(tensor) for tensor in response.tensors),
+        prompt_tail=response.prompt_tail,
     )
 
 
