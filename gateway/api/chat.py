@@ -59,7 +59,9 @@ class ChatCall(Call):
             self._options["keep_special_tokens"] = tags
         if reasons(gateway.settings, guide is not None):
             self._options["prompt_tail"] = TAIL_TOKENS
-        self._new_parser = parser_for(*parsed, request.continued_text)
+        # Beside tools, no other guide is a grammar.
+        by_grammar = guide is not None and "ebnf" in guide.option
+        self._new_parser = parser_for(*parsed, request.continued_text, by_grammar=by_grammar)
         self._deltas = ChatDeltas(self._new_parser, self._with_logprobs)
 
     def choices_of(self, generations: Sequence[Generation]) -> Iterable[ChatChoice]:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from gateway.parsers import hermes, reasoning
-from gateway.parsers.hermes import HermesParser
+from gateway.parsers.hermes import CallsOrAnswer, HermesParser
 from gateway.parsers.parts import Parser, PlainText
 from gateway.parsers.reasoning import ReasoningParser, begun_by_prompt, begun_by_text
 from sluice.settings.gateway import Parsers
@@ -12,10 +12,13 @@ NewParser = Callable[[str], Parser]
 """Creates the parser of an output, from the end of its prompt if `reasons`."""
 
 
-def parser_for(settings: Parsers, tools: bool, guided: bool, continued: str = "") -> NewParser:
+def parser_for(
+    settings: Parsers, tools: bool, guided: bool, continued: str = "", *, by_grammar: bool = False
+) -> NewParser:
     """`tools`: the prompt offers tools; `guided`: a guide covers the whole output; `continued`: the beginning of the
-    answer that the output continues, if the client sent it."""
-    inner: Callable[[], Parser] = HermesParser if tools and settings.tool_parser == "hermes" else PlainText
+    answer that the output continues, if the client sent it; `by_grammar`: the guide is `hermes.grammar`."""
+    calls: Callable[[], Parser] = CallsOrAnswer if by_grammar else HermesParser
+    inner: Callable[[], Parser] = calls if tools and settings.tool_parser == "hermes" else PlainText
     if not reasons(settings, guided):
         return lambda _: inner()
 

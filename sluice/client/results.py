@@ -42,6 +42,8 @@ class TokenLogprob(msgspec.Struct, frozen=True):
     """Rank of the token at its position; 1 is the most likely token."""
     top: tuple["TokenLogprob", ...]
     """The most likely tokens at the position, most likely first, as many as requested."""
+    omitted: bool = False
+    """Whether it is a special token that the text omits. Always False in `top`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,6 +258,7 @@ def read_logprobs(entries: Iterable[pb.TokenLogprob]) -> tuple[TokenLogprob, ...
             logprob=entry.logprob if entry.HasField("logprob") else None,
             rank=entry.rank,
             top=read_logprobs(entry.top),
+            omitted=entry.omitted,
         )
         for entry in entries
     )

@@ -1486,6 +1486,7 @@ class TokenLogprob(_message.Message):
     LOGPROB_FIELD_NUMBER: _builtins.int
     RANK_FIELD_NUMBER: _builtins.int
     TOP_FIELD_NUMBER: _builtins.int
+    OMITTED_FIELD_NUMBER: _builtins.int
     token_id: _builtins.int
     """The token id."""
     token: _builtins.bytes
@@ -1497,6 +1498,8 @@ class TokenLogprob(_message.Message):
     """Natural logarithm of the probability. Unset for the first prompt token."""
     rank: _builtins.int
     """Rank by probability, from 1. 0 for the first prompt token."""
+    omitted: _builtins.bool
+    """The token is a special token that the text omits. Not set in `top`."""
     @_builtins.property
     def top(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenLogprob]:
         """The most likely tokens at this position, the best first, as many as requested."""
@@ -1509,10 +1512,11 @@ class TokenLogprob(_message.Message):
         logprob: _builtins.float | None = ...,
         rank: _builtins.int = ...,
         top: _abc.Iterable[Global___TokenLogprob] | None = ...,
+        omitted: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_logprob", b"_logprob", "logprob", b"logprob"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprob", b"_logprob", "logprob", b"logprob", "rank", b"rank", "token", b"token", "token_id", b"token_id", "top", b"top"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprob", b"_logprob", "logprob", b"logprob", "omitted", b"omitted", "rank", b"rank", "token", b"token", "token_id", b"token_id", "top", b"top"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__logprob: _TypeAlias = _typing.Literal["logprob"]  # noqa: Y015
     _WhichOneofArgType__logprob: _TypeAlias = _typing.Literal["_logprob", b"_logprob"]  # noqa: Y015

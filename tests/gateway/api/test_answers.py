@@ -72,6 +72,17 @@ async def test_the_prompts_end_is_requested_only_for_reasoning(router, script):
         assert script.seen[-1].spec.output.prompt_tail == 0
 
 
+@pytest.mark.parametrize("streams", [False, True])
+async def test_a_json_answer_beside_tools_may_contain_the_tag_of_calls(router, script, streams):
+    script.texts = ['{"x": "<tool_call>', '{\\"name\\": \\"f\\"}</tool_call>"}']
+    async with running(router, tool_parser="hermes") as gateway:
+        tools = [{"type": "function", "function": {"name": "f"}}]
+        body = {"messages": USER, "tools": tools, "response_format": {"type": "json_object"}, "stream": streams}
+        choices = [choice.get("delta", choice.get("message")) for choice in await choices_of(gateway, body)]
+    assert "".join(choice.get("content") or "" for choice in choices) == "".join(script.texts)
+    assert not any("tool_calls" in choice for choice in choices)
+
+
 async def choices_of(gateway, body):
     answer = await gateway.post("/v1/chat/completions", **body)
     if not body["stream"]:
