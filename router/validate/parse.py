@@ -109,13 +109,14 @@ def _build(
     streaming: bool,
     bad: Violations,
 ) -> Spec:
+    text = _text_params(spec.output, outputs.stopping, model, limits, streaming, bad)
     return Spec(
         request_id=parse_request_id(spec.request_id, bad),
         prompt=parse_prompt(spec, model, limits, bad, weights.table),
         keep_prompt_tokens=_keep_prompt_tokens(spec, bad),
         retention=parse_retention(spec.kv_cache, limits, bad),
         bad_words=parse_bad_words(spec.sampling, limits, bad),
-        text=_text_params(spec.output, outputs.stopping, model, limits, streaming, bad),
+        text=text,
         priority=_priority(spec.priority, bad),
         salt=spec.kv_cache.salt,
         time_limit=_time_limit(spec, limits, bad),
@@ -125,7 +126,7 @@ def _build(
         timings=spec.output.timings,
         streaming=streaming,
         engine_deaths=spec.engine_deaths,
-        guide=parse_guide(spec.guided, limits, bad),
+        guide=parse_guide(spec.guided, limits, bad, text.keep_special_tokens),
         speculation=parse_speculation(spec.speculation, model, limits, bad),
         client_id=spec.client_id if spec.HasField("client_id") else None,
         resume_model=weights.began.model,

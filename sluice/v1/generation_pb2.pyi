@@ -790,8 +790,9 @@ class OutputOptions(_message.Message):
 
     @_builtins.property
     def keep_special_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Special tokens, as text such as "<tool_call>", that are shown although special tokens are omitted. Other texts have
-        no effect. At most 64 of 256 bytes.
+        """Special tokens, as text such as "<tool_call>", that are shown although special tokens are omitted. In a grammar of
+        `guided`, literals that are one of these texts stand for the token. Other texts have no effect. At most 64 of 256
+        bytes.
         """
 
     def __init__(
