@@ -20,8 +20,17 @@ def built(kind: str) -> tuple[Tokenizer, Vocabulary, Decoders]:
     return tokenizer, Vocabulary(tokenizer), decoders_of(tokenizer)
 
 
+def token_of(vocabulary: Vocabulary, number: int) -> str:
+    return vocabulary.tokenizer.id_to_token(number)
+
+
 def readable(vocabulary: Vocabulary, number: int) -> bool:
-    """Whether the token is text by itself."""
+    """Whether the token is text by itself. A byte of SentencePiece is not: an invalid run of them becomes one other
+    character for each."""
+    if vocabulary.reading.family == "pieces" and isinstance(
+        vocabulary.reading.piece(token_of(vocabulary, number)), bytes
+    ):
+        return False
     try:
         return vocabulary.bytes_of(number).decode() != ""
     except UnicodeDecodeError:
@@ -33,8 +42,12 @@ def readable(vocabulary: Vocabulary, number: int) -> bool:
 @given(data=st.data())
 def test_streams_and_whole_answers_agree(kind, data):
     tokenizer, vocabulary, decoders = built(kind)
-    ids = [number for number in tokenizer.get_vocab(with_added_tokens=True).values() if readable(vocabulary, number)]
-    special = [tokenizer.token_to_id(text) for text in vocabulary.special]
+    ids = [
+        number
+        for number in sorted(tokenizer.get_vocab(with_added_tokens=True).values())
+        if readable(vocabulary, number)
+    ]
+    special = [tokenizer.token_to_id(text) for text in sorted(vocabulary.special)]
     tokens = data.draw(st.lists(st.sampled_from(ids) | st.sampled_from(special or ids), min_size=1, max_size=12))
     keep = data.draw(st.sampled_from([(), tuple(sorted(vocabulary.special))[:1]]))
     omitted = vocabulary.omitted_ids(skip_special_tokens=True, keep=keep)
