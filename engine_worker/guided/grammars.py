@@ -27,9 +27,9 @@ NUMBERS = re.compile(
 """Token ids in a Lark grammar, such as `<[7,10-12]>`."""
 
 
-def grammar_of(guide: Guide, *, close: bool = False) -> str:
-    """`close`: see the setting `guided_closed_objects`. Raises ValueError on an invalid guide; the grammar may still
-    fail to compile."""
+def grammar_of(guide: Guide, special: Collection[str] = (), *, close: bool = False) -> str:
+    """`special`: those of the guide's `shown_tokens` that are special tokens of the model; `close`: see the setting
+    `guided_closed_objects`. Raises ValueError on an invalid guide; the grammar may still fail to compile."""
     text = guide.text
     match guide.kind:
         case GuideKind.JSON_OBJECT:
@@ -39,7 +39,7 @@ def grammar_of(guide: Guide, *, close: bool = False) -> str:
         case GuideKind.REGEX:
             return _regex(text)
         case GuideKind.EBNF:
-            return _grammar(text, close=close)
+            return _grammar(text, special, close=close)
         case GuideKind.CHOICE:
             return _choice(text)
         case GuideKind.STRUCTURAL_TAG:
@@ -63,12 +63,12 @@ def _json(schema: dict[str, Any], *, close: bool) -> str:
     return _lark(f"start: %json {json.dumps(prepared(schema, close=close))}")
 
 
-def _grammar(text: str, *, close: bool) -> str:
+def _grammar(text: str, special: Collection[str], *, close: bool) -> str:
     rule = TEMPERATURE.search(text)
     if rule is not None:
         # llguidance only reports a rule's temperature; the sampler would have to apply it.
         raise ValueError(f"rule {rule[1]} must not set a temperature: the request's applies to all of its output")
-    return _lark(prepared_grammar(any_to_lark(text), close=close))
+    return _lark(prepared_grammar(any_to_lark(text), special, close=close))
 
 
 def _schema(text: str, *, close: bool) -> str:

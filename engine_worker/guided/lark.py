@@ -2,16 +2,19 @@
 
 import json
 import re
+from collections.abc import Collection
 
 from engine_worker.guided.schemas import prepared
 
 DECODER = json.JSONDecoder()
 PARTS = re.compile(
     # String literals and comments are matched first, so that nothing in them is taken for one of the others.
-    r'"(?:\\.|[^"\\\n])*"|//[^\n]*'
+    r'"(?P<literal>(?:\\.|[^"\\\n])*)"(?!i)|"(?:\\.|[^"\\\n])*"|//[^\n]*'
     r"|/(?P<expression>(?:\\.|[^/\\\n])+)/"
     r"|(?P<json>%json\s*)(?=\{)"
 )
+TOKEN = re.compile(r"<[^<>\s\\]+>")
+"""A special token as llguidance's grammars name it."""
 ESCAPE = re.compile(r"\\(.)", re.DOTALL)
 CLASSES = {
     "d": "[0-9]",
@@ -30,9 +33,9 @@ def ascii_classes(expression: str) -> str:
     return ESCAPE.sub(lambda escape: CLASSES.get(escape[1], escape[0]), expression)
 
 
-def prepared_grammar(text: str, *, close: bool) -> str:
-    """The grammar with its expressions and schemas as they are in other guides. `close`: see `prepared`. Raises
-    ValueError if a schema is not JSON."""
+def prepared_grammar(text: str, special: Collection[str] = (), *, close: bool) -> str:
+    """The grammar with its expressions and schemas as they are in other guides, and special tokens in place of the
+    literals in `special`. `close`: see `prepared`. Raises ValueError if a schema is not JSON."""
     pieces, at = [], 0
     while match := PARTS.search(text, at):
         pieces.append(text[at : match.start()])
@@ -42,6 +45,8 @@ def prepared_grammar(text: str, *, close: bool) -> str:
         elif match["json"] is not None:
             schema, at = DECODER.raw_decode(text, at)
             pieces.append(match["json"] + json.dumps(prepared(schema, close=close)))
+        elif match["literal"] in special and TOKEN.fullmatch(match["literal"]):
+            pieces.append(f" {match['literal']} ")
         else:
             pieces.append(match[0])
     return "".join((*pieces, text[at:]))

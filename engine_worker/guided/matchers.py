@@ -32,7 +32,8 @@ def compile_guide(tokenizer: LLTokenizer, guide: Guide, *, close: bool = False) 
     """A matcher whose first mask has been computed, which may take as long as compiling. `close`: see the setting
     `guided_closed_objects`. Raises GuideError."""
     try:
-        grammar = grammar_of(guide, close=close)
+        special = [text for text in guide.shown_tokens if _is_special(tokenizer, text)]
+        grammar = grammar_of(guide, special, close=close)
     except MemoryError:
         raise
     except Exception as error:  # llguidance's converters raise exceptions of many types
@@ -43,6 +44,11 @@ def compile_guide(tokenizer: LLTokenizer, guide: Guide, *, close: bool = False) 
     if matcher.is_error():
         raise GuideError(shortened(_without_quotes(guide, matcher.get_error())))
     return matcher
+
+
+def _is_special(tokenizer: LLTokenizer, text: str) -> bool:
+    ids = tokenizer.tokenize_str(text)
+    return len(ids) == 1 and tokenizer.is_special_token(ids[0])
 
 
 def _without_quotes(guide: Guide, message: str) -> str:

@@ -1,16 +1,15 @@
 """Responses of /v1/chat/completions: complete, and chunk by chunk."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from msgspec import UNSET
 
 from gateway.answers.ends import end_of, was_cut
 from gateway.answers.logprobs import of_chat
 from gateway.answers.objects import ChatChoice, ChatDeltaChoice, Delta, FunctionCall, Message, ToolCall, ToolCallDelta
+from gateway.parsers.choice import NewParser
 from gateway.parsers.parts import CallArguments, CallBegin, Parser, Part, Reasoning, Text
 from sluice.client import Chunk, Output
-
-NewParser = Callable[[], Parser]
 
 
 def whole(output: Output, parser: Parser, with_logprobs: bool) -> ChatChoice:
@@ -46,11 +45,11 @@ class ChatDeltas:
         self._parsers: dict[int, Parser] = {}
         self._called: set[int] = set()
 
-    def choices(self, chunk: Chunk) -> Iterator[ChatDeltaChoice]:
+    def choices(self, chunk: Chunk, prompt_tail: str) -> Iterator[ChatDeltaChoice]:
         index = chunk.index
         parser = self._parsers.get(index)
         if parser is None:
-            parser = self._parsers[index] = self._new_parser()
+            parser = self._parsers[index] = self._new_parser(prompt_tail)
             yield ChatDeltaChoice(index=index, delta=Delta(role="assistant", content=""))
         logprobs = of_chat(chunk.logprobs) if self._with_logprobs and chunk.logprobs else None
         parts = parser.feed(chunk.text)

@@ -24,7 +24,7 @@ def of_completion(entries: Sequence[TokenLogprob], top: int, offsets: TextOffset
     for entry in entries:
         columns.tokens.append(text_of(entry.token))
         columns.token_logprobs.append(entry.logprob)
-        columns.text_offset.append(offsets.place(entry.token))
+        columns.text_offset.append(offsets.place(entry.token, omitted=entry.omitted))
         if columns.top_logprobs is not None:
             columns.top_logprobs.append(_ranked(entry))
     return columns

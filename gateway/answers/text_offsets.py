@@ -30,9 +30,14 @@ class TextOffsets:
         self._text, self._position = self._text[self._position :] + text, 0
         self._find()
 
-    def place(self, token: bytes) -> int:
-        """The offset of the next token: of its first character, even if that began in the token before it."""
+    def place(self, token: bytes, *, omitted: bool = False) -> int:
+        """The offset of the next token: of its first character, even if that began in the token before it.
+
+        `omitted`: the token is known to have no text.
+        """
         offset = self._trimmed + self._position + self._waiting_length
+        if omitted:
+            return offset
         if shown := self._decoder.decode(token):
             self._waiting.append(shown)
             self._waiting_length += len(shown)
@@ -49,6 +54,6 @@ class TextOffsets:
                 position += len(shown)
             elif shown.startswith(text[position : position + len(shown)]):
                 break  # Its text has not arrived.
-            # Otherwise the token is special and has no text.
+            # Otherwise the token has no text, although it is not special: it ends the output.
             self._waiting_length -= len(self._waiting.popleft())
         self._position = position

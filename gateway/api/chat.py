@@ -13,7 +13,8 @@ from gateway.api.gateway import Gateway
 from gateway.api.reading import read
 from gateway.errors import invalid
 from gateway.parsers import hermes
-from gateway.parsers.choice import parser_for, tags_of
+from gateway.parsers.choice import parser_for, reasons, tags_of
+from gateway.parsers.reasoning import TAIL_TOKENS
 from gateway.requests.chat import REFUSED, WITHOUT_MEANING, ChatRequest
 from gateway.requests.guides import Guide, guide_of
 from gateway.requests.tools import NamedTool, Tool, offered_tools, required_functions
@@ -56,15 +57,20 @@ class ChatCall(Call):
         parsed = gateway.settings, bool(tools), guide is not None
         if tags := tags_of(*parsed):
             self._options["keep_special_tokens"] = tags
-        self._new_parser = parser_for(*parsed)
+        if reasons(gateway.settings, guide is not None):
+            self._options["prompt_tail"] = TAIL_TOKENS
+        # Beside tools, no other guide is a grammar.
+        by_grammar = guide is not None and "ebnf" in guide.option
+        self._new_parser = parser_for(*parsed, request.continued_text, by_grammar=by_grammar)
         self._deltas = ChatDeltas(self._new_parser, self._with_logprobs)
 
     def choices_of(self, generations: Sequence[Generation]) -> Iterable[ChatChoice]:
-        for output in generations[0].outputs:
-            yield chat.whole(output, self._new_parser(), self._with_logprobs)
+        (generation,) = generations
+        for output in generation.outputs:
+            yield chat.whole(output, self._new_parser(generation.prompt_tail), self._with_logprobs)
 
     def deltas_of(self, item: Item) -> Iterable[ChatDeltaChoice]:
-        return self._deltas.choices(item.chunk)
+        return self._deltas.choices(item.chunk, item.stream.prompt_tail)
 
 
 def _guide_with_tools(request: ChatRequest, tools: list[Tool]) -> Guide | None:

@@ -5,7 +5,7 @@ import re
 import secrets
 from collections.abc import Sequence
 
-from gateway.parsers.parts import CallArguments, CallBegin, Part, Text, UntilTag
+from gateway.parsers.parts import CallArguments, CallBegin, Parser, Part, PlainText, Text, UntilTag
 from gateway.requests.tools import Function
 
 BEGIN, END = "<tool_call>", "</tool_call>"
@@ -69,6 +69,28 @@ class HermesParser:
         self._calls += call.is_call
         self._after_call = self._after_call or call.is_call
         self._call = None
+
+
+class CallsOrAnswer:
+    """Parses outputs under `grammar`: calls, or an answer, which may contain the tag in a string."""
+
+    def __init__(self) -> None:
+        self._start = ""
+        """The output so far, until it is known which of both it is."""
+        self._inner: Parser | None = None
+
+    def feed(self, text: str) -> Sequence[Part]:
+        if self._inner is None:
+            text = self._start + text
+            if len(text) < len(BEGIN) and BEGIN.startswith(text):
+                self._start = text
+                return ()
+            self._inner, self._start = HermesParser() if text.startswith(BEGIN) else PlainText(), ""
+        return self._inner.feed(text)
+
+    def end(self, cut: bool) -> Sequence[Part]:
+        inner = self._inner or HermesParser()
+        return [*inner.feed(self._start), *inner.end(cut)]
 
 
 class OpenCall:

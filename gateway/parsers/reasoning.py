@@ -5,14 +5,27 @@ from collections.abc import Sequence
 from gateway.parsers.parts import Parser, Part, Reasoning, UntilTag
 
 BEGIN, END = "<think>", "</think>"
+TAIL_TOKENS = 16
+"""Tokens at the end of a prompt that show a tag there, even if the tokenizer splits the tag and its line breaks."""
+
+
+def begun_by_prompt(tail: str, otherwise: bool) -> bool:
+    """Whether an output begins within reasoning. Chat templates may write the tag, or a closed block to prevent
+    reasoning. `tail`: end of the prompt; `otherwise`: the answer if there is no tag."""
+    tail = tail.rstrip()
+    return tail.endswith(BEGIN) or (otherwise and not tail.endswith(END))
+
+
+def begun_by_text(text: str) -> bool:
+    """Whether a continuation of this text begins within reasoning."""
+    return text.rfind(BEGIN) > text.rfind(END)
 
 
 class ReasoningParser:
     """Splits off the reasoning and passes the rest of the output to another parser."""
 
     def __init__(self, begun: bool, inner: Parser) -> None:
-        """`begun`: the output begins within the reasoning even without <think>, because the chat template may have
-        written the tag."""
+        """`begun`: the output begins within the reasoning even without <think>."""
         self._inner = inner
         self._begun = begun
         self._start: str | None = ""

@@ -63,6 +63,12 @@ class ChatMessage(msgspec.Struct):
     def _content(self, place: str) -> str | list[dict[str, Any]]:
         if isinstance(self.content, list):
             return content_for_ring(self.content, place)
+        return self.text
+
+    @property
+    def text(self) -> str:
+        if isinstance(self.content, list):
+            return "".join(part.text or part.refusal or "" for part in self.content)
         return self.content or self.refusal or ""
 
 
@@ -99,6 +105,11 @@ class ChatRequest(Common, kw_only=True):
     def prompt(self) -> list[dict[str, Any]]:
         """Raises ApiError."""
         return [message.for_ring(f"messages[{i}]") for i, message in enumerate(self.messages)]
+
+    @property
+    def continued_text(self) -> str:
+        """The text of the final message if the output continues it, otherwise empty."""
+        return self.messages[-1].text if self.continue_final_message else ""
 
     @property
     def asked_tokens(self) -> int | None:

@@ -73,7 +73,12 @@ class ResponseBuilder:
         self._request = request
         self._spec = request.spec
         self._vocabulary = vocabulary
+        text = request.spec.text
         self._with_logprobs = request.spec.logprobs is not None
+        self._omitted: frozenset[int] = frozenset()
+        """Ids of the special tokens that the text omits, for log-probabilities."""
+        if self._with_logprobs or request.spec.prompt_logprobs is not None:
+            self._omitted = vocabulary.omitted_ids(text.skip_special_tokens, text.keep_special_tokens)
         self._with_sum = request.spec.sampling.logprobs is not None
 
     async def started(self) -> pb.Started:
@@ -92,6 +97,7 @@ class ResponseBuilder:
             prompt_logprobs=await self._prompt_logprobs(prompt_logprobs),
             seed=self._spec.sampling.seed,
             model_fingerprint=model,
+            prompt_tail=self._prompt_tail(),
         )
 
     def update(self, sequence: SequenceLog) -> Iterator[pb.GenerateStreamResponse]:
@@ -160,6 +166,7 @@ class ResponseBuilder:
             usage=self._usage(),
             timings=self._timings(),
             prompt_logprobs=await self._prompt_logprobs(self._request.log.prompt.rows()),
+            prompt_tail=self._prompt_tail(),
         )
         for sequence in sequences:
             self._request.log.mark_delivered(sequence)
@@ -186,15 +193,21 @@ class ResponseBuilder:
         _set_matched_stop(output, end)
         return output
 
+    def _prompt_tail(self) -> str:
+        count = self._spec.prompt_tail
+        return self._vocabulary.prompt_text(self._request.prompt[-count:], False) if count else ""
+
     async def _prompt_logprobs(self, rows: Iterator[Row]) -> list[pb.TokenLogprob]:
         """One per prompt token if requested; fewer if the request ended early. The first token has no value."""
         if self._spec.prompt_logprobs is None:
             return []
         prompt = self._request.prompt
-        logprobs = [pb.TokenLogprob(token_id=prompt[0], token=self._vocabulary.bytes_of(prompt[0]))]
+        first = prompt[0]
+        text, omitted = self._vocabulary.bytes_of(first), first in self._omitted
+        logprobs = [pb.TokenLogprob(token_id=first, token=text, omitted=omitted)]
         for token, (logprob, rank, best) in zip(prompt[1:], rows, strict=False):
             top = [self._logprob(top_token, value, top_rank) for top_rank, (top_token, value) in enumerate(best, 1)]
-            logprobs.append(self._logprob(token, logprob, rank, top))
+            logprobs.append(self._logprob(token, logprob, rank, top, omitted=token in self._omitted))
             if len(logprobs) % BUILT_AT_ONCE == 0:
                 await asyncio.sleep(0)
         return logprobs
@@ -203,12 +216,15 @@ class ResponseBuilder:
         logprobs = []
         for token, entry in zip(sequence.undelivered_ids, sequence.logprobs, strict=False):
             top = [self._logprob(top_token, logprob, rank) for rank, (top_token, logprob) in enumerate(entry.top, 1)]
-            logprobs.append(self._logprob(token, entry.logprob, entry.rank, top))
+            omitted = token in self._omitted
+            logprobs.append(self._logprob(token, entry.logprob, entry.rank, top, omitted=omitted))
         return logprobs
 
-    def _logprob(self, token: int, logprob: float, rank: int, top: Sequence[pb.TokenLogprob] = ()) -> pb.TokenLogprob:
+    def _logprob(
+        self, token: int, logprob: float, rank: int, top: Sequence[pb.TokenLogprob] = (), *, omitted: bool = False
+    ) -> pb.TokenLogprob:
         text = self._vocabulary.bytes_of(token)
-        return pb.TokenLogprob(token_id=token, token=text, logprob=logprob, rank=rank, top=top)
+        return pb.TokenLogprob(token_id=token, token=text, logprob=logprob, rank=rank, top=top, omitted=omitted)
 
     def _usage(self) -> pb.Usage:
         request, started = self._request, self._request.log.started

@@ -12,8 +12,10 @@ JSON_KINDS = frozenset({GuideKind.JSON_SCHEMA, GuideKind.STRUCTURAL_TAG})
 """Guides that are JSON objects."""
 
 
-def parse_guide(message: GuidedDecoding, limits: Limits, bad: Violations) -> Guide | None:
-    """The guide, if any. Must not be used if `bad` has violations."""
+def parse_guide(
+    message: GuidedDecoding, limits: Limits, bad: Violations, shown_tokens: tuple[str, ...] = ()
+) -> Guide | None:
+    """The guide, if any. Must not be used if `bad` has violations. `shown_tokens`: output.keep_special_tokens."""
     name = message.WhichOneof("guide")
     if name is None:
         return None
@@ -27,7 +29,7 @@ def parse_guide(message: GuidedDecoding, limits: Limits, bad: Violations) -> Gui
         bad.add(field, "is empty", reason=Reason.MISSING)
     elif bad.at_most(field, len(text.encode()), limits.guide_bytes, "bytes") and kind in JSON_KINDS:
         _check_json(field, text, bad)
-    return Guide(kind, text)
+    return Guide(kind, text, shown_tokens if kind is GuideKind.EBNF else ())
 
 
 def _choice(choices: list[str], limits: Limits, bad: Violations) -> Guide:

@@ -105,6 +105,8 @@ class Limits:
     kept_tokens: int = 64
     kept_token_bytes: int = 256
     """Length of a text in keep_special_tokens."""
+    prompt_tail: int = 64
+    """Tokens whose text is returned."""
     logits_processors: int = 16
     processor_name_bytes: int = 256
     ngram_size: int = 16

@@ -110,22 +110,24 @@ def _build(
     streaming: bool,
     bad: Violations,
 ) -> Spec:
+    text = _text_params(spec.output, outputs.stopping, model, limits, streaming, bad)
     return Spec(
         request_id=parse_request_id(spec.request_id, bad),
         prompt=parse_prompt(spec, model, limits, bad, weights.table),
         keep_prompt_tokens=_keep_prompt_tokens(spec, bad),
         retention=parse_retention(spec.kv_cache, limits, bad),
         bad_words=parse_bad_words(spec.sampling, limits, bad),
-        text=_text_params(spec.output, outputs.stopping, model, limits, streaming, bad),
+        text=text,
         priority=_priority(spec.priority, bad),
         salt=spec.kv_cache.salt,
         time_limit=_time_limit(spec, limits, bad),
         token_ids=spec.output.token_ids,
         echo=spec.output.echo,
+        prompt_tail=_prompt_tail(spec.output, limits, bad),
         timings=spec.output.timings,
         streaming=streaming,
         engine_deaths=spec.engine_deaths,
-        guide=parse_guide(spec.guided, limits, bad),
+        guide=parse_guide(spec.guided, limits, bad, text.keep_special_tokens),
         speculation=parse_speculation(spec.speculation, model, limits, bad),
         client_id=spec.client_id if spec.HasField("client_id") else None,
         resume_model=weights.began.model,
@@ -167,6 +169,11 @@ def _text_params(
         keep_special_tokens=parse_strings(field, kept, limits.kept_tokens, "texts", limits.kept_token_bytes, bad),
         interval=min(interval, model.max_context_tokens) if streaming else UNARY_INTERVAL,
     )
+
+
+def _prompt_tail(output: pb.OutputOptions, limits: Limits, bad: Violations) -> int:
+    bad.within("spec.output.prompt_tail", output.prompt_tail, Range(0, limits.prompt_tail))
+    return output.prompt_tail
 
 
 def _n(spec: pb.GenerationSpec, limits: Limits, streaming: bool, bad: Violations) -> tuple[int, int]:

@@ -46,6 +46,8 @@ class Spec:
     """Seconds from the request's arrival."""
     token_ids: bool
     echo: bool
+    prompt_tail: int
+    """Number of the prompt's last tokens whose text is returned."""
     timings: bool
     streaming: bool
     resume: Mapping[int, tuple[int, ...]]

@@ -58,9 +58,11 @@ class Collected:
         usage: Usage,
         timings: Timings | None,
         prompt_logprobs: tuple[TokenLogprob, ...],
+        prompt_tail: str,
     ) -> Generation:
         outputs = tuple(parts.output(index, seed) for index, parts in sorted(self._outputs.items()))
-        return Generation(request_id, outputs, usage, timings, prompt_logprobs, tuple(join_tensors(self._tensors)))
+        tensors = tuple(join_tensors(self._tensors))
+        return Generation(request_id, outputs, usage, timings, prompt_logprobs, tensors, prompt_tail)
 
 
 def join_tensors(parts: Iterable[Tensor]) -> Iterable[Tensor]:

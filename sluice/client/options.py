@@ -168,6 +168,8 @@ class Options(TypedDict, total=False):
     """Whether to omit special tokens from the text. Default: yes."""
     keep_special_tokens: list[str] | None
     """Special tokens that are shown even so, such as "<tool_call>"."""
+    prompt_tail: int | None
+    """Number of the prompt's last tokens whose text is returned, special tokens included, from 0 to 64."""
     timings: bool | None
     """Whether to return the durations of the request's phases."""
     context_logits: bool | None

@@ -42,6 +42,8 @@ class TokenLogprob(msgspec.Struct, frozen=True):
     """Rank of the token at its position; 1 is the most likely token."""
     top: tuple["TokenLogprob", ...]
     """The most likely tokens at the position, most likely first, as many as requested."""
+    omitted: bool = False
+    """Whether it is a special token that the text omits. Always False in `top`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +129,8 @@ class Generation:
     """One entry per prompt token, if requested."""
     tensors: tuple[Tensor, ...]
     """The requested tensors, each complete."""
+    prompt_tail: str = ""
+    """The end of the prompt, if requested."""
 
     @property
     def text(self) -> str:
@@ -189,6 +193,7 @@ def read_generation(response: pb.GenerateResponse) -> Generation:
         timings=read_timings(response.timings) if response.HasField("timings") else None,
         prompt_logprobs=read_logprobs(response.prompt_logprobs),
         tensors=tuple(read_tensor(tensor) for tensor in response.tensors),
+        prompt_tail=response.prompt_tail,
     )
 
 
@@ -253,6 +258,7 @@ def read_logprobs(entries: Iterable[pb.TokenLogprob]) -> tuple[TokenLogprob, ...
             logprob=entry.logprob if entry.HasField("logprob") else None,
             rank=entry.rank,
             top=read_logprobs(entry.top),
+            omitted=entry.omitted,
         )
         for entry in entries
     )

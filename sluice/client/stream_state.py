@@ -55,6 +55,7 @@ class StreamState:
         self.prompt_tokens = 0
         self.cached_tokens = 0
         self.prompt_logprobs: tuple[TokenLogprob, ...] = ()
+        self.prompt_tail = ""
         self.usage: Usage | None = None
         self.timings: Timings | None = None
         self.resumed = 0
@@ -146,6 +147,7 @@ class StreamState:
         self.prompt_tokens = started.prompt_tokens
         self.cached_tokens = started.cached_tokens
         self.prompt_logprobs = read_logprobs(started.prompt_logprobs)
+        self.prompt_tail = started.prompt_tail
 
     def _delta(self, delta: pb.Delta) -> list[Chunk]:
         output, ids = self._output(delta.index), delta.token_ids[:]

@@ -125,6 +125,11 @@ class StreamInfo:
         return self._state.prompt_logprobs
 
     @property
+    def prompt_tail(self) -> str:
+        """The end of the prompt, if requested. Known from the first chunk on."""
+        return self._state.prompt_tail
+
+    @property
     def usage(self) -> Usage | None:
         """Token counts; None until the stream has ended without an error."""
         return self._state.usage
@@ -161,7 +166,9 @@ class StreamInfo:
         """Raises Cancelled if the stream was closed before its end."""
         if self.usage is None:
             raise Cancelled("the stream was closed")
-        return collected.generation(self.request_id, self.seed, self.usage, self.timings, self.prompt_logprobs)
+        return collected.generation(
+            self.request_id, self.seed, self.usage, self.timings, self.prompt_logprobs, self.prompt_tail
+        )
 
 
 class Stream(StreamInfo, OpenCall):

@@ -173,6 +173,9 @@ class Guide(msgspec.Struct, frozen=True, omit_defaults=True):
     kind: GuideKind
     text: GuideText = ""
     """The schema, expression, grammar or document. For CHOICE a JSON array of strings, for JSON_OBJECT empty."""
+    shown_tokens: tuple[str, ...] = ()
+    """Texts that the output shows even if they are special tokens of the model: a literal of a grammar that is one of
+    them stands for the token."""
 
 
 DEFAULT_RETENTION = 35

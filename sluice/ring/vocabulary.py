@@ -48,6 +48,8 @@ class Vocabulary:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
         self.reading = _reading(tokenizer)
+        added = tokenizer.get_added_tokens_decoder().items()
+        self._special = {token.content: token_id for token_id, token in added if token.special}
 
     @property
     def tokens(self) -> dict[int, str]:
@@ -59,8 +61,13 @@ class Vocabulary:
     @property
     def special(self) -> frozenset[str]:
         """Tokens that `skip_special_tokens` omits."""
-        added = self.tokenizer.get_added_tokens_decoder().values()
-        return frozenset(token.content for token in added if token.special)
+        return frozenset(self._special)
+
+    def omitted_ids(self, skip_special_tokens: bool, keep: Collection[str]) -> frozenset[int]:
+        """Ids of the special tokens that a text omits. `keep`: special tokens that are not skipped."""
+        if not skip_special_tokens:
+            return frozenset()
+        return frozenset(token_id for text, token_id in self._special.items() if text not in keep)
 
     def prompt_text(self, prompt: Sequence[int], skip_special_tokens: bool, keep: Collection[str] = ()) -> str:
         """The text of a prompt. If it ends within a character, that character belongs to the text of the output.

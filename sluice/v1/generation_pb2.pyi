@@ -751,6 +751,7 @@ class OutputOptions(_message.Message):
     GENERATION_LOGITS_FIELD_NUMBER: _builtins.int
     TENSORS_FIELD_NUMBER: _builtins.int
     KEEP_SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
+    PROMPT_TAIL_FIELD_NUMBER: _builtins.int
     token_ids: _builtins.bool
     """Return the token ids. Default false."""
     logprobs: _builtins.int
@@ -777,6 +778,10 @@ class OutputOptions(_message.Message):
     """Return the logits from which each token was sampled, as tensor "generation_logits": [tokens, vocabulary] float32
     per output, as computed by the model, before penalties, bans, temperature and filters. Default false.
     """
+    prompt_tail: _builtins.int
+    """Return the text of this many of the prompt's last tokens, special tokens included. It shows what the chat template
+    wrote at the beginning of the answer, such as "<think>". At most 64. Default 0.
+    """
     @_builtins.property
     def tensors(self) -> _containers.RepeatedCompositeFieldContainer[Global___TensorSpec]:
         """Other tensors of the model to return, such as "hidden_states"; Model.tensors lists their names. At most 16. Row i
@@ -785,8 +790,9 @@ class OutputOptions(_message.Message):
 
     @_builtins.property
     def keep_special_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Special tokens, as text such as "<tool_call>", that are shown although special tokens are omitted. Other texts have
-        no effect. At most 64 of 256 bytes.
+        """Special tokens, as text such as "<tool_call>", that are shown although special tokens are omitted. In a grammar of
+        `guided`, literals that are one of these texts stand for the token. Other texts have no effect. At most 64 of 256
+        bytes.
         """
 
     def __init__(
@@ -803,10 +809,11 @@ class OutputOptions(_message.Message):
         generation_logits: _builtins.bool = ...,
         tensors: _abc.Iterable[Global___TensorSpec] | None = ...,
         keep_special_tokens: _abc.Iterable[_builtins.str] | None = ...,
+        prompt_tail: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_prompt_logprobs", b"_prompt_logprobs", "_skip_special_tokens", b"_skip_special_tokens", "_stream_interval", b"_stream_interval", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs", "skip_special_tokens", b"skip_special_tokens", "stream_interval", b"stream_interval"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_prompt_logprobs", b"_prompt_logprobs", "_skip_special_tokens", b"_skip_special_tokens", "_stream_interval", b"_stream_interval", "context_logits", b"context_logits", "echo", b"echo", "generation_logits", b"generation_logits", "keep_special_tokens", b"keep_special_tokens", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs", "skip_special_tokens", b"skip_special_tokens", "stream_interval", b"stream_interval", "tensors", b"tensors", "timings", b"timings", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_prompt_logprobs", b"_prompt_logprobs", "_skip_special_tokens", b"_skip_special_tokens", "_stream_interval", b"_stream_interval", "context_logits", b"context_logits", "echo", b"echo", "generation_logits", b"generation_logits", "keep_special_tokens", b"keep_special_tokens", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs", "prompt_tail", b"prompt_tail", "skip_special_tokens", b"skip_special_tokens", "stream_interval", b"stream_interval", "tensors", b"tensors", "timings", b"timings", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__logprobs: _TypeAlias = _typing.Literal["logprobs"]  # noqa: Y015
     _WhichOneofArgType__logprobs: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs"]  # noqa: Y015
@@ -1025,8 +1032,11 @@ class GenerateResponse(_message.Message):
     TIMINGS_FIELD_NUMBER: _builtins.int
     PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     TENSORS_FIELD_NUMBER: _builtins.int
+    PROMPT_TAIL_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """GenerationSpec.request_id, or the id that the router created."""
+    prompt_tail: _builtins.str
+    """The end of the prompt, if OutputOptions.prompt_tail was set."""
     @_builtins.property
     def outputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___Output]:
         """The n outputs."""
@@ -1056,10 +1066,11 @@ class GenerateResponse(_message.Message):
         timings: Global___Timings | None = ...,
         prompt_logprobs: _abc.Iterable[Global___TokenLogprob] | None = ...,
         tensors: _abc.Iterable[Global___TensorChunk] | None = ...,
+        prompt_tail: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["timings", b"timings", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["outputs", b"outputs", "prompt_logprobs", b"prompt_logprobs", "request_id", b"request_id", "tensors", b"tensors", "timings", b"timings", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["outputs", b"outputs", "prompt_logprobs", b"prompt_logprobs", "prompt_tail", b"prompt_tail", "request_id", b"request_id", "tensors", b"tensors", "timings", b"timings", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1224,6 +1235,7 @@ class Started(_message.Message):
     PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     SEED_FIELD_NUMBER: _builtins.int
     MODEL_FINGERPRINT_FIELD_NUMBER: _builtins.int
+    PROMPT_TAIL_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """GenerationSpec.request_id, or the id that the router created."""
     prompt_tokens: _builtins.int
@@ -1236,6 +1248,8 @@ class Started(_message.Message):
     """Hash of weights and configuration of the model that generates this stream, and of the adapters that the request
     uses; for ResumeFrom.
     """
+    prompt_tail: _builtins.str
+    """The end of the prompt, if OutputOptions.prompt_tail was set."""
     @_builtins.property
     def prompt_logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenLogprob]:
         """Log-probabilities of the prompt, if requested; one per token, fewer if the request ended before the prompt was
@@ -1251,10 +1265,11 @@ class Started(_message.Message):
         prompt_logprobs: _abc.Iterable[Global___TokenLogprob] | None = ...,
         seed: _builtins.int = ...,
         model_fingerprint: _builtins.str = ...,
+        prompt_tail: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "model_fingerprint", b"model_fingerprint", "prompt_logprobs", b"prompt_logprobs", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "seed", b"seed"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "model_fingerprint", b"model_fingerprint", "prompt_logprobs", b"prompt_logprobs", "prompt_tail", b"prompt_tail", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "seed", b"seed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1472,6 +1487,7 @@ class TokenLogprob(_message.Message):
     LOGPROB_FIELD_NUMBER: _builtins.int
     RANK_FIELD_NUMBER: _builtins.int
     TOP_FIELD_NUMBER: _builtins.int
+    OMITTED_FIELD_NUMBER: _builtins.int
     token_id: _builtins.int
     """The token id."""
     token: _builtins.bytes
@@ -1483,6 +1499,8 @@ class TokenLogprob(_message.Message):
     """Natural logarithm of the probability. Unset for the first prompt token."""
     rank: _builtins.int
     """Rank by probability, from 1. 0 for the first prompt token."""
+    omitted: _builtins.bool
+    """The token is a special token that the text omits. Not set in `top`."""
     @_builtins.property
     def top(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenLogprob]:
         """The most likely tokens at this position, the best first, as many as requested."""
@@ -1495,10 +1513,11 @@ class TokenLogprob(_message.Message):
         logprob: _builtins.float | None = ...,
         rank: _builtins.int = ...,
         top: _abc.Iterable[Global___TokenLogprob] | None = ...,
+        omitted: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_logprob", b"_logprob", "logprob", b"logprob"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprob", b"_logprob", "logprob", b"logprob", "rank", b"rank", "token", b"token", "token_id", b"token_id", "top", b"top"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprob", b"_logprob", "logprob", b"logprob", "omitted", b"omitted", "rank", b"rank", "token", b"token", "token_id", b"token_id", "top", b"top"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__logprob: _TypeAlias = _typing.Literal["logprob"]  # noqa: Y015
     _WhichOneofArgType__logprob: _TypeAlias = _typing.Literal["_logprob", b"_logprob"]  # noqa: Y015

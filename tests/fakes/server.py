@@ -67,7 +67,11 @@ class FakeServer(
     def _events(self, hangs: bool, outputs: int) -> Iterator[Any]:
         """The same text for each output, interleaved."""
         event = generation_pb2.GenerateStreamResponse
-        yield event(started=generation_pb2.Started(request_id="r1", prompt_tokens=3, cached_tokens=2, seed=7))
+        yield event(
+            started=generation_pb2.Started(
+                request_id="r1", prompt_tokens=3, cached_tokens=2, seed=7, prompt_tail=self.script.prompt_tail
+            )
+        )
         for offset, text in enumerate(self.script.texts):
             for index in range(outputs):
                 delta = generation_pb2.Delta(

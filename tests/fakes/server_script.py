@@ -20,6 +20,7 @@ class Script:
     """Number of deltas before the failure; None: the call fails immediately."""
     stop_string: str | None = None
     """The stop string that ends streams; None: they end with LENGTH."""
+    prompt_tail: str = ""
     hangs: bool = False
     """Calls that begin now block after their deltas, until the client disconnects or aborts, or this is False again."""
     hanging: list[str] = field(default_factory=list)

@@ -134,6 +134,19 @@ def test_invalid_guides_are_refused(guides, kind, text, message):
     assert len(fault.message) < 700
 
 
+def test_literals_stand_for_special_tokens_that_are_shown(guides):
+    """As in a required tool call, if <tool_call> is a special token of the model."""
+    text = 'start: "<|im_start|>" "<|x|>" /[a-z]/ "<|im_end|>"i?'
+    token, literal = [4094, *ids("<|x|>a")], [*ids("<"), *ids("|im_start|><|x|>a")]
+    for shown, right, wrong in ((("<|im_start|>", "<|x|>"), token, literal), ((), literal, token)):
+        guide = Guide(GuideKind.EBNF, text, shown)
+        (sequence,) = followed(guides, guide)
+        assert END in allowed(mask(guides, sequence, right))
+        (sequence,) = followed(guides, guide)
+        masked = mask(guides, sequence, wrong)
+        assert masked.fault is not None or END not in allowed(masked)
+
+
 def test_the_longer_of_two_literals_has_precedence(guides):
     """docs/guided.md documents this."""
     (sequence,) = followed(guides, Guide(GuideKind.EBNF, 'root ::= [a-z] root | "self"'))

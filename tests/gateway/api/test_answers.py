@@ -53,6 +53,44 @@ async def test_the_ring_keeps_the_tags_of_parsers_if_they_are_special_tokens(rou
             assert list(script.seen[-1].spec.output.keep_special_tokens) == tags
 
 
+@pytest.mark.parametrize("streams", [False, True])
+async def test_reasoning_whose_opening_tag_is_written_by_the_chat_template(router, script, streams):
+    script.texts, script.prompt_tail = ["hm</thi", "nk>\n\nyes"], "<|im_start|>assistant\n<think>\n"
+    async with running(router, reasoning_parser="qwen3") as gateway:
+        body = {"messages": USER, "n": 2, "stream": streams}
+        messages = [{"content": "", "reasoning_content": ""} for _ in range(2)]
+        for choice in await choices_of(gateway, body):
+            for name in ("content", "reasoning_content"):
+                messages[choice["index"]][name] += choice.get("delta", choice.get("message")).get(name) or ""
+    assert messages == [{"content": "yes", "reasoning_content": "hm"}] * 2
+    assert script.seen[-1].spec.output.prompt_tail == 16
+
+
+async def test_the_prompts_end_is_requested_only_for_reasoning(router, script):
+    async with running(router, reasoning_parser="qwen3") as gateway:
+        await gateway.post("/v1/chat/completions", messages=USER, response_format={"type": "json_object"})
+        assert script.seen[-1].spec.output.prompt_tail == 0
+
+
+@pytest.mark.parametrize("streams", [False, True])
+async def test_a_json_answer_beside_tools_may_contain_the_tag_of_calls(router, script, streams):
+    script.texts = ['{"x": "<tool_call>', '{\\"name\\": \\"f\\"}</tool_call>"}']
+    async with running(router, tool_parser="hermes") as gateway:
+        tools = [{"type": "function", "function": {"name": "f"}}]
+        body = {"messages": USER, "tools": tools, "response_format": {"type": "json_object"}, "stream": streams}
+        choices = [choice.get("delta", choice.get("message")) for choice in await choices_of(gateway, body)]
+    assert "".join(choice.get("content") or "" for choice in choices) == "".join(script.texts)
+    assert not any("tool_calls" in choice for choice in choices)
+
+
+async def choices_of(gateway, body):
+    answer = await gateway.post("/v1/chat/completions", **body)
+    if not body["stream"]:
+        return answer.json()["choices"]
+    events = [data.removeprefix("data: ") for data in answer.text.split("\n\n")[:-2]]
+    return [choice for data in events for choice in json.loads(data)["choices"]]
+
+
 async def test_the_bytes_of_a_stream(gateway):
     answer = await gateway.post(
         "/v1/chat/completions",

@@ -9,7 +9,7 @@ from llguidance import LLMatcher, LLTokenizer
 
 from gateway.api.chat import _guide_with_tools
 from gateway.errors import ApiError
-from gateway.parsers.hermes import HermesParser, grammar
+from gateway.parsers.hermes import CallsOrAnswer, HermesParser, grammar
 from gateway.parsers.parts import CallArguments, CallBegin, Text
 from gateway.requests.body import decode
 from gateway.requests.chat import ChatRequest
@@ -153,3 +153,26 @@ def test_a_guide_that_cannot_permit_calls_is_refused_beside_tools():
     request = ChatRequest(messages=[], guided_regex="a")
     with pytest.raises(ApiError, match="guided_regex: cannot be combined with tools"):
         _guide_with_tools(request, [Tool(Function("f"))])
+
+
+ANSWERS = {
+    "an answer with the tag": ('{"x": "<tool_call>{\\"name\\": \\"f\\"}</tool_call>"}', 0),
+    "white space and an answer": ('\n{"x": "<tool_call>"}', 0),
+    "a call": ('<tool_call>\n{"name": "f", "arguments": {"x": "<tool_call>"}}\n</tool_call>', 1),
+    "nothing": ("", 0),
+}
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_under_a_grammar_an_output_is_calls_or_an_answer(name):
+    text, calls = ANSWERS[name]
+    for pieces in ([text], list(text)):
+        parser = CallsOrAnswer()
+        parts = [part for piece in pieces for part in parser.feed(piece)] + [*parser.end(cut=False)]
+        assert sum(isinstance(part, CallBegin) for part in parts) == calls
+        assert "".join(part.text for part in parts if isinstance(part, Text)) == ("" if calls else text)
+
+
+def test_half_a_tag_of_an_output_that_was_cut_is_not_shown():
+    parser = CallsOrAnswer()
+    assert [*parser.feed("<tool_c"), *parser.end(cut=True)] == []

@@ -52,10 +52,32 @@ def test_tool_calls_after_reasoning():
 
 def test_which_parser():
     parsers = Parsers(tool_parser="hermes", reasoning_parser="qwen3")
-    assert isinstance(parser_for(parsers, tools=True, guided=True)(), HermesParser)
-    assert isinstance(parser_for(parsers, tools=False, guided=True)(), PlainText)
-    assert isinstance(parser_for(parsers, tools=True, guided=False)(), ReasoningParser)
-    assert isinstance(parser_for(Parsers(), tools=True, guided=False)(), PlainText)
+    assert isinstance(parser_for(parsers, tools=True, guided=True)(""), HermesParser)
+    assert isinstance(parser_for(parsers, tools=False, guided=True)(""), PlainText)
+    assert isinstance(parser_for(parsers, tools=True, guided=False)(""), ReasoningParser)
+    assert isinstance(parser_for(Parsers(), tools=True, guided=False)(""), PlainText)
+
+
+PROMPTS = {
+    "open": ("<|im_start|>assistant\n<think>\n", "", [True, True]),
+    "closed": ("<|im_start|>assistant\n<think>\n\n</think>\n\n", "", [False, False]),
+    "no tag": ("<|im_start|>assistant\n", "", [False, True]),
+    "a tag of the user": ("<think><|im_end|>\n<|im_start|>assistant\n", "", [False, True]),
+    "continued reasoning": ("<think>\nWell, ", "<think>\nWell, ", [True, True]),
+    "continued answer": ("</think>\n\nYes, ", "<think>no</think>Yes, ", [False, False]),
+    "continued answer without reasoning": ("Yes, ", "Yes, ", [False, False]),
+    "continued nothing": ("<|im_start|>assistant\n<think>\n", " ", [True, True]),
+}
+
+
+@pytest.mark.parametrize("name", PROMPTS)
+def test_the_prompt_shows_whether_the_output_begins_within_reasoning(name):
+    prompt_tail, continued, expected = PROMPTS[name]
+    begun = []
+    for parser in ("qwen3", "deepseek_r1"):
+        new = parser_for(Parsers(reasoning_parser=parser), tools=False, guided=False, continued=continued)
+        begun.append(isinstance(new(prompt_tail).feed("hm</think>")[0], Reasoning))
+    assert begun == expected
 
 
 def test_the_tags_that_parsers_look_for():

@@ -114,6 +114,14 @@ async def test_echo_puts_the_prompt_before_each_output(client, ring):
     assert answer.usage.completion_tokens == events[-1].done.usage.completion_tokens == 48
 
 
+async def test_the_end_of_the_prompt(client, ring):
+    spec = text_spec("def f(x):", output=pb.OutputOptions(prompt_tail=2))
+    answer = await client.generate(spec)
+    assert (await client.events(spec))[0].started.prompt_tail == answer.prompt_tail
+    assert "def f(x):".endswith(answer.prompt_tail)
+    assert 0 < len(answer.prompt_tail) < len("def f(x):")
+
+
 async def test_logprobs_of_chosen_and_best_tokens(client, ring):
     async def script(call):
         logprobs = [

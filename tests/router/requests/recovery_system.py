@@ -75,6 +75,9 @@ class NoVocabulary:
     def bytes_of(self, token: int) -> bytes:
         return b""
 
+    def omitted_ids(self, skip_special_tokens: bool, keep: tuple[str, ...]) -> frozenset[int]:
+        return frozenset()
+
 
 class RecoverySystem(RuleBasedStateMachine):
     """The real dispatcher, recovery, registry, admission and placement with an in-memory ring. Subclasses add rules."""
@@ -115,7 +118,7 @@ class RecoverySystem(RuleBasedStateMachine):
                 await write_stream(live, ResponseBuilder(live, NoVocabulary()), client.write, Watchdog(3600.0), "")
             else:
                 await live.log.wait_until(lambda: live.log.complete)
-                client.events = [pb.GenerateStreamResponse(done=ResponseBuilder(live, None).done())]
+                client.events = [pb.GenerateStreamResponse(done=ResponseBuilder(live, NoVocabulary()).done())]
                 answer = await ResponseBuilder(live, NoVocabulary()).response("")
                 client.prompt_logprobs = list(answer.prompt_logprobs)
                 for output in answer.outputs:

@@ -88,6 +88,7 @@ SAMPLES = {
     "output.echo": {"output": OutputOptions(echo=True)},
     "output.stream_interval": {"output": OutputOptions(stream_interval=4)},
     "output.keep_special_tokens": {"output": OutputOptions(keep_special_tokens=["<tool_call>"])},
+    "output.prompt_tail": {"output": OutputOptions(prompt_tail=16)},
     "output.skip_special_tokens": {"output": OutputOptions(skip_special_tokens=False)},
     "output.timings": {"output": OutputOptions(timings=True)},
     "kv_cache.salt": {"kv_cache": KvCacheOptions(salt="s")},
