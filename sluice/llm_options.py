@@ -44,6 +44,7 @@ NO_EFFECT = {
             "torch_compile_config",
             "disable_overlap_scheduler",
             "attn_backend",
+            "moe_config",
             "enable_trtllm_sampler",
             "enable_dbo",
         ),

@@ -84,7 +84,7 @@ def test_options_of_programs_for_other_libraries() -> None:
     options = {
         "attn_backend": "TRTLLM", "backend": "pytorch", "cuda_graph_config": None, "disable_overlap_scheduler": True,
         "enable_attention_dp": False, "guided_decoding_backend": "xgrammar", "load_format": "auto",
-        "max_beam_width": 1, "moe_cluster_parallel_size": -1, "moe_expert_parallel_size": -1,
+        "max_beam_width": 1, "moe_config": None, "moe_cluster_parallel_size": -1, "moe_expert_parallel_size": -1,
         "moe_tensor_parallel_size": -1, "print_iter_log": False, "speculative_config": None,
         "torch_compile_config": None, "batched_logits_processor": processor,
     }  # fmt: skip
