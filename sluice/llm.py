@@ -20,6 +20,7 @@ REFUSED = {
     **dict.fromkeys(("apply_model", "llm_engine", "start_profile", "stop_profile"), OTHER_PROCESSES),
     **dict.fromkeys(("sleep", "wake_up"), "engines cannot unload their weights; shut this LLM down and create another"),
     "beam_search": "use generate with SamplingParams(use_beam_search=True, n=…, best_of=…)",
+    "save": "checkpoints are served as they are, so there is no compiled engine to save",
     "get_metrics": "services export Prometheus metrics; get_stats returns the statistics of steps",
 }
 """Attributes of TensorRT-LLM's or vLLM's class that this class does not have, and why."""
@@ -59,24 +60,27 @@ class LLM:
 
     def generate(
         self,
-        inputs: Any,
+        inputs: Any = None,
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool = True,
+        *,
+        prompts: Any = None,
         **options: Any,
     ) -> Any:
         """Generate for one prompt or for a list of prompts, and wait for the `GenerationResult` of each.
 
-        The result of one prompt is a `SingleResult`.
+        The result of one prompt is a `SingleResult`. `prompts` is vLLM's name of `inputs`.
 
         A prompt is text, token ids, `{"prompt": text}`, `{"prompt_token_ids": ids}` or `{"prompt_embeds": rows}` with a
         tensor or array [tokens, hidden size]; a mapping may also have a `cache_salt`. Has the `options`, and raises the
         exceptions, of `GenerationExecutor.generate`.
         """
-        if isinstance(inputs, str | Mapping) or (len(inputs) and is_id(inputs[0])):
-            prompts, options = _prompt(inputs, options)
-        else:
-            prompts, options = _prompts(inputs, options)
-        return _listed(self._executor.generate(prompts, sampling_params, use_tqdm=use_tqdm, **options))
+        if (inputs is None) == (prompts is None):
+            raise TypeError("generate takes either inputs or prompts")
+        given = prompts if inputs is None else inputs
+        is_single = isinstance(given, str | Mapping) or (len(given) and is_id(given[0]))
+        parsed, options = (_prompt if is_single else _prompts)(given, options)
+        return _listed(self._executor.generate(parsed, sampling_params, use_tqdm=use_tqdm, **options))
 
     def generate_async(
         self, inputs: Any, sampling_params: SamplingParams | None = None, streaming: bool = False, **options: Any

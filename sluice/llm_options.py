@@ -23,6 +23,7 @@ RENAMED = {
     "max_num_seqs": "max_batch_size",
     "max_num_batched_tokens": "max_num_tokens",
     "enable_chunked_prefill": "enable_chunked_context",
+    "batched_logits_processor": "logits_processor_batched",
 }
 """Options that `GenerationExecutor.create` has under another name."""
 NO_EFFECT = {
@@ -30,7 +31,25 @@ NO_EFFECT = {
     "disable_log_stats": "get_stats returns statistics, which are not logged",
     "disable_custom_all_reduce": "it affects only the speed",
     "disable_log_requests": "the log never contains prompts",
-    "max_seq_len_to_capture": "it affects only the speed",
+    "enable_prompt_embeds": "prompts may always be embeddings",
+    "gather_generation_logits": "requests that ask for generation logits get them",
+    "max_beam_width": "SamplingParams(use_beam_search=True, best_of=...) sets the width of each request",
+    "guided_decoding_backend": "guides need no backend to be chosen",
+    "print_iter_log": "get_stats returns the statistics of steps",
+    "enable_iter_perf_stats": "get_stats returns the statistics of steps",
+    **dict.fromkeys(
+        (
+            "max_seq_len_to_capture",
+            "cuda_graph_config",
+            "torch_compile_config",
+            "disable_overlap_scheduler",
+            "attn_backend",
+            "moe_config",
+            "enable_trtllm_sampler",
+            "enable_dbo",
+        ),
+        "it affects only the speed",
+    ),
 }
 """Options that do not change what a program receives, and why they have no effect."""
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
@@ -43,7 +62,11 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "quantization": (None,),
     "pipeline_parallel_size": (1,),
     "data_parallel_size": (1,),
-    "moe_expert_parallel_size": (None, 1),
+    "moe_expert_parallel_size": (None, 1, -1),
+    "moe_tensor_parallel_size": (None, 1, -1),
+    "moe_cluster_parallel_size": (None, 1, -1),
+    "enable_expert_parallel": (False,),
+    "enable_attention_dp": (False,),
     "distributed_executor_backend": (None, "mp", "uni"),
     "kv_cache_dtype": ("auto",),
     "cpu_offload_gb": (0,),
@@ -57,6 +80,7 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "speculative_config": (None,),
     "compilation_config": (None,),
     "download_dir": (None,),
+    "lora_config": (None,),
 }
 """The only values that are accepted of options without a counterpart."""
 INSTEAD = {
@@ -69,6 +93,7 @@ INSTEAD = {
     "tokenizer": "the tokenizer is that of the checkpoint",
     "download_dir": "set HF_HOME",
     "backend": "use engine_args={'backend': ...}",
+    "lora_config": "use enable_lora=True, peft_cache_config=PeftCacheConfig(max_adapter_size=...)",
 }
 """What to write in place of other values."""
 

@@ -1,6 +1,7 @@
 """Options of vLLM's and TensorRT-LLM's `LLM`, and its results, without a ring."""
 
 import logging
+from inspect import signature
 
 import pytest
 import torch
@@ -41,7 +42,7 @@ def test_other_values_are_refused_by_name(name) -> None:
 
 def test_options_with_a_counterpart() -> None:
     assert set(ENGINE_ARGS.values()) <= set(settings_of(EngineSettings))
-    assert set(RENAMED.values()) <= {"max_batch_size", "max_num_tokens", "enable_chunked_context"}
+    assert set(RENAMED.values()) <= signature(GenerationExecutor.create).parameters.keys()
     assert not (RING_OPTIONS & {*ENGINE_ARGS, *RENAMED, *NO_EFFECT, *NEUTRAL})
     found = own_options(
         {
@@ -70,8 +71,28 @@ def test_the_result_of_one_prompt_is_also_a_list(llm) -> None:
     assert result.outputs[0].text == "Hello, world"
     assert llm.chat([{"role": "user", "content": "x"}])[0].finished
     assert [each.outputs[0].text for each in llm.generate(["a", "b"], use_tqdm=False)] == ["Hello, world"] * 2
+    assert llm.generate(prompts="one prompt").outputs[0].text == "Hello, world"
+    with pytest.raises(TypeError, match="either inputs or prompts"):
+        llm.generate("one", prompts="other")
     with pytest.raises(AttributeError):
         _ = result.nothing
+
+
+def test_options_of_programs_for_other_libraries() -> None:
+    """Those of NVIDIA's quickstart_advanced.py, llm_guided_decoding.py and llm_logits_processor.py."""
+    processor = print
+    options = {
+        "attn_backend": "TRTLLM", "backend": "pytorch", "cuda_graph_config": None, "disable_overlap_scheduler": True,
+        "enable_attention_dp": False, "guided_decoding_backend": "xgrammar", "load_format": "auto",
+        "max_beam_width": 1, "moe_config": None, "moe_cluster_parallel_size": -1, "moe_expert_parallel_size": -1,
+        "moe_tensor_parallel_size": -1, "print_iter_log": False, "speculative_config": None,
+        "torch_compile_config": None, "batched_logits_processor": processor,
+    }  # fmt: skip
+    assert own_options(options) == {"logits_processor_batched": processor}
+    with pytest.raises(NotImplementedError, match="peft_cache_config"):
+        own_options({"lora_config": object()})
+    with pytest.raises(TypeError, match="did you mean logits_processor='batched'"):
+        SamplingParams(apply_batched_logits_processor=True)
 
 
 def test_sampling_params_may_be_changed_before_use() -> None:

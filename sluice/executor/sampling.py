@@ -36,6 +36,7 @@ OTHER_LIBRARIES = {
     "bad_words": "'bad'",
     "beam_width": "use_beam_search=True, best_of=...",
     "top_logprobs": "'logprobs'",
+    "apply_batched_logits_processor": "logits_processor='batched'",
 }
 """What to write in place of parameters of other libraries and of `sluice.client`."""
 
