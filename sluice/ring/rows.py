@@ -15,6 +15,8 @@ from sluice.ring.message import Count, Finite, Index, Message, Name, Number, Seq
 from sluice.ring.params import TextParams
 from sluice.ring.prompt_logprobs import PromptLogprobs
 
+MAX_TEXT_ROWS = 1 << 14
+"""Rows of a text batch, which a router handles in one go."""
 PROMPT_END_TOKENS = 16
 """Tokens of the prompt from which a detokenizer learns how the output's text begins. A character has at most four."""
 
@@ -172,8 +174,8 @@ class TextBatch(Message, frozen=True):
     """detokenizer → router: the rows of several streams."""
 
     detokenizer: Name
-    started: list[Started]
-    request: list[Number]
+    started: Annotated[list[Started], Meta(max_length=MAX_TEXT_ROWS)]
+    request: Annotated[list[Number], Meta(max_length=MAX_TEXT_ROWS)]
     attempt: list[Count]
     sequence: list[Index]
     offset: list[Count]
@@ -185,6 +187,8 @@ class TextBatch(Message, frozen=True):
     accepted: dict[Count, Count] = {}
     prompt_logprobs: list[PromptLogprobs] = []
     """See `TokenBatch`."""
+    epoch: Number = 0
+    """Epoch of the detokenizer, which only the routers know to which it sends heartbeats."""
 
     def __post_init__(self) -> None:
         _check_columns(self)
