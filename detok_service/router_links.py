@@ -19,6 +19,9 @@ from sluice.telemetry.histogram import Histogram
 
 MAX_LINKS = 256
 """Links open at the same time; each has its own lane."""
+MAX_UNGREETED = 64
+"""Links to routers that have sent no hello, which only streams have named: the holder of an engine's key could name any
+number of addresses."""
 MAX_BATCH_TOKENS = 16_384
 """Keeps a batch far below lane.MAX_FRAME_BYTES, even with 20 logprobs per token."""
 MAX_LOST_ENGINES = 4096
@@ -182,14 +185,17 @@ class RouterLinks:
         # Iterate over a copy: scrapes call this from another thread.
         return sum(link.waiting for link in list(self.by_address.values()))
 
-    def link_to(self, address: str, now: float) -> RouterLink | None:
-        """The link to a router, opened if needed. If the address is invalid or MAX_LINKS is reached, logs a warning and
-        returns None: rows for this router are lost."""
+    def link_to(self, address: str, now: float, *, greeted: bool = False) -> RouterLink | None:
+        """The link to a router, opened if needed. If the address is invalid or there are too many links, logs a warning
+        and returns None: rows for this router are lost. `greeted`: the router has sent a hello."""
         link = self.by_address.get(address)
         if link is None:
             try:
                 if len(self.by_address) >= MAX_LINKS:
                     raise ValueError(f"there are already lanes to {MAX_LINKS} routers, the limit")
+                ungreeted = sum(not link.wants_heartbeats for link in self.by_address.values())
+                if not greeted and ungreeted >= MAX_UNGREETED:
+                    raise ValueError(f"there are already lanes to {ungreeted} routers that sent no hello, the limit")
                 lane = self._open_lane(address)
             except ValueError as error:
                 self._log.warning("bad_address", address=address, error=str(error))

@@ -111,7 +111,7 @@ class Detokenizer:
             if missed and isinstance(message, Hello | Drop):
                 self._engines.on_router_gap(now)
             if isinstance(message, Hello):
-                link = self._links.link_to(message.address, now)
+                link = self._links.link_to(message.address, now, greeted=True)
                 if link is not None and link.on_hello(message, now):
                     self.decode_loop.end_router_streams(message.address, now)
             elif isinstance(message, Drop):

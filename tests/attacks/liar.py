@@ -2,10 +2,13 @@
 
 import itertools
 import json
+import secrets
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import zmq
@@ -27,8 +30,9 @@ Frames = Iterator[bytes]
 class LoggedRing(Ring):
     """A ring with keys whose log is kept."""
 
-    def __init__(self, keys: Path, **options: object) -> None:
-        self.log: list[dict[str, object]] = []
+    def __init__(self, keys: Path, **options: Any) -> None:
+        self.log: list[dict[str, Any]] = []
+        """Lines as objects, with the service (child) and the time at which they arrived (at)."""
         super().__init__(keys=str(keys), observe=self._keep, **options)
 
     def inbox(self, service: str) -> str:
@@ -37,7 +41,10 @@ class LoggedRing(Ring):
 
     def _keep(self, line) -> None:
         if line.text.startswith("{"):
-            self.log.append({"child": line.child, **json.loads(line.text)})
+            self.log.append({"child": line.child, "at": time.monotonic(), **json.loads(line.text)})
+
+    def events(self, since: float) -> Counter[str]:
+        return Counter(line["event"] for line in self.log if line["at"] >= since)
 
 
 class Liar:
@@ -80,29 +87,30 @@ class Liar:
             return
 
 
-def frame(message: Message, lane: int = 1, number: int = 0) -> bytes:
-    return header(lane, number) + ENCODER.encode(message)
-
-
-def in_order(messages: Iterable[Message], lane: int = 1) -> Frames:
-    return (frame(message, lane, number) for number, message in enumerate(messages))
-
-
 def garbage(size: int) -> Frames:
     return itertools.repeat(b"\xff" * size)
 
 
 def replays(message: Message) -> Frames:
-    return itertools.repeat(frame(message))
+    """The same frame again and again."""
+    return itertools.repeat(header(secrets.randbits(64), 0) + ENCODER.encode(message))
+
+
+def repeated(message: Message) -> Frames:
+    """A lane with the same message again and again."""
+    lane, body = secrets.randbits(64), ENCODER.encode(message)
+    return (header(lane, number) + body for number in itertools.count())
+
+
+def changing(make: Callable[[int], Message]) -> Frames:
+    lane = secrets.randbits(64)
+    return (header(lane, number) + ENCODER.encode(make(number)) for number in itertools.count())
 
 
 def gaps(message: Message) -> Frames:
     """Lanes whose second frame reveals a gap."""
-    return (frame(message, lane, number) for lane in itertools.count(1) for number in (0, 1000))
-
-
-def changing(make: Callable[[int], Message]) -> Frames:
-    return in_order(map(make, itertools.count(1)))
+    body, lanes = ENCODER.encode(message), iter(lambda: secrets.randbits(64), None)
+    return (header(lane, number) + body for lane in lanes for number in (0, 1000))
 
 
 # To routers.
@@ -129,9 +137,9 @@ def keep_alive(engine: str, epoch: int) -> KeepAlive:
     return KeepAlive(engine, epoch)
 
 
-def opening(router: str, request: int, engine: str = "liar", epoch: int = 1) -> TokenBatch:
-    opened = Open(request, 0, 1, TextParams(), router, 1, 0)
-    return TokenBatch(engine, epoch, [opened], [], [], [], [], [], [], {}, {})
+def opening(router: str) -> TokenBatch:
+    opened = Open(secrets.randbits(63), 0, 1, TextParams(), router, 1, 0)
+    return TokenBatch("liar", 1, [opened], [], [], [], [], [], [], {}, {})
 
 
 def unknown_rows(request: int, rows: int) -> TokenBatch:

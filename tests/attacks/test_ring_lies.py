@@ -4,14 +4,14 @@ The streams of others keep their exact text and about their time to first token,
 the problem.
 """
 
-import asyncio
 import time
-from collections import Counter
 
 import pytest
 
 from sluice.client import AsyncClient
 from sluice.ring.keys import ROLES, generate
+from sluice.ring.limited_log import INTERVAL_SECONDS
+from sluice.ring.rows import MAX_TEXT_ROWS
 from sluice.v1 import generation_pb2 as pb
 from sluice.v1 import sampling_pb2
 from tests.attacks import liar
@@ -20,50 +20,56 @@ from tests.attacks.liar import BIG, Liar, LoggedRing
 
 pytestmark = [pytest.mark.long, pytest.mark.process]
 
-CHAT = pb.GenerationSpec(
-    chat=pb.ChatPrompt(messages=[pb.ChatMessage(role="user", content="Tell me about the sea. " * 30)]),
-    stopping=sampling_pb2.StoppingCriteria(max_tokens=2),
-)
-CULPRIT = {"frames_rejected", "heartbeat_rejected", "frames_lost", "bad_address", "streams_refused"}
-
-MAX_LINES = 60
+PROMPT = pb.GenerationSpec(text="def area(x, y): " * 20, stopping=sampling_pb2.StoppingCriteria(max_tokens=2))
+SECONDS = 2.0
+"""Duration of an attack."""
+CULPRIT = {"frame_rejected", "heartbeat_rejected", "frames_lost", "bad_address", "engine_restarted"}
+"""Log lines that name the problem. Floods of valid frames that concern no stream are only counted."""
+MAX_LINES = 25
 """Log lines that an attack of a few seconds may cause."""
+FAST, SLOW = 0.0002, 0.05
+"""Pauses between frames. Without any, the attacker, which is on another machine in reality, takes the cores itself."""
+STREAM = {"max_tokens": 400, "temperature": 0, "ignore_eos": True}
 
 TO_ROUTER = {
-    "garbage": lambda address: liar.garbage(100),
-    "large garbage": lambda address: liar.garbage(BIG),
-    "large batches": lambda address: liar.in_order([liar.text("liar", 1 << 20)] * 10_000),
-    "replays": lambda address: liar.replays(liar.text("detok-0")),
-    "gaps": lambda address: liar.gaps(liar.text("detok-0")),
-    "gaps of heartbeats": lambda address: liar.gaps(liar.detokenizer_heartbeat("detok-0", address, 1)),
-    "flood": lambda address: liar.in_order([liar.text("liar")] * 10_000_000),
-    "heartbeats of unknown peers": lambda address: liar.changing(
-        lambda i: liar.detokenizer_heartbeat(f"liar-{i}", f"ipc:///liar-{i}", i)
+    "garbage": lambda address: (liar.garbage(100), FAST),
+    "large garbage": lambda address: (liar.garbage(BIG), SLOW),
+    "large batches": lambda address: (liar.repeated(liar.text("liar", MAX_TEXT_ROWS)), SLOW),
+    "too large batches": lambda address: (liar.repeated(liar.text("liar", 1 << 20)), SLOW),
+    "replays": lambda address: (liar.replays(liar.text("detok-0")), FAST),
+    "gaps": lambda address: (liar.gaps(liar.text("detok-0")), FAST),
+    "flood": lambda address: (liar.repeated(liar.text("liar")), FAST),
+    "heartbeats of unknown peers": lambda address: (
+        liar.changing(lambda i: liar.detokenizer_heartbeat(f"liar-{i}", f"ipc:///liar-{i}", i)),
+        FAST,
     ),
-    "heartbeats of another peer": lambda address: liar.changing(
-        lambda i: liar.detokenizer_heartbeat("detok-0", address, i)
+    "heartbeats of another peer": lambda address: (
+        liar.changing(lambda i: liar.detokenizer_heartbeat("detok-0", address, i)),
+        FAST,
     ),
-    "one heartbeat of another peer": lambda address: liar.in_order([liar.detokenizer_heartbeat("detok-0", address, 1)]),
-    "heartbeats with many losses": lambda address: liar.changing(
-        lambda i: liar.detokenizer_heartbeat("detok-0", address, 1, missed=100_000)
+    "heartbeats with many losses": lambda address: (
+        liar.repeated(liar.detokenizer_heartbeat("detok-0", address, 1, missed=100_000)),
+        SLOW,
     ),
 }
 AS_ENGINE = {
-    "heartbeats of another engine": lambda address: liar.changing(
-        lambda i: liar.engine_heartbeat("engine-0", address, i)
+    "heartbeats of another engine": lambda address: (
+        liar.changing(lambda i: liar.engine_heartbeat("engine-0", address, i)),
+        FAST,
     ),
 }
 TO_DETOKENIZER = {
-    "garbage": lambda router: liar.garbage(100),
-    "large garbage": lambda router: liar.garbage(BIG),
-    "gaps": lambda router: liar.gaps(liar.keep_alive("engine-0", 1)),
-    "restarts": lambda router: liar.changing(lambda i: liar.keep_alive("engine-0", i)),
-    "engines": lambda router: liar.changing(lambda i: liar.keep_alive(f"liar-{i}", i)),
-    "streams": lambda router: liar.changing(lambda i: liar.opening(router, i)),
-    "bad routers": lambda router: liar.changing(lambda i: liar.opening(f"nonsense-{i}", i)),
-    "routers": lambda router: liar.changing(lambda i: liar.opening(f"ipc:///tmp/liar-{i}", i)),
-    "unknown rows": lambda router: liar.changing(lambda i: liar.unknown_rows(i * 1000, 1000)),
+    "garbage": lambda router: (liar.garbage(100), FAST),
+    "large garbage": lambda router: (liar.garbage(BIG), SLOW),
+    "gaps": lambda router: (liar.gaps(liar.keep_alive("engine-0", 1)), FAST),
+    "restarts": lambda router: (liar.changing(lambda i: liar.keep_alive("engine-0", i)), FAST),
+    "engines": lambda router: (liar.changing(lambda i: liar.keep_alive(f"liar-{i}", i)), FAST),
+    "streams": lambda router: (liar.changing(lambda _: liar.opening(router)), FAST),
+    "bad routers": lambda router: (liar.changing(lambda i: liar.opening(f"nonsense-{i}")), FAST),
+    "routers": lambda router: (liar.changing(lambda i: liar.opening(f"ipc:///tmp/liar-{i}")), FAST),
+    "unknown rows": lambda router: (liar.changing(lambda i: liar.unknown_rows(i * 1000, 1000)), SLOW),
 }
+SILENT = {"large batches", "flood", "engines", "streams", "unknown rows"}
 
 
 @pytest.fixture(scope="module")
@@ -75,47 +81,47 @@ def keys(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def ring(keys, real_model):
-    with LoggedRing(keys, model=str(real_model), detokenizers=1, engine_args={"threads": 1}) as ring:
+def ring(keys):
+    with LoggedRing(keys, detokenizers=1, engine_args={"threads": 1}) as ring:
         yield ring
 
 
 @pytest.mark.parametrize("attack", TO_ROUTER)
 async def test_lies_of_a_detokenizer_to_a_router(ring, keys, attack):
-    frames = TO_ROUTER[attack](ring.inbox("detok-0"))
-    await measure(ring, attack, Liar(keys, "detok", ring.inbox("router"), "router", frames))
+    frames, pause = TO_ROUTER[attack](ring.inbox("detok-0"))
+    await measure(ring, attack, Liar(keys, "detok", ring.inbox("router"), "router", frames, pause))
 
 
 @pytest.mark.parametrize("attack", AS_ENGINE)
 async def test_lies_of_an_engine_to_a_router(ring, keys, attack):
-    frames = AS_ENGINE[attack](ring.inbox("engine-0"))
-    await measure(ring, attack, Liar(keys, "engine", ring.inbox("router"), "router", frames))
+    frames, pause = AS_ENGINE[attack](ring.inbox("engine-0"))
+    await measure(ring, attack, Liar(keys, "engine", ring.inbox("router"), "router", frames, pause))
 
 
 @pytest.mark.parametrize("attack", TO_DETOKENIZER)
 async def test_lies_of_an_engine_to_a_detokenizer(ring, keys, attack):
-    frames = TO_DETOKENIZER[attack](ring.inbox("router"))
-    await measure(ring, attack, Liar(keys, "engine", ring.inbox("detok-0"), "detok", frames))
+    frames, pause = TO_DETOKENIZER[attack](ring.inbox("router"))
+    await measure(ring, attack, Liar(keys, "engine", ring.inbox("detok-0"), "detok", frames, pause))
 
 
 async def measure(ring, name, attacker):
     memory = Memory(ring.pids)
-    options = {"max_tokens": 60, "temperature": 0, "ignore_eos": True}
-    async with AsyncClient(ring.address) as client:
-        text = (await client.generate("The sea", **options)).text
-        quiet = await median_first_token(ring.address, CHAT, 5, memory)
-        before = Counter(line["event"] for line in ring.log)
+    async with AsyncClient(ring.address, timeout=60.0) as client:
+        text = (await client.generate("The sea", **STREAM)).text
+        quiet = await median_first_token(ring.address, PROMPT, 5, memory)
         began = time.monotonic()
-        stream = asyncio.ensure_future(client.generate("The sea", **options))
         async with under([], memory, warm_up=0.0):
             with attacker:
-                await asyncio.sleep(1.0)
-                attacked = await median_first_token(ring.address, CHAT, 5, memory)
-                texts = (await stream).text, (await client.generate("The sea", **options)).text
-    lines = Counter(line["event"] for line in ring.log) - before
-    print(f"{attacker.sent} frames in {time.monotonic() - began:.1f} s, log: {dict(lines)}")
-    check(name, quiet, attacked, memory)
-    assert texts == (text, text)
+                # Long enough for a peer whose heartbeats are not accepted to count as lost.
+                texts = [(await client.generate("The sea", **STREAM)).text]
+                attacked = await median_first_token(ring.address, PROMPT, 5, memory)
+                while time.monotonic() < began + SECONDS:
+                    texts.append((await client.generate("The sea", **STREAM)).text)
+    lines = ring.events(began)
     del lines["request_ended"]
+    print(f"{name}: {attacker.sent} frames; log: {dict(lines)}")
+    check(name, quiet, attacked, memory)
+    assert set(texts) == {text}
     assert lines.total() <= MAX_LINES
-    assert lines.keys() & CULPRIT
+    # If an earlier attack has used up the lines of the event, the next one comes later.
+    assert name in SILENT or ring.events(began - INTERVAL_SECONDS).keys() & CULPRIT
