@@ -11,7 +11,7 @@ from structlog.stdlib import BoundLogger
 from sluice.ring.inbox import Gap, Inbox
 from sluice.ring.keys import KEYS_SECONDS, PLAIN, Security
 from sluice.ring.limited_log import LimitedLog
-from sluice.ring.wire import SENDER, ToRouter
+from sluice.ring.wire import MAX_BYTES, SENDER, ToRouter
 
 BATCH_MESSAGES = 32
 """Messages handled before yielding to other tasks."""
@@ -35,7 +35,7 @@ class RouterInbox(Inbox[Any]):
         self._failures = LimitedLog(log)
         self._loop: asyncio.AbstractEventLoop | None = None
         messages: Any = ToRouter
-        super().__init__(context, address, messages, security=security, senders=SENDER)
+        super().__init__(context, address, messages, security=security, senders=SENDER, max_bytes=MAX_BYTES)
 
     def start(self) -> None:
         self._loop = asyncio.get_running_loop()

@@ -11,6 +11,9 @@ from sluice.ring.stats import RequestStats, StepStats
 
 MAX_FORMER = 64
 """Former epochs remembered per address. A process that was suspended may receive late messages of all of them."""
+MAX_BLOCKS = 1 << 22
+MAX_STATS = 1 << 16
+"""Statistics of a heartbeat. A few bytes of a frame decode to a quarter of a kilobyte each."""
 MAX_LISTED = 1 << 12
 """Maximum length of the lists of an engine's heartbeat."""
 Missed = Annotated[dict[Number, Total], Meta(max_length=1 << 13)]
@@ -57,9 +60,9 @@ class CacheChanges(msgspec.Struct, frozen=True, array_like=True):
     """Number of the change before the first one in this report. 0 with `whole`."""
     last: Total
     """Number of the last change in this report."""
-    stored: list[int]
+    stored: Annotated[list[int], Meta(max_length=MAX_BLOCKS)]
     """Blocks that can be reused now."""
-    removed: list[int] = []
+    removed: Annotated[list[int], Meta(max_length=MAX_BLOCKS)] = []
     """Blocks that are no longer on the device or the host."""
     whole: bool = False
     """Whether `stored` is the whole cache, which replaces everything reported before."""
@@ -85,9 +88,9 @@ class EngineHeartbeat(Message, frozen=True):
     """Frames lost on the way to this engine, by the lane's epoch. Submits or cancels may be among them."""
     tokenizer: Name = ""
     """Fingerprint of the tokenizer files."""
-    steps: list[StepStats] = []
+    steps: Annotated[list[StepStats], Meta(max_length=MAX_STATS)] = []
     """Steps since the last heartbeat, or the latest of them if there are many. Empty while idle."""
-    requests: list[RequestStats] = []
+    requests: Annotated[list[RequestStats], Meta(max_length=MAX_STATS)] = []
     """Requests that changed or ended since the last heartbeat."""
     cache: CacheChanges | None = None
     """For the router that this heartbeat is sent to."""

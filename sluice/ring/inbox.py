@@ -56,9 +56,12 @@ class Inbox(Generic[M]):
         capacity: int = 64,
         security: Security = PLAIN,
         senders: Mapping[type[Message], str] = MappingProxyType({}),
+        max_bytes: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
+        """`max_bytes`: maximum size of a frame by the role of its sender, if it is known and the role has a limit."""
         security.check(address)
         self._senders = senders
+        self._max_bytes = max_bytes
         self._log = LimitedLog(structlog.get_logger())
         self.malformed = 0
         self.gaps = 0
@@ -181,13 +184,17 @@ class Inbox(Generic[M]):
 
     def _accept(self, frame: bytes | memoryview, received: "list[M | Gap]", sealed: "zmq.Frame | None" = None) -> None:
         """`sealed`: the frame, if it came from the holder of a key."""
+        role = "" if sealed is None else _role(sealed)
+        if len(frame) > self._max_bytes.get(role, MAX_FRAME_BYTES):
+            self._reject(f"{len(frame)} bytes, more than {self._max_bytes[role]}", sealed)
+            return
         try:
             lane, number, encoded = open_frame(frame)
             message = self._decoder.decode(encoded)
         except (ValueError, msgspec.MsgspecError, RecursionError) as error:
             self._reject(f"malformed: {error}", sealed)
             return
-        if sealed is not None and self._senders.get(type(message), role := _role(sealed)) != role:
+        if role and self._senders.get(type(message), role) != role:
             self._reject(f"{type(message).__name__} from a peer with the key of another role", sealed)
             return
         # Numbers start at 0. Frames before the first one received here may have been delivered to a former receiver.

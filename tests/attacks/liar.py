@@ -130,6 +130,13 @@ def engine_heartbeat(name: str, address: str, epoch: int) -> EngineHeartbeat:
     return EngineHeartbeat(name, epoch, address, "fingerprint", 1 << 20, True, StepStats(max_requests=1))
 
 
+def empty_statistics(count: int) -> bytes:
+    """An engine's heartbeat with `count` empty lists as statistics of steps, a byte each."""
+    encoded = msgspec.to_builtins(engine_heartbeat("liar", "ipc:///liar", 1))
+    encoded[EngineHeartbeat.__struct_fields__.index("steps") + 1] = [[]] * count
+    return header(secrets.randbits(64), 0) + ENCODER.encode(encoded)
+
+
 # To detokenizers.
 
 

@@ -4,6 +4,7 @@ The streams of others keep their exact text and about their time to first token,
 the problem.
 """
 
+import itertools
 import time
 
 import pytest
@@ -36,6 +37,7 @@ TO_ROUTER = {
     "large garbage": lambda address: (liar.garbage(BIG), SLOW),
     "large batches": lambda address: (liar.repeated(liar.text("liar", MAX_TEXT_ROWS)), SLOW),
     "too large batches": lambda address: (liar.repeated(liar.text("liar", 1 << 20)), SLOW),
+    "frames that decode to much more": lambda _: (itertools.repeat(liar.empty_statistics(BIG // 8)), SLOW),
     "replays": lambda address: (liar.replays(liar.text("detok-0")), FAST),
     "gaps": lambda address: (liar.gaps(liar.text("detok-0")), FAST),
     "flood": lambda address: (liar.repeated(liar.text("liar")), FAST),

@@ -34,6 +34,7 @@ class SimInbox(Inbox):
         self._expected = OrderedDict()
         self._decoder = msgspec.msgpack.Decoder(messages)
         self._network = network
+        self._max_bytes: dict[str, int] = {}
         self._log = LimitedLog(structlog.get_logger())
         self._frames: deque[tuple[SimLane, bytes]] = deque()
         network.bind(self)
