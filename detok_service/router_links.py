@@ -9,15 +9,19 @@ import msgspec
 import structlog
 
 from detok_service.stream import Engine, Row, TextStream
-from sluice.ring.heartbeats import DetokenizerHeartbeat, Epochs
+from sluice.ring.heartbeats import DetokenizerHeartbeat, Epochs, Hello
 from sluice.ring.lane import WatchedLane, has_ended
+from sluice.ring.limited_log import LimitedLog
 from sluice.ring.prompt_logprobs import PromptLogprobs
-from sluice.ring.rows import Started, TextBatch
+from sluice.ring.rows import MAX_TEXT_ROWS, Started, TextBatch
 from sluice.ring.timing import DRAIN_NOTICE_SECONDS
 from sluice.telemetry.histogram import Histogram
 
 MAX_LINKS = 256
 """Links open at the same time; each has its own lane."""
+MAX_UNGREETED = 64
+"""Links to routers that have sent no hello, which only streams have named: the holder of an engine's key could name any
+number of addresses."""
 MAX_BATCH_TOKENS = 16_384
 """Keeps a batch far below lane.MAX_FRAME_BYTES, even with 20 logprobs per token."""
 MAX_LOST_ENGINES = 4096
@@ -46,11 +50,16 @@ class RouterLink:
     memory is bounded by the live tokens, and a slow router does not delay the others.
     """
 
-    def __init__(self, lane: WatchedLane, detokenizer: str, now: float, lost: Counter[int], delay: Delay) -> None:
+    def __init__(
+        self, lane: WatchedLane, detokenizer: tuple[str, int], now: float, lost: Counter[int], delay: Delay
+    ) -> None:
+        """`detokenizer`: name and epoch of this detokenizer."""
         self.lost = lost
         """By engine epoch: how often everything queued for this router was dropped, see `RouterLinks.remove`."""
         self.last_hello = now
         """Time of the latest hello; before the first one, when a stream first named the router."""
+        self.challenge = 0
+        """See `Hello`; of the latest hello."""
         self.wants_heartbeats = False
         """Whether the router has sent a hello."""
         self.drain_sent_at: float | None = None
@@ -72,11 +81,13 @@ class RouterLink:
         built = len(self._unsent.request) + len(self._unsent.prompt_logprobs) if self._unsent else 0
         return len(self._started) + len(self._prompt_logprobs) + len(self._streams) + built
 
-    def on_hello(self, epoch: int, now: float) -> bool:
+    def on_hello(self, hello: Hello, now: float) -> bool:
         """Record a hello. Returns whether a new router process has replaced the one that sent the previous hellos."""
         self.last_hello, self.wants_heartbeats = now, True
-        former, self._epochs = self._epochs, self._epochs.after(epoch)
-        return former.replaced_by(epoch)
+        former, self._epochs = self._epochs, self._epochs.after(hello.epoch)
+        if not former.is_former(hello.epoch):
+            self.challenge = hello.challenge
+        return former.replaced_by(hello.epoch)
 
     def start(self, started: Started) -> None:
         self._started.append(started)
@@ -130,8 +141,10 @@ class RouterLink:
             if tokens >= MAX_BATCH_TOKENS:
                 break
             scored, tokens = scored + 1, tokens + prompt.rows
-        # A prompt's log-probabilities must not be sent after the request's tokens.
-        for stream in self._streams if scored == len(self._prompt_logprobs) else ():
+        # A stream's Started must not be sent after its rows, nor a prompt's log-probabilities after its tokens.
+        started, self._started = self._started[:MAX_TEXT_ROWS], self._started[MAX_TEXT_ROWS:]
+        first = not self._started and scored == len(self._prompt_logprobs)
+        for stream in self._streams[:MAX_TEXT_ROWS] if first else ():
             if tokens >= MAX_BATCH_TOKENS:
                 break
             stream.in_link = False
@@ -141,8 +154,6 @@ class RouterLink:
                 accepted[len(rows)], stream.accepted = min(stream.accepted, len(row[2])), 0
             tokens += len(row[2])
             rows.append(row)
-        # Put all Started into the first batch: a stream's Started must not be sent after its rows.
-        started, self._started = self._started, []
         self._streams = self._streams[len(rows) :]
         prompt_logprobs, self._prompt_logprobs = self._prompt_logprobs[:scored], self._prompt_logprobs[scored:]
         return _batch_of(self._detokenizer, started, rows, accepted, prompt_logprobs)
@@ -154,11 +165,11 @@ class RouterLinks:
     def __init__(
         self,
         open_lane: Callable[[str], WatchedLane],
-        detokenizer: str,
+        detokenizer: tuple[str, int],
         log: structlog.stdlib.BoundLogger,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`open_lane` raises ValueError for an invalid address."""
+        """`open_lane` raises ValueError for an invalid address. `detokenizer`: name and epoch of this detokenizer."""
         self.delay = Delay(clock)
         self.by_address: dict[str, RouterLink] = {}
         """Only this class changes it."""
@@ -166,7 +177,7 @@ class RouterLinks:
         """By address: `RouterLink.lost` of the latest MAX_LOST routers that were removed."""
         self._open_lane = open_lane
         self._detokenizer = detokenizer
-        self._log = log
+        self._log = LimitedLog(log, clock)
 
     @property
     def waiting(self) -> int:
@@ -174,14 +185,17 @@ class RouterLinks:
         # Iterate over a copy: scrapes call this from another thread.
         return sum(link.waiting for link in list(self.by_address.values()))
 
-    def link_to(self, address: str, now: float) -> RouterLink | None:
-        """The link to a router, opened if needed. If the address is invalid or MAX_LINKS is reached, logs a warning and
-        returns None: rows for this router are lost."""
+    def link_to(self, address: str, now: float, *, greeted: bool = False) -> RouterLink | None:
+        """The link to a router, opened if needed. If the address is invalid or there are too many links, logs a warning
+        and returns None: rows for this router are lost. `greeted`: the router has sent a hello."""
         link = self.by_address.get(address)
         if link is None:
             try:
                 if len(self.by_address) >= MAX_LINKS:
                     raise ValueError(f"there are already lanes to {MAX_LINKS} routers, the limit")
+                ungreeted = sum(not link.wants_heartbeats for link in self.by_address.values())
+                if not greeted and ungreeted >= MAX_UNGREETED:
+                    raise ValueError(f"there are already lanes to {ungreeted} routers that sent no hello, the limit")
                 lane = self._open_lane(address)
             except ValueError as error:
                 self._log.warning("bad_address", address=address, error=str(error))
@@ -201,7 +215,8 @@ class RouterLinks:
     def heartbeat(self, heartbeat: DetokenizerHeartbeat, now: float) -> None:
         """Send it to all listening routers, adding to each copy the losses on that router's link."""
         for _, link in self.listening():
-            addressed = msgspec.structs.replace(heartbeat, missed=dict(link.lost + Counter(heartbeat.missed)))
+            missed = dict(link.lost + Counter(heartbeat.missed))
+            addressed = msgspec.structs.replace(heartbeat, missed=missed, challenge=link.challenge)
             # Never queued: a heartbeat that has waited for a full lane would be out of date.
             if link.lane.send(addressed) and heartbeat.draining and link.drain_sent_at is None:
                 link.drain_sent_at = now
@@ -255,18 +270,21 @@ class RouterLinks:
 
 
 def _batch_of(
-    detokenizer: str,
+    detokenizer: tuple[str, int],
     started: list[Started],
     rows: list[Row],
     accepted: dict[int, int],
     prompt_logprobs: list[PromptLogprobs],
 ) -> TextBatch:
+    name, epoch = detokenizer
     if not rows:
-        return TextBatch(detokenizer, started, [], [], [], [], [], [], {}, {}, [], prompt_logprobs=prompt_logprobs)
+        return TextBatch(
+            name, started, [], [], [], [], [], [], {}, {}, [], prompt_logprobs=prompt_logprobs, epoch=epoch
+        )
     keys, offset, tokens, logprobs, text, ends = zip(*rows, strict=True)
     request, attempt, sequence = zip(*keys, strict=True)
     return TextBatch(
-        detokenizer,
+        name,
         started,
         list(request),
         list(attempt),
@@ -279,4 +297,5 @@ def _batch_of(
         list(text),
         accepted,
         prompt_logprobs,
+        epoch,
     )

@@ -17,6 +17,7 @@ from sluice.ring.errors import ErrorCode
 from sluice.ring.heartbeats import DetokenizerHeartbeat, Hello, KeepAlive
 from sluice.ring.inbox import Gap
 from sluice.ring.lane import WatchedLane
+from sluice.ring.limited_log import LimitedLog
 from sluice.ring.rows import TokenBatch
 from sluice.ring.timing import (
     DRAINING_ROUTER_SILENCE_SECONDS,
@@ -66,9 +67,10 @@ class Detokenizer:
         """Rate of tokens received in the last second before the latest heartbeat."""
         self.identity = identity
         self._log = log
+        self._limited = LimitedLog(log, clock)
         self._clock = clock
         self._table = StreamTable(max_streams)
-        self._links = RouterLinks(open_lane, identity.name, log, clock)
+        self._links = RouterLinks(open_lane, (identity.name, identity.epoch), log, clock)
         self._engines = Engines()
         self.decode_loop = DecodeLoop(self._table, self._links, decoders, max_streams, log, clock)
         self.heartbeat_at = clock()
@@ -109,8 +111,8 @@ class Detokenizer:
             if missed and isinstance(message, Hello | Drop):
                 self._engines.on_router_gap(now)
             if isinstance(message, Hello):
-                link = self._links.link_to(message.address, now)
-                if link is not None and link.on_hello(message.epoch, now):
+                link = self._links.link_to(message.address, now, greeted=True)
+                if link is not None and link.on_hello(message, now):
                     self.decode_loop.end_router_streams(message.address, now)
             elif isinstance(message, Drop):
                 self.decode_loop.drop(message.request, message.attempt, now)
@@ -162,16 +164,17 @@ class Detokenizer:
 
     def _log_gap(self, gap: Gap) -> None:
         if gap.lane_known:
-            self._log.warning("frames_lost", lane=gap.lane, missed=gap.missed)
+            self._limited.warning("frames_lost", lane=gap.lane, missed=gap.missed)
         else:
-            self._log.info("lane_taken_over", lane=gap.lane, frames=gap.missed)
+            self._limited.info("lane_taken_over", lane=gap.lane, frames=gap.missed)
 
     def _on_engine_frame(self, engine: Engine, missed: int, now: float) -> None:
         """Handle the arrival of a frame that follows `missed` lost frames."""
         former = self._engines.on_frame(engine, now)
         if former is not None:
-            self._log.warning("engine_restarted", engine=engine[0], former=former[1], epoch=engine[1])
-            self.decode_loop.end_engine_streams(former, ErrorCode.ENGINE_LOST, "the engine was restarted", now)
+            # Streams of the former process are not ended: the name may be forged, and routers, which detect a restart
+            # first, drop them.
+            self._limited.warning("engine_restarted", engine=engine[0], former=former[1], epoch=engine[1])
         if missed:
             self._engines.count_missed(engine, missed)
             self.decode_loop.end_engine_streams(engine, ErrorCode.ROWS_LOST, "messages from the engine were lost", now)
@@ -180,7 +183,7 @@ class Detokenizer:
         for engine in self._engines.silent(now):
             # An idle engine closes its lane, so its silence need not mean that it is dead.
             streams = len(self._table.of_engine(engine))
-            log = self._log.warning if streams else self._log.info
+            log = self._limited.warning if streams else self._limited.info
             log("engine_lost", engine=engine[0], epoch=engine[1], streams=streams)
             self.decode_loop.end_engine_streams(engine, ErrorCode.ENGINE_LOST, "the engine fell silent", now)
             self._engines.forget(engine)

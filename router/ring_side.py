@@ -36,6 +36,7 @@ from sluice.ring.calls import CallAnswer
 from sluice.ring.errors import ErrorCode
 from sluice.ring.heartbeats import DetokenizerHeartbeat, EngineHeartbeat, Hello, KeepAlive
 from sluice.ring.inbox import Gap
+from sluice.ring.limited_log import LimitedLog
 from sluice.ring.prompt_adapters import PromptAdapterRead
 from sluice.ring.rows import TextBatch
 from sluice.ring.tensors import TensorBatch
@@ -70,6 +71,7 @@ class RingSide:
         served."""
         self._settings = settings
         self._log = log
+        self._gaps = LimitedLog(log)
         self._on_engine_heartbeat = on_engine_heartbeat
         self._on_ready = on_ready
         self._gap: Gap | None = None
@@ -258,16 +260,16 @@ class RingSide:
         if gap is not None:
             requests = self.losses.on_tensor_frames_lost(message.engine_epoch)
             if gap.lane_known or requests:
-                self._log.warning("tensor_frames_lost", engine=message.engine, requests=requests)
+                self._gaps.warning("tensor_frames_lost", engine=message.engine, requests=requests)
         if isinstance(message, TensorBatch):
             self.dispatcher.on_tensor_batch(message)
 
     def _on_text_side(self, message: TextBatch | DetokenizerHeartbeat, gap: Gap | None) -> None:
         if gap is not None:
             # The message after a gap is from the same lane, so its sender is the one whose frames were lost.
-            requests = self.losses.on_frames_lost(message.detokenizer)
+            requests = self.losses.on_frames_lost(message.epoch)
             if gap.lane_known or requests:
-                self._log.warning("frames_lost", detokenizer=message.detokenizer, requests=requests)
+                self._gaps.warning("frames_lost", detokenizer=message.detokenizer, requests=requests)
         if isinstance(message, TextBatch):
             self.dispatcher.on_text_batch(message)
         elif self.membership.on_heartbeat(message):

@@ -56,7 +56,8 @@ class ScriptedPeers:
         self._epochs = secrets.randbits(62), secrets.randbits(62)
         self._row_seconds = row_seconds
         self._lanes: dict[str, Lane] = {}
-        self._greeted: dict[str, None] = {}
+        self._engine_hellos: dict[str, Hello] = {}
+        self._detokenizer_hellos: dict[str, Hello] = {}
         self._streams: dict[tuple[int, int], _Stream] = {}
         self._beat_at = 0.0
 
@@ -73,9 +74,12 @@ class ScriptedPeers:
             self._step(running)
 
     def _receive(self) -> None:
-        for message in (*self._engine.receive(), *self._detokenizer.receive()):
+        for message in self._detokenizer.receive():
             if isinstance(message, Hello):
-                self._greeted[message.address] = None
+                self._detokenizer_hellos[message.address] = message
+        for message in self._engine.receive():
+            if isinstance(message, Hello):
+                self._engine_hellos[message.address] = message
             elif isinstance(message, Submit):
                 self._streams[message.request, message.attempt] = _Stream(message)
             elif isinstance(message, Cancel):
@@ -103,11 +107,13 @@ class ScriptedPeers:
             return
         self._beat_at = now + HEARTBEAT_SECONDS
         stats = StepStats(max_requests=MOST_REQUESTS, tokens_per_kv_block=32, max_kv_blocks=1 << 20)
-        for router in self._greeted:
-            here = "engine", self._epochs[0], self._engine.address
-            self._lane(router).send(EngineHeartbeat(*here, "scripted", 1 << 16, False, stats, []))
-            here = "detok", self._epochs[1], self._detokenizer.address
-            self._lane(router).send(DetokenizerHeartbeat(*here, False, 0, 0, 0.0))
+        here = "engine", self._epochs[0], self._engine.address
+        for router, hello in self._engine_hellos.items():
+            engine = EngineHeartbeat(*here, "scripted", 1 << 16, False, stats, challenge=hello.challenge)
+            self._lane(router).send(engine)
+        here = "detok", self._epochs[1], self._detokenizer.address
+        for router, hello in self._detokenizer_hellos.items():
+            self._lane(router).send(DetokenizerHeartbeat(*here, False, 0, 0, 0.0, challenge=hello.challenge))
 
     def _lane(self, address: str) -> Lane:
         if address not in self._lanes:

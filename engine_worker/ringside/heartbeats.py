@@ -55,6 +55,8 @@ class LastHello(NamedTuple):
     """The same for changes of the LoRA adapters."""
     prompt_adapters_known: int = 0
     """The same for changes of the prompt adapters."""
+    challenge: int = 0
+    """See `Hello`."""
     epochs: Epochs = Epochs()
     """Epochs of the routers at this address; the latest one sent this hello."""
 
@@ -94,6 +96,7 @@ class RouterTable:
                 hello.cache_known,
                 hello.adapters_known,
                 hello.prompt_adapters_known,
+                hello.challenge,
                 epochs.after(hello.epoch),
             )
             self.last_hellos = live | {hello.address: last}
@@ -203,6 +206,7 @@ class Heartbeats(threading.Thread):
                 cache=self._cache_changes(last_hello.cache_known),
                 adapters=self._adapter_changes(last_hello.adapters_known),
                 prompt_adapters=self._prompt_adapter_changes(last_hello.prompt_adapters_known),
+                challenge=last_hello.challenge,
             )
             if lane.send(message):
                 self._cursors[address] = stats.cursor

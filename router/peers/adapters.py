@@ -70,10 +70,13 @@ class Adapters:
         entry = self._registry.find(adapter_id)
         return None if entry is None else entry.adapter
 
-    async def settle(self, adapter_id: str) -> None:
-        """If this router has just started, wait until engines have reported this id. Raises RequestError."""
+    async def settle(self, adapter_id: str, tenant: str = "") -> None:
+        """If this router has just started, wait until engines have reported this id. `tenant`: whose request waits.
+
+        Raises RequestError.
+        """
         await self._learning.wait(
-            adapter_id, lambda: self._registry.latest(adapter_id) is not None or self._is_without_adapters()
+            adapter_id, lambda: self._registry.latest(adapter_id) is not None or self._is_without_adapters(), tenant
         )
 
     def loaded(self) -> list[AdapterEntry]:

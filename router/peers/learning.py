@@ -2,13 +2,14 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from structlog.stdlib import BoundLogger
 
 from router.errors import RequestError, shown
+from router.shares import SharedSpace
 from sluice.ring.errors import ErrorCode
 
 LEARN_SECONDS = 5.0
@@ -18,7 +19,8 @@ or for a configured adapter to be loaded."""
 RETRY_SECONDS = 1.0
 """Delay before a configured adapter is loaded again after its engines have died."""
 MAX_WAITING = 1024
-"""Requests that may wait. They are not admitted yet, and each holds its prompt in memory."""
+"""Requests that may wait. They are not admitted yet, and each holds its prompt in memory. Tenants have shares of them.
+"""
 
 
 class Learning:
@@ -37,7 +39,8 @@ class Learning:
         """When all ids are expected to have been reported; None before the first heartbeat."""
         self._changed = asyncio.Event()
         """Pulsed at each change: set and cleared immediately."""
-        self._waiting = 0
+        self._waiting = SharedSpace(MAX_WAITING)
+        """Waiting requests by tenant."""
 
     def on_heartbeat(self, *, more: bool = False) -> None:
         """`more`: the heartbeat carried as many changes as it may, so more will follow."""
@@ -70,7 +73,7 @@ class Learning:
             self._pending.discard(adapter_id)
             self.on_change()
 
-    async def wait(self, adapter_id: str, is_known: Callable[[], bool]) -> None:
+    async def wait(self, adapter_id: str, is_known: Callable[[], bool], tenant: str = "") -> None:
         """Wait until the id is known, or until it is certain that the ring does not know it either.
 
         `on_change` must be called whenever `is_known` may have changed. Raises RequestError NO_ENGINE if it does not
@@ -78,14 +81,22 @@ class Learning:
         """
         if is_known():
             return
-        if self._waiting >= MAX_WAITING:
-            message = f"{MAX_WAITING} requests are waiting for their adapters, the limit: try again later"
-            raise RequestError(ErrorCode.OVERLOADED, message)
-        self._waiting += 1
-        try:
+        with self.place(tenant):
             await self._wait(adapter_id, is_known)
+
+    @contextmanager
+    def place(self, tenant: str) -> Iterator[None]:
+        """A place for a request that waits for an adapter. Raises RequestError OVERLOADED."""
+        if not self._waiting.has_room(tenant, 1):
+            whose = f" of the tenant {tenant!r}" if tenant else ""
+            limit = self._waiting.limit_of(tenant)
+            message = f"too many requests{whose} are waiting for their adapters, at most {limit} may: try again later"
+            raise RequestError(ErrorCode.OVERLOADED, message)
+        self._waiting.take(tenant, 1)
+        try:
+            yield
         finally:
-            self._waiting -= 1
+            self._waiting.release(tenant, 1)
 
     async def _wait(self, adapter_id: str, is_known: Callable[[], bool]) -> None:
         deadline = self._clock() + LEARN_SECONDS

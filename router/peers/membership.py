@@ -15,6 +15,7 @@ from router.peers.peers import B, DetokenizerPeer, EnginePeer, HeartbeatSource, 
 from sluice.ring.errors import ErrorCode
 from sluice.ring.heartbeats import DetokenizerHeartbeat, EngineHeartbeat, Hello
 from sluice.ring.keys import PLAIN, Security
+from sluice.ring.limited_log import LimitedLog
 from sluice.ring.timing import HELLO_SECONDS, WATCH_SECONDS
 from sluice.settings.router import PeerSettings
 
@@ -75,6 +76,7 @@ class Membership:
         self._addresses = addresses
         self._tokenizer = tokenizer
         self._log = log
+        self._rejections = LimitedLog(log)
         self._warned: set[str] = set()
         self._on_lost: OnLost = lambda *_: None
         self._on_missed: OnMissed = lambda _, __: 0
@@ -122,6 +124,8 @@ class Membership:
         source, former = peers.on_heartbeat(heartbeat, time.monotonic())
         if source is HeartbeatSource.UNKNOWN:
             self._warn(heartbeat.address, "the address is not configured")
+        if source is HeartbeatSource.FORGED:
+            self._warn(heartbeat.address, f"it is not from the peer at this address, although it names {name}")
         if former is not None:
             self._log.warning("peer_restarted", peer=name, address=heartbeat.address)
             # Report a death only once, so not again if the peer was already reported dead when it fell silent.
@@ -149,7 +153,7 @@ class Membership:
         # log.
         if address not in self._warned and len(self._warned) < MAX_WARNED:
             self._warned.add(address)
-            self._log.warning("heartbeat_rejected", address=address, reason=reason)
+            self._rejections.warning("heartbeat_rejected", address=address, reason=reason)
 
     def _changed(self) -> None:
         if self.engines.usable and self.detokenizers.usable:

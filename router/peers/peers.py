@@ -1,10 +1,12 @@
 """The engines and detokenizers at the configured or resolved addresses. Heartbeats show which of them are alive."""
 
+import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Generic, TypeVar
 
+import msgspec
 import zmq
 
 from sluice.ring.heartbeats import DetokenizerHeartbeat, EngineHeartbeat, Epochs, Hello
@@ -23,6 +25,8 @@ class Peer(Generic[B]):
     address: str
     aliases: frozenset[str]
     lane: Lane
+    challenge: int = 0
+    """See `Hello`. It is the same for successive processes at the address."""
     hello_sent: bool = False
     """Whether the lane accepted the latest hello."""
     unreachable: bool = False
@@ -116,7 +120,8 @@ class Peer(Generic[B]):
         """Counts of missed frames that have grown since the last call, by epoch."""
         missed = self.heartbeat.missed if self.heartbeat else {}
         grown = {epoch: count for epoch, count in missed.items() if count > self.missed.get(epoch, 0)}
-        self.missed |= grown
+        # Only what the peer still reports, so that its reports do not fill the memory.
+        self.missed = missed
         return grown
 
 
@@ -129,11 +134,13 @@ class HeartbeatSource(Enum):
 
     UNKNOWN = 0
     """The address is not configured."""
-    STALE = 1
+    FORGED = 1
+    """The sender does not receive at this address, see `Hello.challenge`."""
+    STALE = 2
     """The epoch was replaced by a newer one."""
-    ALIVE = 2
+    ALIVE = 3
     """The peer was alive."""
-    NEW = 3
+    NEW = 4
     """The peer was not alive: this is its first heartbeat, or the first one after it was lost."""
 
 
@@ -185,7 +192,7 @@ class Peers(Generic[B]):
 
     def send_hellos(self) -> None:
         for peer in self._peers.values():
-            peer.hello_sent = peer.lane.send(self._hello(peer.epoch))
+            self._greet(peer)
 
     def check_lanes(self) -> None:
         """Update `unreachable`, and repeat rejected hellos: a new lane accepts nothing until it is connected."""
@@ -193,7 +200,7 @@ class Peers(Generic[B]):
             # During key rotation, a lane may report a hang-up although its second connection works.
             peer.unreachable = peer.lane.hung_up() and not peer.lane.ready()
             if not peer.hello_sent and peer.lane.ready():
-                peer.hello_sent = peer.lane.send(self._hello(peer.epoch))
+                self._greet(peer)
 
     def on_heartbeat(self, heartbeat: B, now: float) -> tuple[HeartbeatSource, Peer[B] | None]:
         """The sender's former state, and the replaced peer if the heartbeat is from a new process; the caller must
@@ -202,11 +209,14 @@ class Peers(Generic[B]):
         if peer is None:
             self.unknown += 1
             return HeartbeatSource.UNKNOWN, None
+        if heartbeat.challenge != peer.challenge:
+            # After a restart of this router, heartbeats that answer its predecessor arrive before others.
+            return HeartbeatSource.FORGED if peer.alive else HeartbeatSource.STALE, None
         former, epochs = None, self._epochs.get(peer.address, Epochs())
         if epochs.is_former(heartbeat.epoch):
             return HeartbeatSource.STALE, None
         if epochs.replaced_by(heartbeat.epoch):
-            former, peer = peer, self._new(peer.address, peer.aliases)
+            former, peer = peer, self._new(peer.address, peer.aliases, peer.challenge)
             former.alive = False
             self._peers[peer.address] = peer
         self._epochs[peer.address] = epochs.after(heartbeat.epoch)
@@ -241,6 +251,10 @@ class Peers(Generic[B]):
             peer.lane.close(linger=0.2)
         self._peers.clear()
 
-    def _new(self, address: str, aliases: frozenset[str]) -> Peer[B]:
+    def _greet(self, peer: Peer[B]) -> None:
+        hello = msgspec.structs.replace(self._hello(peer.epoch), challenge=peer.challenge)
+        peer.hello_sent = peer.lane.send(hello)
+
+    def _new(self, address: str, aliases: frozenset[str], challenge: int | None = None) -> Peer[B]:
         lane = Lane(self._context, address, security=self._security, watched=True, names=self._names)
-        return Peer(address, aliases, lane)
+        return Peer(address, aliases, lane, secrets.randbits(63) if challenge is None else challenge)

@@ -134,16 +134,18 @@ class PromptAdapters:
             self._change(msgspec.structs.replace(entry, removed=True), None)
         return entry is not None
 
-    async def settle(self, adapter_id: str) -> None:
+    async def settle(self, adapter_id: str, tenant: str = "") -> None:
         """Wait for the latest table of this id, if this router does not have it yet, for example just after its start.
+        `tenant`: whose request waits.
 
         Raises RequestError: ADAPTER_MISSING if the table does not arrive, or an error of `Learning.wait`.
         """
-        await self.learning.wait(adapter_id, lambda: not self.is_unknown(adapter_id))
+        await self.learning.wait(adapter_id, lambda: not self.is_unknown(adapter_id), tenant)
         while adapter_id in self._wanted:
-            await self._wait_for_table(adapter_id)
+            with self.learning.place(tenant):
+                await self._wait_for_table(adapter_id)
             # The engine may have died before it sent the table.
-            await self.learning.wait(adapter_id, lambda: not self.is_unknown(adapter_id))
+            await self.learning.wait(adapter_id, lambda: not self.is_unknown(adapter_id), tenant)
 
     async def _wait_for_table(self, adapter_id: str) -> None:
         with suppress(TimeoutError):

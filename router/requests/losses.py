@@ -43,12 +43,14 @@ class Losses:
         else:
             request.log.fail(error)
 
-    def on_frames_lost(self, detokenizer: str) -> int:
-        """Give up the attempts that use this detokenizer, after frames from it were lost. Returns their number."""
+    def on_frames_lost(self, detokenizer: int) -> int:
+        """Give up the attempts that use this detokenizer, named by its epoch, after frames from it were lost. Returns
+        their number."""
         # All of them: a gap does not show which rows were lost, and a terminal row may be among them.
-        affected = [request for request in self._requests.on_ring if request.detokenizer == detokenizer]
+        affected = [request for request in self._requests.on_ring if request.attempt.detokenizer.epoch == detokenizer]
         for request in affected:
-            self.give_up_attempt(request, ErrorCode.ROWS_LOST, f"messages from the detokenizer {detokenizer} were lost")
+            message = f"messages from the detokenizer {request.detokenizer} were lost"
+            self.give_up_attempt(request, ErrorCode.ROWS_LOST, message)
         return len(affected)
 
     def on_frames_lost_between(self, engine: int, detokenizer: DetokenizerPeer) -> int:

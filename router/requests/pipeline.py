@@ -121,7 +121,7 @@ class RequestPipeline:
         try:
             if message.HasField("lora_weights") and not self._lora_in_requests:
                 raise RequestError.invalid([NO_WEIGHTS], ErrorCode.FORBIDDEN)
-            await self._settle(message)
+            await self._settle(message, caller.tenant)
             find_adapter, find_table = self._adapters.find, self._prompt_adapters.find
             hashed = await _hashed_files(message)
             spec = parse(message, self._model, self._limits, streaming, find_adapter, find_table, hashed)
@@ -137,12 +137,12 @@ class RequestPipeline:
             self._counters.on_refused(outcome, status)
             raise
 
-    async def _settle(self, message: GenerationSpec) -> None:
+    async def _settle(self, message: GenerationSpec, tenant: str) -> None:
         """Wait until this router has learned of the adapters that the request names. Raises RequestError."""
         if message.lora_id or message.model not in ("", self._model.name):
-            await self._adapters.settle(message.lora_id or message.model)
+            await self._adapters.settle(message.lora_id or message.model, tenant)
         if message.prompt_adapter_id:
-            await self._prompt_adapters.settle(message.prompt_adapter_id)
+            await self._prompt_adapters.settle(message.prompt_adapter_id, tenant)
 
     async def _bring_to_ring(self, request: RequestState) -> None:
         """Submit the request within its time limit. If it is stopped or out of time before that, it ends here."""

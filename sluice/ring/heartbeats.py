@@ -1,8 +1,9 @@
 """Periodic messages of the ring, by which services report their epoch, load and prefix cache."""
 
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import msgspec
+from msgspec import Meta
 
 from sluice.ring.adapters import AdapterChanges
 from sluice.ring.message import Count, Finite, Message, Name, Number, Total
@@ -10,6 +11,13 @@ from sluice.ring.stats import RequestStats, StepStats
 
 MAX_FORMER = 64
 """Former epochs remembered per address. A process that was suspended may receive late messages of all of them."""
+MAX_BLOCKS = 1 << 22
+MAX_STATS = 1 << 16
+"""Statistics of a heartbeat. A few bytes of a frame decode to a quarter of a kilobyte each."""
+MAX_LISTED = 1 << 12
+"""Maximum length of the lists of an engine's heartbeat."""
+Missed = Annotated[dict[Number, Total], Meta(max_length=1 << 13)]
+"""Lost frames by the epoch of what sent them. Detokenizers remember 4096 engines, and as many for each router."""
 
 
 class Hello(Message, frozen=True):
@@ -25,6 +33,9 @@ class Hello(Message, frozen=True):
     """Like `cache_known`, for the engine's LoRA adapters."""
     prompt_adapters_known: Total = 0
     """Like `cache_known`, for the engine's prompt adapters."""
+    challenge: Number = 0
+    """Random, known only to the process that receives this hello. Its heartbeats repeat it, which proves that they come
+    from the address that they name: the holder of a key cannot report for other peers."""
 
 
 class KeepAlive(Message, frozen=True):
@@ -49,9 +60,9 @@ class CacheChanges(msgspec.Struct, frozen=True, array_like=True):
     """Number of the change before the first one in this report. 0 with `whole`."""
     last: Total
     """Number of the last change in this report."""
-    stored: list[int]
+    stored: Annotated[list[int], Meta(max_length=MAX_BLOCKS)]
     """Blocks that can be reused now."""
-    removed: list[int] = []
+    removed: Annotated[list[int], Meta(max_length=MAX_BLOCKS)] = []
     """Blocks that are no longer on the device or the host."""
     whole: bool = False
     """Whether `stored` is the whole cache, which replaces everything reported before."""
@@ -71,31 +82,31 @@ class EngineHeartbeat(Message, frozen=True):
     """Maximum length of prompt plus output of a sequence in this engine."""
     draining: bool
     stats: StepStats
-    flushes: list[tuple[Number, Count]] = []
+    flushes: Annotated[list[tuple[Number, Count]], Meta(max_length=MAX_LISTED)] = []
     """(number, blocks freed) of the latest cache flushes, oldest first."""
-    missed: dict[Number, Total] = {}
+    missed: Missed = {}
     """Frames lost on the way to this engine, by the lane's epoch. Submits or cancels may be among them."""
     tokenizer: Name = ""
     """Fingerprint of the tokenizer files."""
-    steps: list[StepStats] = []
+    steps: Annotated[list[StepStats], Meta(max_length=MAX_STATS)] = []
     """Steps since the last heartbeat, or the latest of them if there are many. Empty while idle."""
-    requests: list[RequestStats] = []
+    requests: Annotated[list[RequestStats], Meta(max_length=MAX_STATS)] = []
     """Requests that changed or ended since the last heartbeat."""
     cache: CacheChanges | None = None
     """For the router that this heartbeat is sent to."""
-    max_batch_size: int = 0
+    max_batch_size: Count = 0
     """Maximum number of sequences in one step. 0: unknown."""
     progress: Total = 0
     """Iterations of the engine's loop since its start, including idle ones. If it does not grow, a step hangs."""
-    cut_off: list[Name] = []
+    cut_off: Annotated[list[Name], Meta(max_length=MAX_LISTED)] = []
     """Addresses of detokenizers whose lanes have accepted nothing for CUT_OFF_SECONDS."""
     quarantine: Number | None = None
     """The request that the engine runs alone (`Submit.alone`) while it refuses all others."""
     model_version: Name = ""
     """The operator's label of the model (setting `model_version`), by which a router chooses engines."""
-    logits_processors: list[Name] = []
+    logits_processors: Annotated[list[Name], Meta(max_length=MAX_LISTED)] = []
     """Names of the logits processors that requests can refer to."""
-    tensors: list[Name] = []
+    tensors: Annotated[list[Name], Meta(max_length=MAX_LISTED)] = []
     """Names of the tensors that requests may ask for, in addition to logits."""
     has_adapters: bool = False
     """Whether requests may name LoRA adapters."""
@@ -111,6 +122,8 @@ class EngineHeartbeat(Message, frozen=True):
     """Number of rows of each image that prompts may have. 0: prompts cannot have images."""
     version: Name = ""
     """Version of the engine's build."""
+    challenge: Number = 0
+    """See `Hello`."""
 
 
 class DetokenizerHeartbeat(Message, frozen=True):
@@ -125,10 +138,12 @@ class DetokenizerHeartbeat(Message, frozen=True):
     tokens_per_second: Finite
     tokenizer: Name = ""
     """Fingerprint of the tokenizer files."""
-    missed: dict[Number, Total] = {}
+    missed: Missed = {}
     """Frames lost on the way from engines, by the engine's epoch."""
     version: Name = ""
     """Version of the detokenizer's build."""
+    challenge: Number = 0
+    """See `Hello`."""
 
 
 class Epochs(NamedTuple):

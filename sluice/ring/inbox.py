@@ -9,11 +9,13 @@ from types import MappingProxyType
 from typing import Generic, NamedTuple, TypeVar
 
 import msgspec
+import structlog
 import zmq
 
 from sluice.ring.half_open import end_half_open
 from sluice.ring.keys import KEYS_SECONDS, PLAIN, KeyPair, Security, ZapHandler
 from sluice.ring.lane import MAX_FRAME_BYTES, is_ipv6, open_frame
+from sluice.ring.limited_log import LimitedLog
 from sluice.ring.message import Message
 from sluice.ring.socket_file import IN_USE, ListenError, SocketFile
 
@@ -21,6 +23,8 @@ MAX_KNOWN_LANES = 4096
 """Bounds the memory for lanes, because lane numbers are received from peers, which could forge any number of them."""
 HANDSHAKE_MILLISECONDS = 5000
 """Timeout of a connection's handshake. Without it, silent connections would exhaust the file descriptors."""
+MAX_RECEIVED_BYTES = 4 << 20
+"""Bytes after which `receive` returns, so that large frames do not keep a service from its other work."""
 
 M = TypeVar("M", bound=Message)
 
@@ -52,9 +56,13 @@ class Inbox(Generic[M]):
         capacity: int = 64,
         security: Security = PLAIN,
         senders: Mapping[type[Message], str] = MappingProxyType({}),
+        max_bytes: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
+        """`max_bytes`: maximum size of a frame by the role of its sender, if it is known and the role has a limit."""
         security.check(address)
         self._senders = senders
+        self._max_bytes = max_bytes
+        self._log = LimitedLog(structlog.get_logger())
         self.malformed = 0
         self.gaps = 0
         """Number of gaps in lanes from which frames had been received before."""
@@ -106,22 +114,27 @@ class Inbox(Generic[M]):
     def receive(self, limit: int = 256) -> list[M | Gap]:
         """The messages that have arrived, oldest first. A gap precedes the message that revealed it. Never blocks.
 
-        `limit`: maximum number of frames to read, including malformed ones.
+        `limit`: maximum number of frames to read, including malformed ones. Fewer are read if they are large.
         """
         if self._keys is not None:
             self.renew()
         received: list[M | Gap] = []
+        num_bytes = 0
         for _ in range(limit):
+            if num_bytes >= MAX_RECEIVED_BYTES:
+                break
             try:
                 if self._keys is None:
-                    frame, role = self._socket.recv(zmq.NOBLOCK), None
+                    frame = self._socket.recv(zmq.NOBLOCK)
+                    num_bytes += len(frame)
+                    self._accept(frame, received)
                 else:
-                    message = self._socket.recv(zmq.NOBLOCK, copy=False)
-                    # The role that `ZapHandler` has found for the sender's key.
-                    frame, role = message.bytes, str(message.get("User-Id"))
+                    sealed = self._socket.recv(zmq.NOBLOCK, copy=False)
+                    num_bytes += len(sealed)
+                    # Not copied, because it may be large and not a frame at all.
+                    self._accept(sealed.buffer, received, sealed)
             except zmq.Again:
                 break
-            self._accept(frame, received, role)
         return received
 
     def renew(self) -> None:
@@ -169,22 +182,27 @@ class Inbox(Generic[M]):
         self.address = bytes(self._socket.get(zmq.LAST_ENDPOINT)).decode()
         self._bound_with = own
 
-    def _accept(self, frame: bytes, received: "list[M | Gap]", role: str | None = None) -> None:
+    def _accept(self, frame: bytes | memoryview, received: "list[M | Gap]", sealed: "zmq.Frame | None" = None) -> None:
+        """`sealed`: the frame, if it came from the holder of a key."""
+        role = "" if sealed is None else _role(sealed)
+        if len(frame) > self._max_bytes.get(role, MAX_FRAME_BYTES):
+            self._reject(f"{len(frame)} bytes, more than {self._max_bytes[role]}", sealed)
+            return
         try:
             lane, number, encoded = open_frame(frame)
             message = self._decoder.decode(encoded)
-        except (ValueError, msgspec.MsgspecError, RecursionError):
-            self.malformed += 1
+        except (ValueError, msgspec.MsgspecError, RecursionError) as error:
+            self._reject(f"malformed: {error}", sealed)
             return
-        if role is not None and self._senders.get(type(message), role) != role:
-            self.malformed += 1
+        if role and self._senders.get(type(message), role) != role:
+            self._reject(f"{type(message).__name__} from a peer with the key of another role", sealed)
             return
         # Numbers start at 0. Frames before the first one received here may have been delivered to a former receiver.
         known = lane in self._expected
         missed = number - self._expected.pop(lane, 0)
         if missed < 0:
             # ZeroMQ preserves the order of a lane, so a frame with an earlier number is forged or malformed.
-            self.malformed += 1
+            self._reject("a frame of this lane was sent before", sealed)
             self._expected[lane] = number - missed
             return
         self._expected[lane] = number + 1
@@ -194,6 +212,24 @@ class Inbox(Generic[M]):
             self.gaps += known
             received.append(Gap(lane, missed, known))
         received.append(message)
+
+    def _reject(self, reason: str, sealed: "zmq.Frame | None") -> None:
+        self.malformed += 1
+        sender = {} if sealed is None else {"role": _role(sealed), "sender": _sender(sealed)}
+        self._log.warning("frame_rejected", reason=reason, **sender)
+
+
+def _role(sealed: zmq.Frame) -> str:
+    """The role that `ZapHandler` has found for the sender's key."""
+    return str(sealed.get("User-Id"))
+
+
+def _sender(sealed: zmq.Frame) -> str:
+    """The sender's IP address. Empty on this machine."""
+    try:
+        return str(sealed.get("Peer-Address"))
+    except zmq.ZMQError:
+        return ""
 
 
 def _path(address: str) -> Path | None:

@@ -48,7 +48,7 @@ def header(lane: int, number: int) -> bytes:
     return HEADER.pack(MAGIC, VERSION, lane, number)
 
 
-def open_frame(frame: bytes) -> tuple[int, int, memoryview]:
+def open_frame(frame: bytes | memoryview) -> tuple[int, int, memoryview]:
     """The lane's epoch, the frame's number and the encoded message. Raises ValueError for a malformed frame."""
     if len(frame) < HEADER.size:
         raise ValueError(f"a frame must have at least {HEADER.size} bytes (got {len(frame)})")

@@ -15,6 +15,12 @@ from sluice.ring.message import Count, Finite, Index, Message, Name, Number, Seq
 from sluice.ring.params import TextParams
 from sluice.ring.prompt_logprobs import PromptLogprobs
 
+MAX_TEXT_ROWS = 1 << 14
+"""Rows of a text batch, which a router handles in one go."""
+MAX_TEXT_TOKENS = 1 << 21
+TextColumn = Annotated[list[Count], Meta(max_length=MAX_TEXT_ROWS)]
+MAX_ROWS = 1 << 18
+"""Rows and opened streams of a token batch."""
 PROMPT_END_TOKENS = 16
 """Tokens of the prompt from which a detokenizer learns how the output's text begins. A character has at most four."""
 
@@ -123,8 +129,8 @@ class TokenBatch(Message, frozen=True):
 
     engine: Name
     engine_epoch: Number
-    opens: list[Open]
-    request: list[Number]
+    opens: Annotated[list[Open], Meta(max_length=MAX_ROWS)]
+    request: Annotated[list[Number], Meta(max_length=MAX_ROWS)]
     attempt: list[Count]
     sequence: list[Index]
     offset: list[Count]
@@ -172,19 +178,21 @@ class TextBatch(Message, frozen=True):
     """detokenizer → router: the rows of several streams."""
 
     detokenizer: Name
-    started: list[Started]
-    request: list[Number]
-    attempt: list[Count]
-    sequence: list[Index]
-    offset: list[Count]
-    count: list[Count]
-    tokens: list[TokenId]
+    started: Annotated[list[Started], Meta(max_length=MAX_TEXT_ROWS)]
+    request: Annotated[list[Number], Meta(max_length=MAX_TEXT_ROWS)]
+    attempt: TextColumn
+    sequence: Annotated[list[Index], Meta(max_length=MAX_TEXT_ROWS)]
+    offset: TextColumn
+    count: TextColumn
+    tokens: Annotated[list[TokenId], Meta(max_length=MAX_TEXT_TOKENS)]
     logprobs: dict[Count, list[TokenLogprob]]
-    ends: dict[Count, End]
-    text: list[str]
-    accepted: dict[Count, Count] = {}
-    prompt_logprobs: list[PromptLogprobs] = []
+    ends: Annotated[dict[Count, End], Meta(max_length=MAX_TEXT_ROWS)]
+    text: Annotated[list[str], Meta(max_length=MAX_TEXT_ROWS)]
+    accepted: Annotated[dict[Count, Count], Meta(max_length=MAX_TEXT_ROWS)] = {}
+    prompt_logprobs: Annotated[list[PromptLogprobs], Meta(max_length=MAX_TEXT_ROWS)] = []
     """See `TokenBatch`."""
+    epoch: Number = 0
+    """Epoch of the detokenizer, which only the routers know to which it sends heartbeats."""
 
     def __post_init__(self) -> None:
         _check_columns(self)

@@ -146,3 +146,6 @@ SENDER: dict[type[Message], str] = {
     DetokenizerHeartbeat: "detok",
 }
 """The role that sends each type of message to an inbox that admits the keys of several roles."""
+MAX_BYTES = {"detok": 8 << 20}
+"""Maximum size of a frame by the role of its sender, if that needs less than MAX_FRAME_BYTES. A batch of text with the
+most log-probabilities has half of it."""

@@ -64,7 +64,11 @@ async def median_first_token(address: str, spec: pb.GenerationSpec, count: int, 
         for i in range(count):
             each = pb.GenerationSpec()
             each.CopyFrom(spec)
-            each.chat.messages[0].content = f"{time.perf_counter_ns()} {i}: {spec.chat.messages[0].content}"
+            beginning = f"{time.perf_counter_ns()} {i}: "
+            if spec.HasField("chat"):
+                each.chat.messages[0].content = beginning + spec.chat.messages[0].content
+            else:
+                each.text = beginning + spec.text
             seconds.append(await first_token_seconds(stub, each))
             memory.sample()
             await asyncio.sleep(PAUSE_SECONDS)

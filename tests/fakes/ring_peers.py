@@ -191,6 +191,7 @@ class FakeEngine(FakePeer):
             hidden_size=self.hidden_size,
             max_batch_size=self.max_batch_size,
             image_rows=self.image_rows,
+            challenge=hello.challenge,
             prompt_adapters=self.prompt_adapters.changes_since(hello.prompt_adapters_known),
         )
 
@@ -258,13 +259,14 @@ class FakeDetokenizer(FakePeer):
         self.missed: dict[int, int] = {}
         super().__init__(ring, name)
 
-    def heartbeat(self, _: Hello) -> DetokenizerHeartbeat:
-        return DetokenizerHeartbeat(self.name, self.epoch, self.address, self.draining, 0, 0, 0.0, missed=self.missed)
+    def heartbeat(self, hello: Hello) -> DetokenizerHeartbeat:
+        identity = self.name, self.epoch, self.address
+        return DetokenizerHeartbeat(*identity, self.draining, 0, 0, 0.0, missed=self.missed, challenge=hello.challenge)
 
     def on_message(self, message: Drop) -> None:
         self.drops.append(message)
 
     async def send(self, router: str, started: list[Started], rows: list[TextRow]) -> None:
-        batch = text_batch(self.name, started, rows)
+        batch = text_batch(self.name, started, rows, self.epoch)
         while not self.lane(router).send(batch):
             await asyncio.sleep(0.001)

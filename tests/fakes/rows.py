@@ -7,12 +7,12 @@ import msgspec
 from sluice.ring.rows import Started, TextBatch, TextRow, TokenBatch, TokenRow
 
 
-def text_batch(detokenizer: str, started: list[Started], rows: Sequence[TextRow]) -> TextBatch:
+def text_batch(detokenizer: str, started: list[Started], rows: Sequence[TextRow], epoch: int = 0) -> TextBatch:
     # TextRow has all fields of TokenRow.
     columns = msgspec.structs.asdict(TokenBatch.of("engine", 1, [], rows))
     shared = columns.keys() & set(TextBatch.__struct_fields__)
     text = [row.text for row in rows]
-    return TextBatch(detokenizer, started, text=text, **{name: columns[name] for name in shared})
+    return TextBatch(detokenizer, started, text=text, epoch=epoch, **{name: columns[name] for name in shared})
 
 
 def rows_of(batch: TokenBatch) -> Iterator[TokenRow]:

@@ -6,11 +6,13 @@ import msgspec
 import pytest
 
 from sluice.ring.errors import FinishReason
-from sluice.ring.heartbeats import DetokenizerHeartbeat, Hello
+from sluice.ring.heartbeats import DetokenizerHeartbeat, EngineHeartbeat, Hello
 from sluice.ring.message import MAX_STOP_CHARS, MAX_WORDS_TOKENS
 from sluice.ring.params import SamplingParams, StopParams, TextParams
-from sluice.ring.rows import End, Open, Times, TokenBatch, TokenLogprob, TokenRow
+from sluice.ring.rows import MAX_TEXT_ROWS, End, Open, TextRow, Times, TokenBatch, TokenLogprob, TokenRow
+from sluice.ring.stats import StepStats
 from sluice.ring.wire import Cancel, Submit, ToDetokenizer, ToEngine, ToRouter
+from tests.fakes.rows import text_batch
 
 SUBMIT = Submit(
     request=1,
@@ -31,6 +33,7 @@ SUBMIT = Submit(
     ended=[0],
 )
 OPEN = Open(1, 0, 1, TextParams(), "ipc:///r", 1, 0)
+ENGINE_HEARTBEAT = EngineHeartbeat("e", 1, "ipc:///e", "f", 100, False, StepStats())
 HEARTBEAT = DetokenizerHeartbeat("d", 1, "ipc:///d", False, 1, 1, 1.0, missed={2**64 - 1: 2**63 - 1})
 TIMES = Times(0.0, 0.0, 0.0)
 
@@ -88,6 +91,12 @@ def changed(message, **fields):
         (batch(TokenRow(1, 0, 0, 0, [], [], End(FinishReason.EOS, changed(TIMES, queue=math.nan)))), ToDetokenizer),
         (changed(HEARTBEAT, streams=-1), ToRouter),
         (changed(HEARTBEAT, tokens_per_second=math.nan), ToRouter),
+        (changed(HEARTBEAT, missed=dict.fromkeys(range(10000), 1)), ToRouter),
+        (changed(ENGINE_HEARTBEAT, max_batch_size=-1), ToRouter),
+        *((changed(ENGINE_HEARTBEAT, stats=StepStats(time=moment)), ToRouter) for moment in (-1.0, math.nan, 1e12)),
+        *((changed(ENGINE_HEARTBEAT, stats=StepStats(max_requests=n)), ToRouter) for n in (-1, 2**32)),
+        (changed(ENGINE_HEARTBEAT, cut_off=["x"] * 5000), ToRouter),
+        (text_batch("d", [], [TextRow(1, 0, 0, 0, [], [], "", None)] * (MAX_TEXT_ROWS + 1)), ToRouter),
     ],
 )
 def test_invalid_messages_are_refused(message, kind):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import zmq
+from structlog.testing import capture_logs
 
 from sluice.ring import inbox as inboxes
 from sluice.ring import lane as lanes
@@ -121,7 +122,16 @@ def test_messages_of_another_role_than_the_senders_key_are_dropped(context, fold
         assert time.monotonic() < end
         forger.send(KeepAlive("engine", 1))
         inbox.wait(0.01)
-        assert inbox.receive() == []
+        with capture_logs() as logs:
+            assert inbox.receive() == []
+    reason = "KeepAlive from a peer with the key of another role"
+    assert logs[0] | {"sender": ""} == {
+        "event": "frame_rejected",
+        "log_level": "warning",
+        "reason": reason,
+        "role": "detok",
+        "sender": "",
+    }
     assert KeepAlive("engine", 2) in deliver(engine, inbox, 2)
     forger.close()
     engine.close()

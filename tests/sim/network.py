@@ -6,9 +6,11 @@ from collections.abc import Callable
 from random import Random
 
 import msgspec
+import structlog
 
 from sluice.ring.inbox import Inbox
 from sluice.ring.lane import HEADER, MAGIC
+from sluice.ring.limited_log import LimitedLog
 from sluice.ring.message import VERSION
 from sluice.ring.timing import RECONNECT_SECONDS
 from sluice.ring.wire import Submit
@@ -32,6 +34,8 @@ class SimInbox(Inbox):
         self._expected = OrderedDict()
         self._decoder = msgspec.msgpack.Decoder(messages)
         self._network = network
+        self._max_bytes: dict[str, int] = {}
+        self._log = LimitedLog(structlog.get_logger())
         self._frames: deque[tuple[SimLane, bytes]] = deque()
         network.bind(self)
 

@@ -27,7 +27,9 @@ def features(peers):
 
 
 def report(peers, number: int, tokens: int, **offers) -> None:
-    heartbeat = EngineHeartbeat(f"e{number}", number + 1, ADDRESSES[number], "f", tokens, False, StepStats(), **offers)
+    here = f"e{number}", number + 1, ADDRESSES[number]
+    offers["challenge"] = peers.all[number].challenge
+    heartbeat = EngineHeartbeat(*here, "f", tokens, False, StepStats(), **offers)
     peers.on_heartbeat(heartbeat, 0.0)
 
 

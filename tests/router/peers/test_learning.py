@@ -28,9 +28,9 @@ class Scene:
     clock: Clock
     known: bool = False
 
-    async def begin_wait(self) -> "asyncio.Task[None]":
+    async def begin_wait(self, tenant: str = "") -> "asyncio.Task[None]":
         """A request that names the adapter x; returns once it waits or has ended."""
-        task = asyncio.ensure_future(self.learning.wait("x", lambda: self.known))
+        task = asyncio.ensure_future(self.learning.wait("x", lambda: self.known, tenant))
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         return task
@@ -51,10 +51,14 @@ async def ended(task: "asyncio.Task[None]") -> None:
         await task
 
 
-async def refused(task: "asyncio.Task[None]") -> ErrorCode:
+async def refusal(task: "asyncio.Task[None]") -> RequestError:
     with pytest.raises(RequestError) as raised:
         await ended(task)
-    return raised.value.code
+    return raised.value
+
+
+async def refused(task: "asyncio.Task[None]") -> ErrorCode:
+    return (await refusal(task)).code
 
 
 async def test_a_known_adapter_is_not_waited_for():
@@ -157,7 +161,7 @@ async def test_a_configured_adapter_is_loaded_again_after_its_engines_died(monke
 
 
 async def test_the_number_of_waiting_requests_is_bounded(monkeypatch):
-    monkeypatch.setattr(learning, "MAX_WAITING", 2)
+    monkeypatch.setattr(learning, "MAX_WAITING", 4)
     scene = make_scene()
     tasks = [await scene.begin_wait() for _ in range(3)]
     assert await refused(tasks[2]) is ErrorCode.OVERLOADED
@@ -169,3 +173,16 @@ async def test_the_number_of_waiting_requests_is_bounded(monkeypatch):
     task = await scene.begin_wait()
     assert not task.done()
     task.cancel()
+
+
+async def test_waiting_requests_of_a_tenant_leave_room_for_others(monkeypatch):
+    monkeypatch.setattr(learning, "MAX_WAITING", 8)
+    scene = make_scene()
+    greedy = [await scene.begin_wait("greedy") for _ in range(5)]
+    assert "tenant 'greedy'" in str(await refusal(greedy.pop()))
+    honest = await scene.begin_wait("honest")
+    assert not honest.done()
+    scene.known = True
+    scene.learning.on_change()
+    for task in (*greedy, honest):
+        await ended(task)

@@ -10,8 +10,11 @@ import pytest
 from grpc import StatusCode
 
 from sluice.ring.inbox import Inbox
+from sluice.ring.lane import Lane
 from sluice.v1 import generation_pb2 as pb
+from tests.fakes.lanes import connected
 from tests.fakes.ring_scripts import generate, hang
+from tests.fakes.rows import text_batch
 from tests.router.conftest import nothing_left, refused, rest, text_spec
 
 
@@ -74,6 +77,23 @@ async def test_a_router_that_replaces_another_reports_no_loss(ring, start):
     await client.until(lambda: client.lines("frames_lost"))
     assert client.lines("frames_lost")[0]["requests"] == 0
     assert client.router.ring.inbox.gaps == 1
+
+
+async def test_a_gap_that_names_a_detokenizer_but_not_its_epoch_ends_no_attempt(ring, start):
+    """A holder of a detokenizer's key knows the names of others, not their epochs."""
+    ring.add_engine()
+    detokenizer = ring.add_detokenizer()
+    client = await start()
+    call = await busy(client, ring)
+    liar = connected(Lane(ring.context, client.router.ring.address))
+    for _ in range(2):
+        assert liar.send(text_batch(detokenizer.name, [], [], epoch=5))
+        liar.sent += 10
+    await client.until(lambda: client.lines("frames_lost"))
+    assert client.lines("frames_lost")[0]["requests"] == 0
+    assert client.lines("attempt_given_up") == []
+    liar.close()
+    call.cancel()
 
 
 async def test_a_disconnected_and_silent_peer_is_lost_long_before_the_timeout(ring, start, monkeypatch):

@@ -62,7 +62,8 @@ class Machine(RecoverySystem):
     @rule(name=st.sampled_from(DETOKENIZERS), count=st.integers(1, 8))
     def lose_text(self, name, count):
         self.ring.next_batch(name, count)
-        self.do(self.losses.on_frames_lost, name)
+        peer = next(peer for peer in self.ring.detokenizers.all if peer.address == name)
+        self.do(self.losses.on_frames_lost, peer.epoch)
 
     @rule(name=st.sampled_from(DETOKENIZERS), data=st.data())
     def lose_tokens(self, name, data):
