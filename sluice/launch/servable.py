@@ -19,7 +19,7 @@ def check_servable(checkpoint: Checkpoint, *, weights: bool) -> None:
     _check_architecture(checkpoint.path / "config.json", checkpoint.config)
     try:
         json.loads(checkpoint.tokenizer_file.read_bytes())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{checkpoint.tokenizer_file} is not valid JSON: {error}") from error
     if weights:
         check_weight_files(checkpoint.path)
