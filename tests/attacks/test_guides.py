@@ -20,7 +20,7 @@ SCHEMA = json.dumps({"type": "object", "properties": {"name": {"type": "string"}
 PLAIN = sampling_pb2.GuidedDecoding()
 GUIDED = sampling_pb2.GuidedDecoding(json_schema=SCHEMA)
 KINDS = {"plain": PLAIN, "guided": GUIDED}
-KV_TOKENS = 16384
+KV_TOKENS = 4096
 numbers = itertools.count()
 
 
@@ -29,16 +29,18 @@ def ambiguous() -> sampling_pb2.GuidedDecoding:
     return sampling_pb2.GuidedDecoding(ebnf=f'root ::= root root | "a" | "" | root root root | "{next(numbers)}"')
 
 
+PROPERTIES = json.dumps({"properties": {f"p{i}": {"type": "string"} for i in range(2000)}, "title": "NUMBER"})
+RULES = "\n".join(['root ::= r0 | "NUMBER"', *(f'r{i} ::= "x{i}" r{i * 7 % 2000} | "y"' for i in range(2000))])
+
+
 def many_properties() -> sampling_pb2.GuidedDecoding:
-    """Seconds to compile; every guide is new."""
-    names = {f"p{i}": {"type": "string"} for i in range(8000)}
-    return sampling_pb2.GuidedDecoding(json_schema=json.dumps({"properties": names, "title": str(next(numbers))}))
+    """Takes long to compile; every guide is new."""
+    return sampling_pb2.GuidedDecoding(json_schema=PROPERTIES.replace("NUMBER", str(next(numbers))))
 
 
 def many_rules() -> sampling_pb2.GuidedDecoding:
-    """Seconds to compile, and valid; every guide is new."""
-    rules = (f'r{i} ::= "x{i}" r{i * 7 % 20_000} | "y"' for i in range(20_000))
-    return sampling_pb2.GuidedDecoding(ebnf="\n".join([f'root ::= r0 | "{next(numbers)}"', *rules]))
+    """Takes long to compile, and is valid; every guide is new."""
+    return sampling_pb2.GuidedDecoding(ebnf=RULES.replace("NUMBER", str(next(numbers))))
 
 
 ATTACKS = {"ambiguous": ambiguous, "many properties": many_properties, "many rules": many_rules}
