@@ -145,6 +145,16 @@ def test_a_guide_is_compiled_although_a_process_was_stopped(fresh_guides, stoppe
     assert preparation.fault is None
 
 
+def test_a_tenant_with_slow_guides_does_not_delay_another_one(fresh_guides):
+    slow = [Guide(GuideKind.CHOICE, json.dumps([str(j) * 10 for j in range(i, 5000)])) for i in range(12)]
+    waiting = [fresh_guides.prepare(guide, tenant="hostile") for guide in slow]
+    quick = fresh_guides.prepare(regex("ab"), tenant="honest")
+    assert wait_until(quick.poll)
+    assert sum(preparation.done for preparation in waiting) < len(waiting) / 2
+    for preparation in waiting:
+        preparation.withdraw()
+
+
 def test_the_matcher_of_a_deleted_sequence_is_released(fresh_guides):
     (sequence,) = followed(fresh_guides, regex("a+"))
     mask(fresh_guides, sequence, [])
