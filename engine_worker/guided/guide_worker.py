@@ -1,19 +1,29 @@
 """The guide worker: a process that computes masks, and may be killed at any time.
 
-Its main thread computes the masks of steps. A second thread compiles guides whose trial has succeeded, so that no step
-waits for them. A kernel timer of this process's CPU time kills the process if a mask takes too long.
+Its main thread computes the masks of steps. Other threads compile guides whose trial has succeeded, so that no step
+waits for them. A kernel timer of the main thread's CPU time kills the process if a mask takes too long.
 """
 
 import os
-import signal
 import sys
 import threading
 from multiprocessing.connection import Connection
 from typing import NamedTuple
 
+from engine_worker.guided.cpu_timer import CpuTimer
 from engine_worker.guided.matchers import GuideError, Matchers, shortened
 from engine_worker.guided.memory import COMPILING, NOTHING, SLOT, MaskMemory
-from engine_worker.guided.messages import Compile, ComputeMasks, Key, MasksReady, Row, RowResult, receive, send
+from engine_worker.guided.messages import (
+    COMPILE_SLOTS,
+    Compile,
+    ComputeMasks,
+    Key,
+    MasksReady,
+    Row,
+    RowResult,
+    receive,
+    send,
+)
 from engine_worker.guided.vocabulary import Tokens
 from sluice.ring.params import Guide
 
@@ -21,7 +31,7 @@ TOKEN_SECONDS = 0.002
 """Additional CPU time for each token beyond the first: a new matcher consumes all tokens so far."""
 COMPILE_NICENESS = 10
 STACK_BYTES = 16 << 20
-"""Stack of the thread that compiles. A trial has less, so what compiled there compiles here."""
+"""Stack of a thread that compiles. A trial has less, so what compiled there compiles here."""
 SWITCH_SECONDS = 0.0005
 """Switch interval of the interpreter's lock, so that compiling delays masks little."""
 
@@ -48,6 +58,9 @@ class GuideWorker:
         self._compiles = compiles
         self._memory = memory
         self._matchers = Matchers(tokens, close=options.close)
+        self._timer = CpuTimer()
+        self._receiving, self._answering = threading.Lock(), threading.Lock()
+        """Held by the thread that compiles and uses `_compiles` in this direction."""
         self._has_compiled = False
         """Whether a guide was compiled for the message that is being answered."""
         self._postponed: set[Key] = set()
@@ -57,7 +70,9 @@ class GuideWorker:
         """Serve until the engine has closed its end."""
         sys.setswitchinterval(SWITCH_SECONDS)
         threading.stack_size(STACK_BYTES)
-        threading.Thread(target=self._compile_all, daemon=True).start()
+        self._memory.reach(1)
+        for _ in range(COMPILE_SLOTS):
+            threading.Thread(target=self._compile_all, daemon=True).start()
         try:
             while True:
                 send(self._steps, self._masks(receive(self._steps, ComputeMasks)))
@@ -76,7 +91,7 @@ class GuideWorker:
             if result is not None:
                 unusual[row.slot] = result
         # Not in a finally clause: if a row raised, the process ends, and the header's slot names that row.
-        signal.setitimer(signal.ITIMER_PROF, 0)
+        self._timer.stop()
         header[SLOT] = NOTHING
         return MasksReady(unusual)
 
@@ -85,8 +100,7 @@ class GuideWorker:
         options, more = self._options, max(0, len(row.tokens) - 1)
         if row.guide is not None and (result := self._compile_for_step(row.key, row.guide)) is not None:
             return result
-        # The signal's default action ends the process, even while llguidance is running.
-        signal.setitimer(signal.ITIMER_PROF, options.mask_seconds + more * TOKEN_SECONDS)
+        self._timer.start(options.mask_seconds + more * TOKEN_SECONDS)
         try:
             return self._matchers.mask(row, self._memory, never)
         except MemoryError:
@@ -104,7 +118,7 @@ class GuideWorker:
             self._postponed.add(key)
             return RowResult(0, later=True)
         self._has_compiled = True
-        signal.setitimer(signal.ITIMER_PROF, self._options.compile_seconds)
+        self._timer.start(self._options.compile_seconds)
         try:
             self._matchers.compile(key, guide)
         except GuideError as error:
@@ -115,22 +129,27 @@ class GuideWorker:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), COMPILE_NICENESS)
         try:
             while True:
-                message = receive(self._compiles, Compile)
+                with self._receiving:
+                    message = receive(self._compiles, Compile)
                 self._matchers.release(message.released)
                 self._compile(message)
-                self._compiles.send_bytes(message.key)
+                with self._answering:
+                    self._compiles.send_bytes(message.key)
         finally:
-            # Either the engine has closed its end, or it waits for an answer that only this thread can send: so the
+            # Either the engine has closed its end, or it waits for an answer that only such a thread can send: so the
             # whole process must end with the thread.
             os._exit(1)
 
     def _compile(self, message: Compile) -> None:
-        self._memory.reach(1)
-        self._memory.header[COMPILING] = 1
+        self._count_compiling(1)
         try:
             self._matchers.compile(message.key, message.guide)
         except GuideError:
             # It compiled in its trial; if it still fails here, the first row with it reports the error.
             pass
         finally:
-            self._memory.header[COMPILING] = NOTHING
+            self._count_compiling(-1)
+
+    def _count_compiling(self, change: int) -> None:
+        with self._answering:
+            self._memory.header[COMPILING] += change

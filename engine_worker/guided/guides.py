@@ -15,6 +15,7 @@ from typing import TypeVar
 from engine_worker.guided.faults import RefusedGuides, invalid, lost, too_complex, unavailable
 from engine_worker.guided.masks import GuidedSequence, Masks, take_all
 from engine_worker.guided.messages import (
+    COMPILE_SLOTS,
     MAX_COMPILED,
     Compile,
     Key,
@@ -32,6 +33,7 @@ from engine_worker.guided.processes import (
     TemplateLink,
     WorkerLink,
 )
+from engine_worker.guided.turns import Turns
 from sluice.ring.errors import Fault
 from sluice.ring.params import Guide
 from sluice.settings.engine import GuideLimits
@@ -40,7 +42,7 @@ V = TypeVar("V")
 
 MAX_READY = 1024
 """Guides that are remembered as valid."""
-MAX_TRIALS = 2
+TRIAL_SLOTS = 3
 """Trials at the same time: they take cores from the engine."""
 MAX_LOST = 3
 """Trials of one guide that may be killed for reasons other than the guide."""
@@ -60,6 +62,8 @@ class Preparation:
     def __init__(self, key: Key, guide: Guide, advance: Callable[[], None]) -> None:
         self.key = key
         self.guide = guide
+        self.tenants: set[str] = set()
+        """Tenants of its requests."""
         self.done = False
         self.fault: Fault | None = None
         self.num_waiting = 0
@@ -103,18 +107,18 @@ class Guides:
         self._compiled: OrderedDict[Key, int] = OrderedDict()
         """Guides that a guide worker has compiled, with its generation; the latest MAX_COMPILED, which it keeps."""
         self._pending: dict[Key, Preparation] = {}
-        """All preparations that are not done. Each is in `_untried`, `_trials`, `_uncompiled` or `_compiling`."""
-        self._untried: deque[Preparation] = deque()
-        self._trials: dict[Key, Preparation] = {}
+        """All preparations that are not done. Each is in `_trials` or `_compilations`."""
+        self._trials: Turns[Preparation] = Turns(TRIAL_SLOTS)
         self._template: TemplateLink | None = None
         """The template process that runs trials; None until one is ready."""
         self._ended: TemplateLink | None = None
         """The previous template process, which has ended."""
-        self._uncompiled: deque[Preparation] = deque()
+        self._compilations: Turns[Preparation] = Turns(COMPILE_SLOTS)
         """Preparations whose trial has succeeded."""
-        self._compiling: tuple[WorkerLink, Preparation] | None = None
+        self._link: WorkerLink | None = None
+        """The guide worker that compiles the running ones."""
 
-    def prepare(self, guide: Guide, *, recovered: bool = False) -> Preparation | None:
+    def prepare(self, guide: Guide, *, tenant: str = "", recovered: bool = False) -> Preparation | None:
         """None if the guide is ready. `recovered`: an earlier attempt of this stream has run, so its guide is not
         refused because of other streams: only their tokens may have made it too complex."""
         key = key_of(guide)
@@ -128,7 +132,8 @@ class Guides:
                 found.end(fault)
                 return found
             self._pending[key] = found
-            (self._uncompiled if key in self._ready else self._untried).append(found)
+            (self._compilations if key in self._ready else self._trials).add(found)
+        found.tenants.add(tenant)
         found.num_waiting += 1
         return found
 
@@ -158,41 +163,41 @@ class Guides:
         self._processes.close()
 
     def _begin_trials(self) -> None:
-        self._drop_withdrawn(self._untried)
-        while self._untried and len(self._trials) < MAX_TRIALS:
+        self._drop_withdrawn(self._trials)
+        while self._trials.has_next():
             if self._template is None:
                 self._template = self._processes.template_if_ready(self._ended)
             if self._template is None:
                 return
-            preparation = self._untried.popleft()
-            self._trials[preparation.key] = preparation
-            # If the template process has ended, `_read_trials` notices.
-            with suppress(OSError):
+            preparation = self._trials.begin()
+            self._template.end_if_stopped()
+            try:
                 send(self._template.trials, StartTrial(preparation.key, preparation.guide))
+            except OSError:
+                # It has ended, or may have received half a message. `_read_trials` notices.
+                self._template.kill()
 
     def _read_trials(self) -> None:
-        while self._trials and self._template is not None:
+        while self._trials.running and self._template is not None:
             try:
                 if not self._template.trials.poll(0):
-                    if self._template.is_stopped():
-                        # The trials are lost with it.
-                        self._template.kill()
+                    self._template.end_if_stopped()
                     return
                 tried = receive(self._template.trials, TrialResult)
             except (EOFError, OSError):
                 self._ended, self._template = self._template, None
-                for preparation in list(self._trials.values()):
+                for preparation in list(self._trials.running.values()):
                     self._on_lost(preparation)
                 return
-            self._on_tried(self._trials[tried.key], tried)
+            self._on_tried(self._trials.running[tried.key], tried)
 
     def _on_tried(self, preparation: Preparation, tried: TrialResult) -> None:
         key, guide = preparation.key, preparation.guide
         if tried.outcome is Outcome.LOST:
             self._on_lost(preparation)
         elif tried.outcome is Outcome.COMPILED:
-            del self._trials[key]
-            self._uncompiled.append(preparation)
+            self._trials.discard(preparation)
+            self._compilations.add(preparation)
         elif tried.outcome is Outcome.INVALID:
             self._end(preparation, invalid(guide, tried.message))
         else:
@@ -202,32 +207,38 @@ class Guides:
 
     def _on_lost(self, preparation: Preparation) -> None:
         """A trial was killed for a reason other than its guide."""
-        del self._trials[preparation.key]
+        self._trials.discard(preparation)
         preparation.num_lost += 1
         if preparation.num_lost < MAX_LOST:
-            self._untried.append(preparation)
+            self._trials.add(preparation)
         else:
             self._end(preparation, lost("the process that compiles the guide was killed"))
 
-    def _drop_withdrawn(self, queue: deque[Preparation]) -> None:
-        for preparation in [preparation for preparation in queue if not preparation.num_waiting]:
-            queue.remove(preparation)
+    def _drop_withdrawn(self, turns: Turns[Preparation]) -> None:
+        for preparation in [preparation for preparation in turns.waiting if not preparation.num_waiting]:
+            turns.discard(preparation)
             del self._pending[preparation.key]
 
     def _begin_compiling(self) -> None:
-        self._drop_withdrawn(self._uncompiled)
-        if self._compiling is not None or not self._uncompiled or not self._may_fork():
-            return
-        preparation = self._uncompiled.popleft()
-        try:
-            _, link = self._processes.worker()
-            send(link.compiles, Compile(preparation.key, preparation.guide, take_all(self._released)))
-            self._compiling = link, preparation
-        except GuidesLostError as error:
-            self._end(preparation, lost(str(error)))
-        except OSError:
-            # The worker has died. The next one will compile the guide for its first mask.
-            self._end(preparation)
+        self._drop_withdrawn(self._compilations)
+        while self._compilations.has_next() and self._may_fork():
+            if self._compilations.running and self._link is not self._processes.current():
+                # Another worker compiles the running ones, and has died: `_read_compiled` notices.
+                return
+            preparation = self._compilations.begin()
+            try:
+                _, self._link = self._processes.worker()
+            except GuidesLostError as error:
+                self._end(preparation, lost(str(error)))
+                continue
+            self._link.end_if_stopped()
+            try:
+                send(self._link.compiles, Compile(preparation.key, preparation.guide, take_all(self._released)))
+            except OSError:
+                # The worker has died, or may have received half a message. The next one will compile the guide for its
+                # first mask.
+                self._link.kill()
+                self._end(preparation)
 
     def _may_fork(self) -> bool:
         """Whether there is a guide worker, or one can be forked without waiting for a template process."""
@@ -239,20 +250,25 @@ class Guides:
         return True
 
     def _read_compiled(self) -> None:
-        if self._compiling is None:
-            return
-        link, preparation = self._compiling
-        with suppress(EOFError, OSError):
-            if not link.compiles.poll(0):
+        running = self._compilations.running
+        while running and self._link is not None:
+            try:
+                if not self._link.compiles.poll(0):
+                    self._link.end_if_stopped()
+                    return
+                key = self._link.compiles.recv_bytes()
+            except (EOFError, OSError):
+                # The next worker will compile the guides for their first masks.
+                for preparation in list(running.values()):
+                    self._end(preparation)
                 return
-            link.compiles.recv_bytes()
-        self._compiling = None
-        self._end(preparation)
+            self._end(running[key])
 
     def _end(self, preparation: Preparation, fault: Fault | None = None) -> None:
         key = preparation.key
         del self._pending[key]
-        self._trials.pop(key, None)
+        self._trials.discard(preparation)
+        self._compilations.discard(preparation)
         if fault is None:
             _keep(self._ready, key, None, MAX_READY)
             _keep(self._compiled, key, self._processes.generation, MAX_COMPILED)
@@ -261,9 +277,8 @@ class Guides:
     def _fail_all(self, fault: Fault) -> None:
         """End all preparations whose trial has not succeeded."""
         self._template = None
-        for preparation in [*self._trials.values(), *self._untried]:
+        for preparation in [*self._trials.running.values(), *self._trials.waiting]:
             self._end(preparation, fault)
-        self._untried.clear()
 
 
 def _keep(latest: OrderedDict[Key, V], key: Key, value: V, limit: int) -> None:

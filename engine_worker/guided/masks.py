@@ -175,13 +175,15 @@ class Masks:
 
     def _send(self, link: WorkerLink, rows: list[Row]) -> None:
         link.memory.reach(len(self._requests))
-        # If the worker has died or hangs, `collect` notices.
-        with suppress(OSError):
+        try:
             send(link.steps, ComputeMasks(rows, link.memory.num_slots, self._eos, take_all(self._released)))
+        except OSError:
+            # The worker has died, or may have received half a message. `collect` notices.
+            link.kill()
 
     def _recover(self, ended: WorkerLink) -> None:
         """Replace a guide worker that has died or does not answer, and request all masks again."""
-        slot, compiling = int(ended.memory.header[SLOT]), ended.memory.header[COMPILING] == 1
+        slot, compiling = int(ended.memory.header[SLOT]), ended.memory.header[COMPILING] > 0
         self._num_deaths += 1
         try:
             status, self._link = self._processes.worker(lost=ended)
@@ -206,7 +208,7 @@ class Masks:
 
     def _judge(self, slot: int, status: int, *, compiling: bool) -> None:
         """End the sequence at whose mask the worker died, if that mask was the cause. `status`: the signal that ended
-        the worker. `compiling`: whether its other thread was compiling a guide."""
+        the worker. `compiling`: whether its other threads were compiling guides."""
         culprit = self._waiting.get(slot)
         if culprit is None:
             return
@@ -214,9 +216,8 @@ class Masks:
         if self._suspect is not None and self._suspect[0] == key:
             count += self._suspect[1]
         self._suspect = key, count
-        # Otherwise the cause may be another: the CPU timer counts the compiling thread too, and another process may
-        # have killed the worker.
-        if (status in OWN_DEATHS and not compiling) or count >= MAX_DEATHS:
+        # Otherwise the cause may be a guide that was being compiled, or another process that killed the worker.
+        if status == signal.SIGPROF or (status in OWN_DEATHS and not compiling) or count >= MAX_DEATHS:
             fault = too_complex(culprit.sequence.guide, status, self._refused_guides.limits, compiling=False)
             if not culprit.more:
                 self._refused_guides.refuse(key, fault)

@@ -21,6 +21,13 @@ POSITION = re.compile(r"^at \d+\(\d+\): (failed to compile JSON schema: )?")
 """At the start of an error message: the position in the grammar."""
 QUOTED = re.compile(r"\n +\d+ \| ")
 """In an error message: the start of a quoted line of the grammar."""
+LIMIT_MESSAGES = {
+    "lexer precomputation failed": "its regular expressions have too many states together",
+    "Unable to determine if regex is empty": "its regular expressions have too many states together",
+    "panic: assertion failed: grammar.symbols.len()": "it has too many rules",
+    "maximum recursion depth exceeded": "it is nested too deeply",
+}
+"""Beginnings of error messages about llguidance's or Python's own limits, and what they mean."""
 LIMITS = LLParserLimits(verbose_errors=False)
 
 
@@ -37,7 +44,7 @@ def compile_guide(tokenizer: LLTokenizer, guide: Guide, *, close: bool = False) 
     except MemoryError:
         raise
     except Exception as error:  # llguidance's converters raise exceptions of many types
-        raise GuideError(shortened(str(error) or type(error).__name__)) from error
+        raise GuideError(shortened(_plain(str(error)) or type(error).__name__)) from error
     matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=LIMITS)
     if not matcher.is_error():
         matcher.compute_bitmask()
@@ -53,12 +60,19 @@ def _is_special(tokenizer: LLTokenizer, text: str) -> bool:
 
 def _without_quotes(guide: Guide, message: str) -> str:
     """The message without quotes of the grammar, unless the caller wrote the grammar."""
-    message = message.removesuffix("<non-verbose/>")
+    message = _plain(message)
     if message.startswith("NoExtension"):
         return "no text matches it"
     if guide.kind is GuideKind.EBNF:
         return message
     return QUOTED.split(POSITION.sub("", message), maxsplit=1)[0]
+
+
+def _plain(message: str) -> str:
+    """The message without llguidance's advice about its own options and without the backtrace of a crash."""
+    message = message.strip().removesuffix("<non-verbose/>").partition("\n<backtrace>")[0]
+    start = POSITION.sub("", message)
+    return next((reason for limit, reason in LIMIT_MESSAGES.items() if start.startswith(limit)), message)
 
 
 def shortened(message: str) -> str:
@@ -135,7 +149,7 @@ class Matchers:
             matcher.unsafe_compute_mask_ptr(memory.address(row.slot), memory.mask_bytes)
         if matcher.is_error():
             del self._states[row.sequence]
-            return RowResult(consumed, error=shortened(matcher.get_error()))
+            return RowResult(consumed, error=shortened(_plain(matcher.get_error())))
         if not allowed:
             return RowResult(consumed)
         mask, ends = memory.mask(row.slot), row.ends

@@ -10,9 +10,10 @@ from numpy.typing import NDArray
 HEADER = 64
 """Bytes of the header."""
 SLOT, COMPILING = 0, 1
-"""Words of the header: the slot whose mask is being computed; 1 while a guide is being compiled for later steps."""
+"""Words of the header: the slot whose mask is being computed; the number of guides that are being compiled for later
+steps."""
 NOTHING = -1
-"""Value of these words otherwise."""
+"""Value of the first word otherwise."""
 WORD_BITS = 32
 
 

@@ -14,6 +14,8 @@ Key = bytes
 """Identifies a guide; see `key_of`."""
 MAX_COMPILED = 64
 """Guides that a guide worker keeps compiled."""
+COMPILE_SLOTS = 2
+"""Guides that a guide worker compiles at the same time for later steps."""
 FORK = b"f"
 """engine → template: fork a new guide worker; sent with the worker's descriptors."""
 

@@ -2,6 +2,7 @@
 
 import os
 import select
+import signal
 import socket
 import struct
 import subprocess
@@ -15,6 +16,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from engine_worker.guided.liveness import is_stopped, poll_of, wait_for
 from engine_worker.guided.memory import HEADER, MaskMemory
 from engine_worker.guided.messages import FORK, Loaded
 from sluice.ring.checkpoint import Checkpoint
@@ -22,12 +24,10 @@ from sluice.settings.engine import GuideLimits
 
 ANSWER_BYTES = 1 << 13
 """Limit on an answer of the template process."""
-SEND_SECONDS = 20
-"""Timeout of sends to a guide worker."""
+SEND_SECONDS = 2
+"""Timeout of sends: a long guide does not fit the buffer of a socket from which a stopped process reads nothing."""
 HUNG_SECONDS = 60.0
 """Timeout for the masks of a step. This is wall time: the worker's own budgets are CPU time."""
-STOPPED_SECONDS = 0.25
-"""A process that does not answer for this long is checked: if it was stopped by a signal, it is replaced at once."""
 START_SECONDS = 120.0
 """Timeout for the template process to load the tokenizer."""
 END_SECONDS = 1.0
@@ -64,6 +64,16 @@ class WorkerLink(NamedTuple):
     poll: select.poll
     """For `steps`. Cheaper than polling the connection."""
 
+    def kill(self) -> None:
+        """Its connections close."""
+        with suppress(OSError):
+            os.kill(self.pid, signal.SIGKILL)
+
+    def end_if_stopped(self) -> None:
+        """Kill a worker that was stopped."""
+        if is_stopped(self.pid):
+            self.kill()
+
     def wait(self) -> None:
         """Wait for a message of `steps`. Raises BlockingIOError if the worker was stopped or does not answer."""
         wait_for(self.poll, self.pid, HUNG_SECONDS)
@@ -77,6 +87,7 @@ class TemplateLink:
         trials, their_trials = socket.socketpair()
         # Packets keep message boundaries.
         self._forks, their_forks = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        _limit_sends(trials)
         self.trials = Connection(trials.detach())
         """Sends StartTrial, receives TrialResult."""
         self._loaded: Loaded | None = None
@@ -129,12 +140,14 @@ class TemplateLink:
             raise EOFError("the template process has ended")
         return answer
 
-    def is_stopped(self) -> bool:
-        return is_stopped(self.pid)
-
     def kill(self) -> None:
         """The process and its children end; their connections close."""
         self._process.kill()
+
+    def end_if_stopped(self) -> None:
+        """Kill a process that was stopped."""
+        if is_stopped(self.pid):
+            self.kill()
 
     def fork(self) -> tuple[int, WorkerLink]:
         """Replace the guide worker: (signal that ended the previous one, or 0; the new one). Raises as
@@ -143,7 +156,7 @@ class TemplateLink:
         steps, their_steps = socket.socketpair()
         compiles, their_compiles = socket.socketpair()
         for end in (steps, compiles):
-            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(SEND_SECONDS))
+            _limit_sends(end)
         steps.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(HUNG_SECONDS))
         memory = MaskMemory.create(loaded.size)
         os.ftruncate(memory.descriptor, HEADER)
@@ -250,30 +263,8 @@ class GuideProcesses:
             ended.wait_loaded()
 
 
-def poll_of(descriptor: int) -> select.poll:
-    poll = select.poll()
-    poll.register(descriptor, select.POLLIN)
-    return poll
-
-
-def wait_for(poll: select.poll, pid: int, seconds: float) -> None:
-    """Wait until there is something to read from a process. Raises BlockingIOError after `seconds`, or as soon as a
-    signal has stopped the process."""
-    for _ in range(max(1, round(seconds / STOPPED_SECONDS))):
-        if poll.poll(1000 * STOPPED_SECONDS):
-            return
-        if is_stopped(pid):
-            break
-    raise BlockingIOError(f"process {pid} does not answer")
-
-
-def is_stopped(pid: int) -> bool:
-    """Whether a signal such as SIGSTOP has stopped the process."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return False
-    return stat.rpartition(") ")[2][:1] in ("T", "t")
+def _limit_sends(end: socket.socket) -> None:
+    end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(SEND_SECONDS))
 
 
 def _timeval(seconds: float) -> bytes:

@@ -21,6 +21,7 @@ from typing import NoReturn
 import msgspec
 
 from engine_worker.guided.guide_worker import GuideWorker, Options
+from engine_worker.guided.liveness import is_stopped
 from engine_worker.guided.matchers import GuideError, compile_guide
 from engine_worker.guided.memory import MaskMemory
 from engine_worker.guided.messages import FORK, Key, Loaded, Outcome, StartTrial, TrialResult, receive, send
@@ -31,6 +32,8 @@ TRIAL_NICENESS = 10
 TRIAL_PATIENCE = 60.0
 """Wall seconds after which a hanging trial is killed, per second of its CPU budget, and the least such time: next to
 one busy process of normal niceness a trial gets a tenth of a core, next to several even less."""
+CHECK_SECONDS = 1.0
+"""How often running trials are checked."""
 NUM_DESCRIPTORS = 3
 """Descriptors of a guide worker: for steps, for compiling, and of the shared memory."""
 MESSAGE_BYTES = 1 << 13
@@ -46,20 +49,20 @@ class Trial:
         """`until`: monotonic seconds after which it is killed."""
         self.key = key
         self.until = until
-        self._pid = pid
+        self.pid = pid
         self._pipe = pipe
 
     def fileno(self) -> int:
         return self._pipe
 
     def kill(self) -> None:
-        os.kill(self._pid, signal.SIGKILL)
+        os.kill(self.pid, signal.SIGKILL)
 
     def result(self) -> TrialResult:
         """The result; call it once the process has closed its pipe."""
         with open(self._pipe, "rb") as pipe:
             written = pipe.read(MESSAGE_BYTES)
-        status = os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
+        status = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
         if status == 0 and written:
             message = written[1:].decode("utf-8", "replace")
             return TrialResult(self.key, Outcome.INVALID if message else Outcome.COMPILED, message)
@@ -95,7 +98,7 @@ class Template:
                     else:
                         self._end(self._trials[key.fd])
                 for trial in self._trials.values():
-                    if trial.until < time.monotonic():
+                    if trial.until < time.monotonic() or is_stopped(trial.pid):
                         trial.kill()
 
     def end_children(self) -> None:
@@ -105,9 +108,8 @@ class Template:
         self._reap()
 
     def _patience(self) -> float | None:
-        """Seconds until the first trial has to be killed; None if there are no trials."""
-        deadlines = [trial.until for trial in self._trials.values()]
-        return max(0.01, min(deadlines) - time.monotonic()) if deadlines else None
+        """Seconds until the trials have to be checked; None if there are no trials."""
+        return CHECK_SECONDS if self._trials else None
 
     def _begin(self, request: StartTrial) -> None:
         reader, writer = os.pipe()

@@ -70,7 +70,8 @@ class RequestPreparer:
             return None
         if self._guides is None:
             return refused_guide(spec.guide)
-        return self._guides.prepare(spec.guide, recovered=running or bool(spec.attempt or spec.resume))
+        recovered = running or bool(spec.attempt or spec.resume)
+        return self._guides.prepare(spec.guide, tenant=spec.tenant, recovered=recovered)
 
     def _advance(self) -> None:
         """Poll every kind of preparation once."""

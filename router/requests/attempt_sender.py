@@ -207,6 +207,7 @@ class AttemptSender:
             alone=alone,
             speculation=spec.speculation,
             guide=spec.guide,
+            tenant="" if spec.guide is None else request.tenant,
             client_id=spec.client_id,
             # Complete once the first token has arrived, since all of a prompt's log-probabilities precede it.
             prompt_logprobs=None if request.log.prompt.complete else spec.prompt_logprobs,

@@ -12,6 +12,7 @@ import msgspec
 from sluice.ring.context import check_context, context_of
 from sluice.ring.eos import eos_token_ids, tokenizer_eos
 from sluice.ring.other_formats import why_incomplete, why_no_folder, why_no_weights, why_not_downloaded
+from sluice.ring.sizes import wrong_eos, wrong_size
 from sluice.ring.vision import Vision, VisionError, split_config
 
 FILES = ["*.json", "*.jinja"]
@@ -93,7 +94,7 @@ class Checkpoint:
         ids = eos_token_ids(self.generation, self.config)
         try:
             own = tokenizer_eos(self.tokenizer_config, self.tokenizer_file)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, RecursionError) as error:
             raise CheckpointError(f"{self.tokenizer_file} is not a tokenizer: {error}") from error
         if own is not None and own < self.vocab_size:
             ids.append(own)
@@ -121,8 +122,8 @@ def open_checkpoint(
         config, vision = split_config(_read_json(path / "config.json"), _image_processor(path))
     except VisionError as error:
         raise CheckpointError(f"{path / 'config.json'}: {error}") from error
-    if not isinstance(config.get("vocab_size"), int):
-        raise CheckpointError(f"{path / 'config.json'} has no vocab_size")
+    generation = _read_json(path / "generation_config.json")
+    _check_numbers(path, config, generation)
     tokenizer_config = _read_json(path / "tokenizer_config.json")
     try:
         check_context(config)
@@ -133,7 +134,7 @@ def open_checkpoint(
         path=path,
         name=name or (path.name if Path(model).exists() else model),
         config=config,
-        generation=_read_json(path / "generation_config.json"),
+        generation=generation,
         tokenizer_config=tokenizer_config,
         chat_template=templates.get("default"),
         tool_use_template=templates.get("tool_use"),
@@ -150,6 +151,16 @@ def fetch_weights(checkpoint: Checkpoint, model: str) -> Checkpoint:
     # The name of a snapshot's folder is its commit: a branch may have moved since.
     path = _local_folder(model, checkpoint.path.name, [*FILES, *WEIGHTS])
     return replace(checkpoint, path=path, fingerprint=model_fingerprint(path))
+
+
+def _check_numbers(path: Path, config: dict[str, Any], generation: dict[str, Any]) -> None:
+    """Raises CheckpointError."""
+    if config.get("vocab_size") is None:
+        raise CheckpointError(f"{path / 'config.json'} has no vocab_size")
+    if (wrong := wrong_size(config) or wrong_eos(config)) is not None:
+        raise CheckpointError(f"{path / 'config.json'}: {wrong}")
+    if (wrong := wrong_eos(generation)) is not None:
+        raise CheckpointError(f"{path / 'generation_config.json'}: {wrong}")
 
 
 def _local_folder(model: str, revision: str | None, files: list[str]) -> Path:
@@ -255,7 +266,9 @@ def _digest_weights(digest: blake2b, file: Path) -> None:
     digest.update(f"{file.name}\0{size}\0".encode())
     with file.open("rb", buffering=0) as opened:
         prefix = opened.read(LENGTH_BYTES)
-        header = opened.read(min(int.from_bytes(prefix, "little"), MAX_HEADER_BYTES))
+        length = int.from_bytes(prefix, "little")
+        # A header that is too long is reported when the file is checked.
+        header = opened.read(length) if length <= MAX_HEADER_BYTES else b""
         digest.update(prefix + header)
         tensors = _tensors(header, len(prefix) + len(header), size)
         samples_per_tensor = max(1, SAMPLES // len(tensors))
@@ -301,8 +314,11 @@ def weight_files(folder: Path) -> list[Path]:
     try:
         names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
         files = [folder / name for name in names]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{index} is not an index of weight files: {error!r}") from error
+        outside = next((name for name in names if name in ("", "..") or Path(name).name != name), None)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise CheckpointError(f"{index} is not an index of weight files: {error!r:.200}") from error
+    if outside is not None:
+        raise CheckpointError(f"{index}: weight_map names {outside[:80]!r}, which is not the name of a file beside it")
     missing = [file.name for file in files if not file.is_file()]
     if missing:
         raise CheckpointError(
@@ -326,6 +342,8 @@ def _check_file(file: Path) -> None:
             raise CheckpointError(f"{file} is a Git LFS pointer instead of weights: run `git lfs pull` in its folder")
         length = int.from_bytes(start[:LENGTH_BYTES], "little")
         expected = LENGTH_BYTES + length
+        if MAX_HEADER_BYTES < length <= size:
+            raise CheckpointError(f"{file} has a header of {length} bytes, at most {MAX_HEADER_BYTES} are allowed")
         if len(start) < LENGTH_BYTES or expected > size:
             raise CheckpointError(f"{file} ends within its header, after {size} bytes: download it again")
         opened.seek(LENGTH_BYTES)

@@ -31,7 +31,7 @@ class _Tokenizer(msgspec.Struct, frozen=True):
 def tokenizer_eos(tokenizer_config: Mapping[str, Any], tokenizer_file: Path) -> int | None:
     """The id of `eos_token` in tokenizer_config.json, where alone fine-tunes of chats may name the end of a turn.
 
-    None if it has no id. Raises msgspec.DecodeError.
+    None if it has no id. Raises msgspec.DecodeError, RecursionError.
     """
     token = tokenizer_config.get("eos_token")
     # Older checkpoints describe a token by an object with its text as "content".
@@ -44,7 +44,7 @@ def tokenizer_eos(tokenizer_config: Mapping[str, Any], tokenizer_file: Path) -> 
 
 
 def _in_vocabulary(vocabulary: msgspec.Raw, text: str) -> int | None:
-    tokens = msgspec.json.decode(vocabulary)
+    tokens = msgspec.json.decode(vocabulary, type=dict[str, int] | list[tuple[str, float]])
     if isinstance(tokens, dict):
         return tokens.get(text)
     # Unigram models list pairs of a token and its score.

@@ -9,8 +9,11 @@ import PIL.ImageOps
 from PIL.Image import Image as Picture
 
 from sluice.ring.images import FORMATS, MAX_PIXELS
+from sluice.ring.picture_parts import too_many_parts
 
 FORMAT_NAMES = "PNG, JPEG or WebP"
+MAX_EXIF_BYTES = 1 << 16
+"""That of a JPEG."""
 SIDEWAYS = range(5, 9)
 """EXIF orientations that exchange width and height."""
 
@@ -39,12 +42,12 @@ def check_picture(data: bytes | memoryview) -> None:
 
 def upright_size(data: bytes | memoryview) -> tuple[int, int]:
     """Width and height of the result of `open_picture`, read from the header. Takes 100 µs. Raises PictureError."""
-    picture = _header(BytesIO(data))
+    picture = _header(data)
     return (picture.height, picture.width) if _is_sideways(picture) else (picture.width, picture.height)
 
 
 def _loaded(data: bytes | memoryview) -> Picture:
-    picture = _header(BytesIO(data))
+    picture = _header(data)
     _is_sideways(picture)
     try:
         picture.load()
@@ -58,6 +61,9 @@ def _is_sideways(picture: Picture) -> bool:
 
     Must be called before the pixels are read, so that EXIF data after the pixels is ignored.
     """
+    exif = len(picture.info.get("exif", b""))
+    if exif > MAX_EXIF_BYTES:
+        raise PictureError(f"has {exif} bytes of EXIF data, at most {MAX_EXIF_BYTES} are allowed")
     try:
         # The method that PNG files override would read the pixels first. PIL caches the result of this one.
         orientation = Picture.getexif(picture).get(PIL.ExifTags.Base.Orientation, 1)
@@ -66,9 +72,11 @@ def _is_sideways(picture: Picture) -> bool:
     return orientation in SIDEWAYS
 
 
-def _header(file: BinaryIO) -> Picture:
-    """The picture, of which only the header has been read. Raises PictureError, also for too many pixels."""
-    picture = _opened(file)
+def _header(data: bytes | memoryview) -> Picture:
+    """The picture, of which only the header has been read. Raises PictureError, also for too many parts or pixels."""
+    if (problem := too_many_parts(data)) is not None:
+        raise PictureError(problem)
+    picture = _opened(BytesIO(data))
     if picture.width * picture.height > MAX_PIXELS:
         size = f"{picture.width} x {picture.height}"
         raise PictureError(f"has {size} pixels, at most {MAX_PIXELS} are allowed")

@@ -23,7 +23,7 @@ def check_servable(checkpoint: Checkpoint) -> None:
     _check_quantization(checkpoint.path, checkpoint.config)
     try:
         json.loads(checkpoint.tokenizer_file.read_bytes())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{checkpoint.tokenizer_file} is not valid JSON: {error}") from error
 
 

@@ -66,6 +66,8 @@ class Submit(Message, frozen=True):
     """Quarantine: the engine runs no other request until this one has PROBATION_TOKENS + 1 new tokens or has ended."""
     speculation: Speculation = Speculation()
     guide: Guide | None = None
+    tenant: Name = ""
+    """Set with `guide`: tenants take turns when their guides are compiled."""
     client_id: Number | None = None
     """The caller's number for this request, which is passed to logits processors."""
     prompt_logprobs: Logprobs | None = None

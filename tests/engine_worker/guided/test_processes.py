@@ -6,14 +6,16 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 
 import pytest
 
 from engine_worker.guided import guides as module
 from engine_worker.guided.faults import too_complex
+from engine_worker.guided.guides import Preparation
 from engine_worker.guided.messages import key_of
-from engine_worker.guided.processes import Model, TemplateLink
+from engine_worker.guided.processes import HUNG_SECONDS, Model, TemplateLink
 from engine_worker.guided.template import Template
 from sluice.ring.errors import ErrorCode
 from sluice.ring.params import Guide, GuideKind
@@ -93,22 +95,64 @@ def test_a_valid_guide_has_one_trial(fresh_guides):
     assert count == [1]
 
 
+SLOW = Guide(GuideKind.JSON_SCHEMA, json.dumps({"enum": [str(i) * 10 for i in range(20_000)]}))
+
+
+def trials(preparation: Preparation, template: int, worker: int) -> list[int]:
+    """Process ids of the running trials."""
+    preparation.poll()
+    children = Path(f"/proc/{template}/task/{template}/children").read_text().split()
+    return [int(pid) for pid in children if int(pid) != worker]
+
+
 def test_a_trial_killed_from_outside_is_repeated(fresh_guides):
-    slow = Guide(GuideKind.JSON_SCHEMA, json.dumps({"enum": [str(i) * 10 for i in range(20_000)]}))
     prepared(fresh_guides, regex("a"))
     template = fresh_guides._processes.template().pid
     worker = fresh_guides._processes.current().pid
-    preparation = fresh_guides.prepare(slow)
-
-    def trials() -> list[int]:
-        preparation.poll()
-        children = Path(f"/proc/{template}/task/{template}/children").read_text().split()
-        return [int(pid) for pid in children if int(pid) != worker]
-
-    assert wait_until(lambda: bool(trials()))
-    os.kill(trials()[0], signal.SIGKILL)
+    preparation = fresh_guides.prepare(SLOW)
+    assert wait_until(lambda: bool(trials(preparation, template, worker)))
+    os.kill(trials(preparation, template, worker)[0], signal.SIGKILL)
     assert wait_until(preparation.poll)
     assert preparation.fault is None
+
+
+@pytest.mark.parametrize("stopped", ["worker", "template"])
+def test_a_stopped_process_delays_no_step(fresh_guides, stopped):
+    """All requests wait for the masks, so it must not take the timeout of HUNG_SECONDS."""
+    streams = followed(fresh_guides, regex("[ab]+"), size=20)
+    before = [allowed(mask(fresh_guides, each, [])) for each in streams]
+    template, worker = fresh_guides._processes.template().pid, fresh_guides._processes.current().pid
+    began = time.monotonic()
+    if stopped == "template":
+        os.kill(template, signal.SIGSTOP)
+        os.kill(worker, signal.SIGKILL)
+    else:
+        os.kill(worker, signal.SIGSTOP)
+    assert [allowed(mask(fresh_guides, each, [])) for each in streams] == before
+    assert time.monotonic() - began < HUNG_SECONDS / 4
+
+
+@pytest.mark.parametrize("stopped", ["worker", "template", "trial"])
+def test_a_guide_is_compiled_although_a_process_was_stopped(fresh_guides, stopped):
+    prepared(fresh_guides, regex("a"))
+    template, worker = fresh_guides._processes.template().pid, fresh_guides._processes.current().pid
+    preparation = fresh_guides.prepare(SLOW)
+    if stopped == "trial":
+        assert wait_until(lambda: bool(trials(preparation, template, worker)))
+    pids = {"worker": worker, "template": template}
+    os.kill(pids.get(stopped) or trials(preparation, template, worker)[0], signal.SIGSTOP)
+    assert wait_until(preparation.poll)
+    assert preparation.fault is None
+
+
+def test_a_tenant_with_slow_guides_does_not_delay_another_one(fresh_guides):
+    slow = [Guide(GuideKind.CHOICE, json.dumps([str(j) * 10 for j in range(i, 5000)])) for i in range(12)]
+    waiting = [fresh_guides.prepare(guide, tenant="hostile") for guide in slow]
+    quick = fresh_guides.prepare(regex("ab"), tenant="honest")
+    assert wait_until(quick.poll)
+    assert sum(preparation.done for preparation in waiting) < len(waiting) / 2
+    for preparation in waiting:
+        preparation.withdraw()
 
 
 def test_the_matcher_of_a_deleted_sequence_is_released(fresh_guides):
@@ -165,9 +209,9 @@ def test_a_guide_without_waiting_requests_is_not_compiled(fresh_guides):
     assert wait_until(shared.poll)
     assert shared.fault is None
     assert not fresh_guides._pending
-    assert not fresh_guides._untried
+    assert not fresh_guides._trials.waiting
     # The guides that were being compiled, the one with two requests, and the last.
-    assert len(fresh_guides._compiled) <= module.MAX_TRIALS + 2
+    assert len(fresh_guides._compiled) <= module.TRIAL_SLOTS + 1
 
 
 def test_recovered_streams_are_not_refused_as_too_complex(fresh_guides):
