@@ -66,7 +66,7 @@ class GuidedDecodingParams:
 
     def options(self) -> dict[str, Any]:
         """The fields of sluice.v1.GuidedDecoding."""
-        return guide_fields(
+        fields: dict[str, Any] = guide_fields(
             {
                 "json_schema": self.json,
                 "regex": self.regex,
@@ -76,6 +76,7 @@ class GuidedDecodingParams:
                 "choice": self.choice,
             }
         )
+        return fields
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

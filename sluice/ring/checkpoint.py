@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from sluice.ring.context import check_context, context_of
+from sluice.ring.context import context_of
 from sluice.ring.eos import eos_token_ids, tokenizer_eos
 from sluice.ring.other_formats import why_incomplete, why_no_folder, why_no_weights, why_not_downloaded
 from sluice.ring.sizes import wrong_eos, wrong_size
@@ -125,10 +125,6 @@ def open_checkpoint(
     generation = _read_json(path / "generation_config.json")
     _check_numbers(path, config, generation)
     tokenizer_config = _read_json(path / "tokenizer_config.json")
-    try:
-        check_context(config)
-    except ValueError as error:
-        raise CheckpointError(f"{path / 'config.json'}: {error}") from error
     templates = _chat_templates(path, tokenizer_config)
     return Checkpoint(
         path=path,

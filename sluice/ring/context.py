@@ -12,13 +12,6 @@ MIN_CONTEXT = 2
 ORIGINAL = "original_max_position_embeddings"
 
 
-def check_context(config: Mapping[str, Any]) -> None:
-    """Raises ValueError, with the option's name, if the context is not a number of tokens or too small."""
-    name = next((name for name in CONTEXT if config.get(name) is not None), None)
-    if name is not None and not (isinstance(config[name], int | float) and MIN_CONTEXT <= config[name] < math.inf):
-        raise ValueError(f"{name} must be a number of tokens, at least {MIN_CONTEXT} (got {config[name]!r})")
-
-
 def context_of(config: Mapping[str, Any]) -> int:
     """Tokens. With YaRN (arXiv:2309.00071) the length before scaling times its factor, since many files have the former
     as their maximum."""

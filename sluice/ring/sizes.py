@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from sluice.ring.context import CONTEXT, ORIGINAL, context_of
+from sluice.ring.context import CONTEXT, MIN_CONTEXT, ORIGINAL, context_of
 
 MAX_CONTEXT = (1 << 31) - 1
 LARGEST: Mapping[str, int] = {
@@ -28,14 +28,17 @@ def wrong_size(config: Mapping[str, Any]) -> str | None:
         value = config.get(name)
         if value is None or isinstance(value, list):
             continue
-        if not _is_whole(value) or not 1 <= value <= largest:
-            return f"{name} must be an integer from 1 to {largest} (got {_shown(value)})"
-    return None if _has_context(config) else f"factor and {ORIGINAL} of the rope must give 1 to {MAX_CONTEXT} tokens"
+        least = MIN_CONTEXT if name in CONTEXT else 1
+        if not _is_whole(value) or not least <= value <= largest:
+            return f"{name} must be an integer from {least} to {largest} (got {_shown(value)})"
+    if not _has_context(config):
+        return f"factor and {ORIGINAL} of the rope must give {MIN_CONTEXT} to {MAX_CONTEXT} tokens"
+    return None
 
 
 def _has_context(config: Mapping[str, Any]) -> bool:
     try:
-        return 1 <= context_of(config) <= MAX_CONTEXT
+        return MIN_CONTEXT <= context_of(config) <= MAX_CONTEXT
     except OverflowError:
         return False
 

@@ -1330,8 +1330,8 @@ class EngineStats(_message.Message):
     max_requests: _builtins.int
     """Maximum number of live requests."""
     queued_requests: _builtins.int
-    """Outputs that wait for memory. As in TensorRT-LLM, this and the following
-    fields count each of the `n` outputs of a request, and each beam.
+    """Outputs that wait for memory. This and the following fields count each of
+    the `n` outputs of a request, and each beam.
     """
     scheduled_requests: _builtins.int
     """Outputs in this step."""

@@ -7,8 +7,17 @@ from pathlib import Path
 import pytest
 
 from sluice import tiny_model
-from sluice.launch.servable import check_servable
-from sluice.ring.checkpoint import INDEX, SINGLE, Checkpoint, CheckpointError, open_checkpoint, weight_files
+from sluice.ring.checkpoint import (
+    INDEX,
+    SINGLE,
+    Checkpoint,
+    CheckpointError,
+    check_weight_files,
+    open_checkpoint,
+    weight_files,
+)
+from sluice.ring.context import CONTEXT
+from sluice.ring.servable import check_servable
 from sluice.ring.sizes import LARGEST
 
 NESTED = "[" * 200_000 + "]" * 200_000
@@ -37,7 +46,8 @@ def opened(folder: Path) -> Checkpoint:
     checkpoint = open_checkpoint(str(folder))
     assert checkpoint.max_context_tokens > 0
     assert checkpoint.eos_token_ids
-    check_servable(checkpoint, weights=True)
+    check_servable(checkpoint)
+    check_weight_files(checkpoint.path)
     return checkpoint
 
 
@@ -56,7 +66,9 @@ def test_sizes_out_of_bounds(folder, key):
     for value in NUMBERS:
         (folder / "config.json").write_text(original)
         change(folder / "config.json", key, value)
-        assert refusal(folder).startswith(f"config.json: {key} must be an integer from 1 to {LARGEST[key]} (got ")
+        assert refusal(folder).startswith(
+            f"config.json: {key} must be an integer from {2 if key in CONTEXT else 1} to {LARGEST[key]} (got "
+        )
 
 
 @pytest.mark.parametrize("file", ["config.json", "generation_config.json"])

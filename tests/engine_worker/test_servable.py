@@ -50,7 +50,7 @@ def test_the_check_needs_no_weights(folder):
         ({"head_dim": 63}, {}, "head_dim = 63 must be even"),
         ({"layer_types": ["full_attention"]}, {}, "layer_types has 1 entries for 6 layers"),
         ({"num_hidden_layers": 0}, {}, "num_hidden_layers must be a positive integer (got 0)"),
-        ({"max_position_embeddings": 0}, {}, "max_position_embeddings must be a number of tokens, at least 2 (got 0)"),
+        ({"max_position_embeddings": 0}, {}, "max_position_embeddings must be an integer from 2 to 2147483647 (got 0)"),
         ({}, {"ranks": 3}, "tensor_parallel = 3 does not divide num_attention_heads = 4"),
         ({"intermediate_size": 1001}, {"ranks": 2}, "tensor_parallel = 2 does not divide intermediate_size = 1001"),
         ({}, {"dtype": "float16"}, "dtype = float16 is slower than float32 on a CPU"),

@@ -60,10 +60,10 @@ def test_architectures_are_those_of_transformers() -> None:
         ({"architectures": None}, "architectures"),
         ({"quantization_config": {"quant_method": "awq"}}, "quantization_config.quant_method = awq"),
         ({"compression_config": {"format": "pack-quantized"}}, "(compression_config)"),
-        ({"max_position_embeddings": 1}, "max_position_embeddings must be a number of tokens, at least 2 (got 1)"),
+        ({"max_position_embeddings": 1}, "max_position_embeddings must be an integer from 2 to 2147483647 (got 1)"),
         (
             {"max_position_embeddings": "8k"},
-            "max_position_embeddings must be a number of tokens, at least 2 (got '8k')",
+            "max_position_embeddings must be an integer from 2 to 2147483647 (got '8k')",
         ),
     ],
 )
