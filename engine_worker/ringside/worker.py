@@ -253,7 +253,7 @@ class Worker:
         if not settings.stats_callback:
             return None
         function = find_function("stats_callback", settings.stats_callback)
-        source = StatsSource(settings.id, self.terms.fingerprint, settings.model_version)
+        source = StatsSource(settings.id, self.terms.fingerprint, settings.model_version, settings.max_batch_size)
         return StatsCallback(function, source, lambda: self._stopping, self._stats_log, self._log)
 
     def _read_metrics(self) -> Iterator[Metric]:

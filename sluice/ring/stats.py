@@ -92,6 +92,7 @@ class StatsSource(NamedTuple):
     engine_id: str
     model_fingerprint: str
     model_version: str
+    max_batch_size: int
 
 
 def step_json(stats: StepStats, source: StatsSource, draining: bool) -> str:

@@ -1,5 +1,7 @@
 """Floods of texts: a tenant that keeps the tokenizer busy does not delay the requests of another one."""
 
+import json
+
 import grpc
 import pytest
 
@@ -12,6 +14,11 @@ from tests.attacks.damage import HOSTILE, Memory, check, median_first_token, und
 pytestmark = [pytest.mark.long, pytest.mark.process]
 
 SENDERS = 64
+TEMPLATE = (
+    "{% if tools %}{% for tool in tools %}{{ tool | tojson(indent=2) }}{% endfor %}{% endif %}"
+    "{% for message in messages %}{{ message.content }}{% endfor %}"
+)
+"""A template that writes the tools, which that of the model does not."""
 TEXT = "the quick brown fox \N{SNOWMAN} jumps over 日本語 " * 5000
 CHAT = pb.GenerationSpec(
     chat=pb.ChatPrompt(messages=[pb.ChatMessage(role="user", content="Tell me about the sea. " * 30)]),
@@ -24,21 +31,31 @@ def floods(stub: GenerationServiceStub):
     ids = [5] * 65_000
     chat = pb.ChatPrompt(messages=[pb.ChatMessage(role="user", content=text)])
     long_chat = pb.GenerateRequest(spec=pb.GenerationSpec(chat=chat))
+    properties = {f"property_{i}": {"type": "string", "enum": ["a", "b"]} for i in range(4000)}
+    function = {"name": "f", "parameters": {"type": "object", "properties": properties}}
+    tools = pb.ChatPrompt(
+        messages=[pb.ChatMessage(role="user", content="x")],
+        tools_json=json.dumps([{"type": "function", "function": function}]),
+    )
+    long_tools = pb.GenerateRequest(spec=pb.GenerationSpec(chat=tools))
     options = {"metadata": HOSTILE, "timeout": 60.0}
     return {
         "Tokenize": lambda: stub.Tokenize(pb.TokenizeRequest(text=text, offsets=True), **options),
         "Detokenize": lambda: stub.Detokenize(pb.DetokenizeRequest(token_ids=ids), **options),
         "chats that exceed the context": lambda: stub.Generate(long_chat, **options),
+        "chats with large tools": lambda: stub.Generate(long_tools, **options),
     }
 
 
 @pytest.fixture(scope="module")
-def real_ring(real_model):
-    with Ring(str(real_model)) as ring:
+def real_ring(real_model, tmp_path_factory):
+    template = tmp_path_factory.mktemp("template") / "tools.jinja"
+    template.write_text(TEMPLATE)
+    with Ring(str(real_model), router_args={"chat_template": str(template)}) as ring:
         yield ring
 
 
-@pytest.mark.parametrize("flood", ["Tokenize", "Detokenize", "chats that exceed the context"])
+@pytest.mark.parametrize("flood", ["Tokenize", "Detokenize", "chats that exceed the context", "chats with large tools"])
 async def test_a_flood_of_texts_does_not_delay_another_tenant(real_ring, flood):
     memory = Memory(real_ring.pids)
     await median_first_token(real_ring.address, CHAT, 2, memory)

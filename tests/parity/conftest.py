@@ -40,7 +40,14 @@ def small_llama(folder: Path) -> Path:
     return folder
 
 
-@pytest.fixture(scope="session", params=["qwen3", "llama"])
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Tests of bookkeeping, marked `one_model`, run on one model; what it computes is compared on both."""
+    if "model_folder" in metafunc.fixturenames:
+        models = ["qwen3"] if metafunc.definition.get_closest_marker("one_model") else ["qwen3", "llama"]
+        metafunc.parametrize("model_folder", models, indirect=True, scope="session")
+
+
+@pytest.fixture(scope="session")
 def model_folder(request, tmp_path_factory) -> Path:
     return tiny_model.path() if request.param == "qwen3" else small_llama(tmp_path_factory.mktemp("llama"))
 

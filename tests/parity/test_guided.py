@@ -18,6 +18,8 @@ from sluice.settings.engine import GuideLimits
 from tests.engine_worker.guided.tools import prepared
 from tests.parity.harness import EngineHarness
 
+pytestmark = pytest.mark.one_model
+
 MAX_TOKENS = 40
 END = 4093
 SCHEMA = {

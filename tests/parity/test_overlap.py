@@ -5,6 +5,8 @@ import pytest
 from sluice.ring.params import SamplingParams
 from tests.parity.harness import EngineHarness
 
+pytestmark = pytest.mark.one_model
+
 KINDS = [
     {"temperature": 0.0},
     {},

@@ -8,6 +8,8 @@ from sluice.ring.params import SamplingParams
 from tests.parity.conftest import greedy
 from tests.parity.harness import EngineHarness
 
+pytestmark = pytest.mark.one_model
+
 MAX_TOKENS = 40
 COUNT = 8
 RULES = {

@@ -57,6 +57,7 @@ def test_prompts_of_all_lengths_share_a_batch_with_requests_without_logprobs(mod
     assert not any(map(harness.prompt_logprobs, plain))
 
 
+@pytest.mark.one_model
 @pytest.mark.parametrize("backend", ["torch", "openvino"])
 @pytest.mark.parametrize("overlap", [False, True])
 def test_chunks_may_end_anywhere(model_folder, prompts, oracle, overlap, backend, monkeypatch):
@@ -93,6 +94,7 @@ def test_cached_prefixes_are_computed_again(model_folder, prompts, oracle, backe
     assert harness.stream(cached).tokens == harness.stream(plain).tokens
 
 
+@pytest.mark.one_model
 @pytest.mark.parametrize("options", [{}, {"overlap": True}, {"backend": "openvino"}], ids=str)
 def test_preemptions_within_a_prompt_repeat_no_row(model_folder, prompts, oracle, options):
     harness = EngineHarness(

@@ -7,6 +7,8 @@ from tests.parity.draft_models import draft_model
 from tests.parity.harness import EngineHarness
 from tests.parity.near import check_ranks
 
+pytestmark = pytest.mark.one_model
+
 MAX_TOKENS = 48
 WORDS = tuple((a, b) for a in range(300, 330) for b in range(300, 330))
 ENDS = tuple(range(2, 8000, 7))

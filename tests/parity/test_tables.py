@@ -17,7 +17,7 @@ from tests.fakes.tables import table_of
 from tests.parity.harness import EngineHarness
 from tests.parity.tables_oracle import GREEDY, MAX_TOKENS, STOPPING, Oracle
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.timeout(600), pytest.mark.one_model]
 BACKENDS = ["torch", "openvino"]
 
 

@@ -83,9 +83,17 @@ def test_prompts_of_all_lengths_share_a_batch_with_requests_without_tensors(
         assert harness.stream(number).tokens == harness.stream(plain[i]).tokens
 
 
-@pytest.mark.parametrize("backend", ["torch", "openvino"])
-@pytest.mark.parametrize("overlap", [False, True])
-@pytest.mark.parametrize("rows", [1, 50, 1000])
+@pytest.mark.one_model
+@pytest.mark.parametrize(
+    ("rows", "overlap", "backend"),
+    [
+        (1, True, "torch"),
+        (1, False, "openvino"),
+        (50, False, "torch"),
+        (50, True, "openvino"),
+        (1000, True, "torch"),
+    ],
+)
 def test_chunks_may_end_anywhere(model_folder, prompts, oracle, rows, overlap, backend, monkeypatch):
     """At any distance from the ends of KV cache blocks and of blocks of rows, and for any capacity of the lane."""
     monkeypatch.setattr(forward, "BLOCK_BYTES", 0)
@@ -126,6 +134,7 @@ def test_cached_prefixes_are_computed_again_for_rows_of_the_prompt(model_folder,
     )
 
 
+@pytest.mark.one_model
 @pytest.mark.parametrize("options", [{}, {"overlap": True}, {"backend": "openvino"}], ids=str)
 def test_preemptions_repeat_no_row(model_folder, prompts, oracle, options):
     harness = EngineHarness(
@@ -156,6 +165,7 @@ def test_every_output_has_its_own_rows(model_folder, prompts, oracle):
     assert len({tuple(harness.stream(number, i).tokens) for i in range(4)}) > 1
 
 
+@pytest.mark.one_model
 @pytest.mark.parametrize("options", [{}, {"overlap": True}, {"backend": "openvino"}], ids=str)
 def test_a_resumed_request_computes_exactly_the_missing_rows(model_folder, prompts, oracle, options):
     """Even of an output that is complete."""

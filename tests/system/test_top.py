@@ -29,7 +29,7 @@ async def test_the_screen_shows_services_and_requests(client):
             while not column("engines"):
                 await pilot.pause(0.02)
         assert (column("engines"), column("engines", 1)) == (["engine-0"], ["serving"])
-        assert column("engines", 9)[0].startswith("tiny ")
+        assert column("engines", 10)[0].startswith("tiny ")
         assert column("detokenizers") == ["detok-0", "detok-1"]
         assert column("routers", 1) == ["serving"]
         row = column("requests").index("seen-by-top")

@@ -219,12 +219,12 @@ def test_totals_add_up():
 
 
 def test_json_has_every_field_of_the_public_messages():
-    source = StatsSource("e", "m", "v1")
+    source = StatsSource("e", "m", "v1", 8)
     step = json.loads(step_json(StepStats(iteration=3, time=1.5, step_seconds=0.25), source, draining=True))
     assert step.keys() == {"type", *(field.name for field in pb.EngineStats.DESCRIPTOR.fields)}
     assert (step["type"], step["engine_id"], step["iteration"], step["time"]) == ("step", "e", 3, 1.5)
     assert (step["step_time"], step["draining"]) == (0.25, True)
-    assert (step["model_fingerprint"], step["model_version"]) == ("m", "v1")
+    assert (step["model_fingerprint"], step["model_version"], step["max_batch_size"]) == ("m", "v1", 8)
     values = {field.name: 1 for field in msgspec.structs.fields(RequestStats)}
     stats = RequestStats(**values | {"name": "r", "stage": Stage.PAUSED, "arrival": 2.0, "first_scheduled": None})
     message = json.loads(request_json(stats, "e", now=5.0))

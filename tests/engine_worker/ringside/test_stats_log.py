@@ -12,7 +12,7 @@ from sluice.ring.stats import RequestStats, Stage, StatsSource, StepStats
 
 PATIENCE = 60
 START = Cursor(0, 0)
-SOURCE = StatsSource("e", "m", "v1")
+SOURCE = StatsSource("e", "m", "v1", 8)
 
 
 def request_of(number: int, tokens: int) -> RequestStats:
