@@ -8,16 +8,17 @@ from tests.parity.harness import EngineHarness, check_preemptions_change_nothing
 
 pytestmark = pytest.mark.timeout(600)
 MAX_TOKENS = 16
+COUNT = 30
 GREEDY = SamplingParams(temperature=0.0)
 
 
 @pytest.fixture(scope="module")
 def expected(model_folder, prompts):
-    return greedy_oracle(model_folder, prompts, MAX_TOKENS)
+    return greedy_oracle(model_folder, prompts[:COUNT], MAX_TOKENS)
 
 
 @pytest.mark.parametrize(
-    ("max_batch_size", "max_tokens_per_step", "count"), [(1, 2048, 20), (32, 2048, 50), (32, 48, 50)]
+    ("max_batch_size", "max_tokens_per_step", "count"), [(1, 2048, 12), (32, 2048, COUNT), (32, 48, COUNT)]
 )
 def test_outputs_equal_transformers_with_and_without_cached_prefixes(
     model_folder, prompts, expected, max_batch_size, max_tokens_per_step, count

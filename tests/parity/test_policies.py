@@ -10,13 +10,13 @@ from sluice.ring.params import SamplingParams
 from tests.parity.harness import EngineHarness
 
 POOL = {"kv_cache_tokens": 200, "tokens_per_block": 2, "max_batch_size": 32, "max_tokens_per_step": 32}
-MAX_TOKENS = [45 + 13 * i % 24 for i in range(64)]
+MAX_TOKENS = [45 + 13 * i % 24 for i in range(40)]
 PROMPT_LENGTHS = (2, 7, 6, 5, 4, 3, 8, 2)
 
 
 @pytest.fixture(scope="module")
 def requests(prompts) -> list[tuple[list[int], SamplingParams]]:
-    """64 requests of eight different kinds."""
+    """40 requests of eight different kinds."""
     kinds = [
         (prompts[20 + kind][:length], SamplingParams(seed=kind, temperature=0.8))
         for kind, length in enumerate(PROMPT_LENGTHS)
@@ -54,7 +54,7 @@ def empty_slots(harness: EngineHarness) -> int:
 @pytest.mark.parametrize("chunking", ["first_come_first_served", "equal_progress"])
 def test_max_utilization_preempts_often_and_changes_no_token(requests, alone, chunking):
     harness = run_together(requests, alone, "max_utilization", chunking)
-    assert harness.pauses >= 100
+    assert harness.pauses >= 50
     assert min(step.free_kv_blocks for step in harness.steps) < 10
     assert empty_slots(harness) == 0
 

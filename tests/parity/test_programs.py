@@ -10,8 +10,8 @@ from tests.parity.harness import EngineHarness
 
 pytestmark = pytest.mark.one_model
 
-MAX_TOKENS = 40
-COUNT = 8
+MAX_TOKENS = 30
+COUNT = 5
 RULES = {
     "n-grams": {"no_repeat_ngram_size": 2},
     "no token twice": {"no_repeat_ngram_size": 1},

@@ -100,9 +100,9 @@ def test_preemptions_within_a_prompt_repeat_no_row(model_folder, prompts, oracle
     harness = EngineHarness(
         model_folder, kv_cache_tokens=640, max_tokens_per_step=48, tokens_per_block=16, max_batch_size=16, **options
     )
-    long = [prompt[:300] for prompt in prompts[14:38:2]]
+    long = [prompt[:300] for prompt in prompts[14:38:3]]
     numbers = [
-        harness.send(prompt, GREEDY, StopParams(max_tokens=120), prompt_logprobs=1, n=1 + i % 2)
+        harness.send(prompt, GREEDY, StopParams(max_tokens=90), prompt_logprobs=1, n=1 + i % 2)
         for i, prompt in enumerate(long)
     ]
     harness.run()
