@@ -20,8 +20,8 @@ LIKE_PEERS = ("peers_large",)
 CROWDED = ("overload", "slow_reader", "slow_tensors")
 DEADLY = ("deaths", "deaths_by_precision", "restart", "pauses", "soak")
 """Topics that are tested in tests/chaos."""
-SCHEDULED = ("scheduler", "programs", "beams", "prompt_logprobs")
-COMPARED = ("policies", "speculation", "lora")
+SCHEDULED = ("scheduler", "programs")
+COMPARED = ("policies", "speculation", "lora", "beams", "prompt_logprobs")
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -71,6 +71,7 @@ def test_quick_of_the_router_alone(tmp_path):
     assert fast.router_seconds > 0
 
 
+@pytest.mark.long
 def test_quick_of_the_gateway_alone(tmp_path):
     result = bench(["gateway"], tmp_path)["gateway"]
     (point,) = result.points
@@ -83,8 +84,6 @@ def test_quick_of_the_scheduler(tmp_path):
     results = bench(SCHEDULED, tmp_path)
     assert all(0 < point.costs.schedule < point.costs.whole for point in results["scheduler"].points)
     assert {point.kind for point in results["programs"].points} == {*KINDS, ALL}
-    assert all(point.sampled > 0 and point.speed > 0 for point in results["beams"].points)
-    assert all(cost > 0 for point in results["prompt_logprobs"].points for cost in point.cost)
 
 
 @pytest.mark.long
@@ -103,8 +102,11 @@ def test_quick_of_what_is_compared_on_one_engine(tmp_path):
     assert results["speculation"].of(EDIT)[0].steps_saved > 0
     assert {point.drafter for point in results["speculation"].drafters} == {LOOKUP, MODEL}
     assert all(point.unused > 0 and min(point.speeds) > 0 for point in results["lora"].points)
+    assert all(point.sampled > 0 and point.speed > 0 for point in results["beams"].points)
+    assert all(cost > 0 for point in results["prompt_logprobs"].points for cost in point.cost)
 
 
+@pytest.mark.long
 def test_quick_of_guides(tmp_path):
     result = bench(["guided"], tmp_path)["guided"]
     assert {point.guide for point in result.points} == {PLAIN, *GUIDES}

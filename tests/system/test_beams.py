@@ -78,6 +78,7 @@ def test_a_parameter_that_cannot_be_combined_with_beam_search_is_named(client):
         client.generate("x", temperature=0.7, beam_search={"width": 2})
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_a_search_survives_the_death_of_its_engine(ring, client):
     options = SEARCH | {"max_tokens": 900, "ignore_eos": True, "beam_search": {"width": 4, "exhaustive": True}}

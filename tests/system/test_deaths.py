@@ -125,8 +125,15 @@ async def check_streams_are_unchanged(ring, undisturbed, disturb):
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("death", [signal.SIGKILL, signal.SIGSTOP])
-@pytest.mark.parametrize("victim", ["engine-0", "detok-1"])
+@pytest.mark.parametrize(
+    ("victim", "death"),
+    [
+        ("engine-0", signal.SIGKILL),
+        ("detok-1", signal.SIGSTOP),
+        pytest.param("engine-0", signal.SIGSTOP, marks=pytest.mark.long),
+        pytest.param("detok-1", signal.SIGKILL, marks=pytest.mark.long),
+    ],
+)
 async def test_streams_continue_on_another_peer(doomed_ring, undisturbed, victim, death):
     ring = doomed_ring
     pid = ring.pids[victim]

@@ -36,7 +36,7 @@ def die(rank, number):
         os.kill(os.getpid(), signal.SIGKILL)
 """
 METHODS = ("echo", "fail_on", "sleep", "die")
-SPEC = {"max_tokens": 200, "temperature": 0.0, "ignore_eos": True}
+SPEC = {"max_tokens": 60, "temperature": 0.0, "ignore_eos": True}
 
 
 @pytest.fixture(scope="module")

@@ -97,6 +97,7 @@ def test_the_python_example_works(pair, tmp_path):
     assert [int(cached) < int(prompt) > ROWS for cached, prompt in counts] == [True, True]
 
 
+@pytest.mark.long
 async def test_streams_with_images_survive_the_death_of_their_engine(pair, oracle):
     images = [[picture(2 * i), picture(2 * i + 1)] for i in range(6)]
     requests = [(f"<image> value_{i} = <image>", {"images": both}) for i, both in enumerate(images)]

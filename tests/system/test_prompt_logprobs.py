@@ -106,6 +106,7 @@ def test_too_many_alternatives_are_refused(client):
     assert [violation.field for violation in error.value.violations] == ["spec.output.prompt_logprobs"]
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 async def test_prompts_are_complete_although_services_are_killed(oracle):
     prompts = [LONG[i:] for i in range(0, 64, 8)]

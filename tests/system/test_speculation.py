@@ -150,6 +150,7 @@ def test_malformed_draft_logits_are_refused_with_their_field(client, changed, fi
     assert [violation.field for violation in error.value.violations] == [field]
 
 
+@pytest.mark.long
 def test_a_stream_with_draft_logits_survives_the_death_of_its_engine(ring, client):
     """The model drafts for itself, so the output is the draft if all draft tokens are still used after the death."""
     draft = own_draft(client, 400)

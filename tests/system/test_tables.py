@@ -69,6 +69,7 @@ def test_the_example_of_the_page_works(pair, capsys):
     assert len(capsys.readouterr().out.splitlines()) >= 3
 
 
+@pytest.mark.long
 async def test_streams_with_tables_survive_the_death_of_their_engine(pair, model):
     tables = [some_rows(model, 5 + i, i) for i in range(6)]
     requests = [(f"value_{i} = ", {"prompt_table": rows}) for i, rows in enumerate(tables)]

@@ -156,6 +156,7 @@ def test_a_resumed_request_returns_only_the_missing_rows(client, oracle):
         assert near(arrays[name, False], rows[101:])
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 async def test_every_row_arrives_once_although_services_are_killed(oracle):
     prompts = [LONG[i : i + 400] for i in range(0, 64, 8)]
