@@ -10,7 +10,8 @@ LISTENER_VARIABLE = "SLUICE_LISTENER"
 def bound(host: str, port: int) -> socket.socket:
     """A socket with this address that does not listen yet, so that connections are refused. Raises OSError."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
+    # With the protocol, without which asyncio does not set TCP_NODELAY.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
