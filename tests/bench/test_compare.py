@@ -47,7 +47,7 @@ def test_checkout() -> None:
 
 
 @pytest.mark.process
-@pytest.mark.slow
+@pytest.mark.long
 def test_whole(monkeypatch, capsys) -> None:
     monkeypatch.setattr(compare, "WIDTHS", (2,))
     monkeypatch.setattr(compare, "REQUESTS", 1)

@@ -49,7 +49,7 @@ print(scored - before, peak() - scored)
 
 @pytest.mark.slow
 @pytest.mark.process
-@pytest.mark.parametrize("backend", ["torch", "openvino"])
+@pytest.mark.parametrize("backend", [pytest.param("torch", marks=pytest.mark.long), "openvino"])
 def test_a_large_vocabulary(tmp_path, backend):
     config = deepcopy(CONFIGS["qwen3, tied"])
     config.vocab_size, config.max_position_embeddings = VOCAB, 4096
