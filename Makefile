@@ -6,8 +6,8 @@ PIP    := PYTHONWARNINGS='ignore:Editable installation' $(BIN)/pip install --qui
 # Puts the checkout on Python's path too: otherwise a script next to a checkout called `sluice` imports that folder.
 ON_PATH = echo '$(CURDIR)' > "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/sluice_checkout.pth"
 PROTOS := $(wildcard protos/sluice/v1/*.proto)
-# Tests spend a quarter of their time waiting, so run one more worker than there are cores.
-WORKERS := $(shell cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores < 4 ? cores + 1 : 4)))
+# Tests spend a third of their time waiting, so run two more workers than there are cores.
+WORKERS := $(shell cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores < 4 ? cores + 2 : 6)))
 # One thread per process, since the workers share the cores. The tests of a file run in one worker, and slow files start
 # first. Bytecode is written even if the environment disables it, as in containers: otherwise each worker spends 10 CPU
 # seconds per run on rewriting the asserts of all test modules.

@@ -63,7 +63,7 @@ class GenerationService:
             offsets = [pb.Offset(start=start, end=end) for start, end in encoding.offsets] if message.offsets else ()
             return pb.TokenizeResponse(token_ids=encoding.ids, offsets=offsets)
 
-        return await self._text.encode(message.text, add_special_tokens, answer, tenant)
+        return await self._text.encode(message.text, add_special_tokens, message.offsets, answer, tenant)
 
     async def detokenize(self, message: pb.DetokenizeRequest, context: Context) -> pb.DetokenizeResponse:
         """The same text as the concatenated deltas of a stream of these ids."""

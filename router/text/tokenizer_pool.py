@@ -1,4 +1,4 @@
-"""Tokenizes and detokenizes in a few threads. The library releases the GIL, so the event loop is not blocked."""
+"""Tokenizes and detokenizes in a few threads, which release the GIL meanwhile, so the event loop is not blocked."""
 
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
@@ -14,6 +14,7 @@ from router.validate.prompt import IdsPrompt, Prompt, TextPrompt
 from sluice.ring.checkpoint import Checkpoint, CheckpointError
 from sluice.ring.errors import ErrorCode
 from sluice.ring.params import TextParams
+from sluice.ring.tokenizing import decode, encode
 from sluice.ring.vocabulary import Vocabulary
 
 ID_BYTES = 8
@@ -79,22 +80,24 @@ class TokenizerPool:
         size = 3 * sum(len(word.encode()) + 1 for word in words)
         return await self._run(size, lambda: self._spell(words), tenant)
 
-    async def encode(self, text: str, add_special_tokens: bool, into: Callable[[Encoding], T], tenant: str = "") -> T:
+    async def encode(
+        self, text: str, add_special_tokens: bool, offsets: bool, into: Callable[[Encoding], T], tenant: str = ""
+    ) -> T:
         """`into(encoding)`, which is also called in the thread, since a text may have millions of tokens. Comes after
-        prompts."""
-        encode = self._tokenizer.encode
+        prompts. Without `offsets`, the encoding's are 0."""
+        tokenizer = self._tokenizer
         size = len(text.encode())
-        return await self._run(size, lambda: into(encode(text, add_special_tokens=add_special_tokens)), tenant, True)
+        return await self._run(
+            size, lambda: into(encode(tokenizer, text, add_special_tokens, offsets)), tenant, later=True
+        )
 
     async def decode(
         self, ids: Sequence[int], skip_special_tokens: bool, tenant: str = "", *, later: bool = False
     ) -> str:
         """The text of token ids. Invalid UTF-8 becomes U+FFFD."""
-        tokens, decode = list(ids), self._tokenizer.decode
+        tokens, tokenizer = list(ids), self._tokenizer
         size = ID_BYTES * len(tokens)
-        return await self._run(
-            size, lambda: str(decode(tokens, skip_special_tokens=skip_special_tokens)), tenant, later
-        )
+        return await self._run(size, lambda: decode(tokenizer, tokens, skip_special_tokens), tenant, later)
 
     async def prompt_text(self, ids: Sequence[int], text: TextParams, tenant: str = "") -> str:
         """The text of a prompt that precedes the text of an output."""
@@ -114,7 +117,7 @@ class TokenizerPool:
 
     def _spell(self, words: Sequence[str]) -> list[list[list[int]]]:
         def ids(text: str) -> list[int]:
-            return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+            return list(encode(self._tokenizer, text, add_special_tokens=False).ids)
 
         line_break = ids("\n")
         result = []
@@ -128,7 +131,7 @@ class TokenizerPool:
 
     def _encode_prompt(self, prompt: TextPrompt | ChatPrompt) -> list[int]:
         text = self._render(prompt) if isinstance(prompt, ChatPrompt) else prompt.text
-        return list(self._tokenizer.encode(text, add_special_tokens=prompt.add_special_tokens).ids)
+        return list(encode(self._tokenizer, text, prompt.add_special_tokens).ids)
 
     def _render(self, chat: ChatPrompt) -> str:
         text = self._templates.render(chat)

@@ -10,6 +10,8 @@ from typing import Any, Literal
 
 from tokenizers import Tokenizer
 
+from sluice.ring.tokenizing import decode
+
 Piece = str | bytes
 """Text, or bytes that may be part of a character."""
 Family = Literal["bytes", "pieces", "window"]
@@ -106,7 +108,7 @@ class Vocabulary:
             return 0
 
     def _decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
-        return str(self.tokenizer.decode(ids, skip_special_tokens=skip_special_tokens))
+        return decode(self.tokenizer, ids, skip_special_tokens)
 
     def bytes_of(self, token_id: int) -> bytes:
         """The text of a token in UTF-8. Empty for ids without a token, and for the family `window`."""

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import statistics
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from pathlib import Path
 
 import grpc
@@ -24,12 +24,12 @@ Attack = Callable[[], Awaitable[object]]
 
 
 class Memory:
-    """Growth of processes' resident memory since the object was created."""
+    """Growth of processes' resident memory since the object was created, and of the largest process below each."""
 
     def __init__(self, pids: Mapping[str, int]) -> None:
         self._pids = dict(pids)
         self._idle = self._read()
-        self.growth = dict.fromkeys(pids, 0)
+        self.growth = dict.fromkeys(self._idle, 0)
         """The largest growth so far, in bytes."""
 
     def sample(self) -> None:
@@ -37,12 +37,29 @@ class Memory:
             self.growth[name] = max(self.growth[name], size - self._idle[name])
 
     def _read(self) -> dict[str, int]:
-        return {name: resident_bytes(pid) for name, pid in self._pids.items()}
+        sizes = {name: resident_bytes(pid) for name, pid in self._pids.items()}
+        below = {
+            f"below {name}": max(map(resident_bytes, descendants(pid)), default=0) for name, pid in self._pids.items()
+        }
+        return sizes | below
 
 
 def resident_bytes(pid: int) -> int:
-    status = Path(f"/proc/{pid}/status").read_text()
-    return int(status.partition("VmRSS:")[2].split()[0]) << 10
+    """0 if the process has ended."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return 0
+    size = status.partition("VmRSS:")[2].split()
+    return int(size[0]) << 10 if size else 0
+
+
+def descendants(pid: int) -> Iterator[int]:
+    with contextlib.suppress(OSError):
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            for child in (thread / "children").read_text().split():
+                yield int(child)
+                yield from descendants(int(child))
 
 
 async def first_token_seconds(stub: GenerationServiceStub, spec: pb.GenerationSpec, timeout: float = 60.0) -> float:
@@ -106,7 +123,7 @@ async def under(attacks: list[Attack], memory: Memory, warm_up: float = 1.0) -> 
 
 def check(name: str, quiet: float, attacked: float, memory: Memory) -> None:
     """Prints the figures, and compares them with the limits."""
-    grown = {service: f"{size >> 20} MiB" for service, size in memory.growth.items()}
+    grown = {service: f"{size >> 20} MiB" for service, size in memory.growth.items() if size}
     print(f"{name}: first token {quiet:.3f} s alone, {attacked:.3f} s under attack; memory grew by {grown}")
     assert attacked <= MAX_RATIO * quiet + NOISE_SECONDS
     assert max(memory.growth.values()) <= MAX_GROWTH

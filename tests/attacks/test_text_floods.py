@@ -51,7 +51,8 @@ def floods(stub: GenerationServiceStub):
 def real_ring(real_model, tmp_path_factory):
     template = tmp_path_factory.mktemp("template") / "tools.jinja"
     template.write_text(TEMPLATE)
-    with Ring(str(real_model), router_args={"chat_template": str(template)}) as ring:
+    # With one thread, the engine has a core to itself, as on a host of its own.
+    with Ring(str(real_model), engine_args={"threads": 1}, router_args={"chat_template": str(template)}) as ring:
         yield ring
 
 

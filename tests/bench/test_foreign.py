@@ -34,6 +34,7 @@ def test_a_server_that_exits_is_reported_with_its_log(tmp_path) -> None:
         pass
 
 
+@pytest.mark.long
 @pytest.mark.process
 @pytest.mark.slow
 def test_whole(tmp_path, capfd) -> None:

@@ -61,6 +61,7 @@ def test_quick_through_the_ring_and_beside_transformers(tmp_path):
     assert all(len(of_system) == 2 and min(of_system) > 0 for of_system in costs)
 
 
+@pytest.mark.long
 def test_quick_of_the_router_alone(tmp_path):
     result = bench(["router"], tmp_path)["router"]
     (point,) = result.points
@@ -80,6 +81,7 @@ def test_quick_of_the_gateway_alone(tmp_path):
     assert cost.gap_p50 <= cost.gap_p99
 
 
+@pytest.mark.long
 def test_quick_of_the_scheduler(tmp_path):
     results = bench(SCHEDULED, tmp_path)
     assert all(0 < point.costs.schedule < point.costs.whole for point in results["scheduler"].points)

@@ -143,7 +143,7 @@ def test_a_restart_in_progress_fails_when_the_ring_stops(fake, tmp_path) -> None
     assert len(caught) == 1
 
 
-@pytest.mark.parametrize("name", ["router", "detok-0"])
+@pytest.mark.parametrize("name", ["router", pytest.param("detok-0", marks=pytest.mark.long)])
 def test_a_frozen_service_is_killed_and_restarted(fake, events, name) -> None:
     # Longer than the other services may be delayed on a busy machine.
     with Ring(freeze_timeout=6, observe=events, **fake) as ring:

@@ -23,7 +23,8 @@ def expected(model_folder, prompts):
 
 
 @pytest.mark.parametrize(
-    ("max_batch_size", "max_tokens_per_step", "overlap"), [(1, 512, False), (32, 2048, True), (32, 48, False)]
+    ("max_batch_size", "max_tokens_per_step", "overlap"),
+    [pytest.param(1, 512, False, marks=pytest.mark.long), (32, 2048, True), (32, 48, False)],
 )
 def test_outputs_equal_transformers_with_and_without_cached_prefixes(
     model_folder, prompts, expected, max_batch_size, max_tokens_per_step, overlap

@@ -52,6 +52,8 @@ ENGINES: dict[str, dict[str, Any]] = {
     },
     "draft model, openvino": {"backend": "openvino", "draft_model": {"num_layers": 3}},
 }  # fmt: skip
+COVERED = {"overlap", "pauses, chunks", "draft model", "two ranks, pauses, chunks, overlap"}
+"""Engines that others of this table or other modules cover almost."""
 """`draft_model`: see `tests.parity.draft_models`. With one, half of the requests bring no draft tokens."""
 
 
@@ -65,7 +67,9 @@ def guides():
     guides.close()
 
 
-@pytest.fixture(scope="module", params=list(ENGINES))
+@pytest.fixture(
+    scope="module", params=[pytest.param(name, marks=pytest.mark.long) if name in COVERED else name for name in ENGINES]
+)
 def engine(request, guides, tmp_path_factory) -> Iterator[tuple[str, EngineHarness]]:
     options = dict(ENGINES[request.param])
     if changes := options.get("draft_model"):

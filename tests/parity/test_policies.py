@@ -51,7 +51,9 @@ def empty_slots(harness: EngineHarness) -> int:
     return max(step.empty_generation_slots for step in harness.steps)
 
 
-@pytest.mark.parametrize("chunking", ["first_come_first_served", "equal_progress"])
+@pytest.mark.parametrize(
+    "chunking", [pytest.param("first_come_first_served", marks=pytest.mark.long), "equal_progress"]
+)
 def test_max_utilization_preempts_often_and_changes_no_token(requests, alone, chunking):
     harness = run_together(requests, alone, "max_utilization", chunking)
     assert harness.pauses >= 50

@@ -35,7 +35,9 @@ def undisturbed(model, prompts) -> list[list[int]]:
 
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize(
-    "options", [{}, {"overlap": True}, {"backend": "openvino"}], ids=["plain", "overlap", "openvino"]
+    "options",
+    [{}, pytest.param({"overlap": True}, marks=pytest.mark.long), {"backend": "openvino"}],
+    ids=["plain", "overlap", "openvino"],
 )
 def test_rules_equal_transformers(model_folder, model, prompts, undisturbed, rule, options):
     prompts, rules = prompts[20 : 20 + COUNT], dict(RULES[rule])

@@ -58,8 +58,15 @@ def test_prompts_of_all_lengths_share_a_batch_with_requests_without_logprobs(mod
 
 
 @pytest.mark.one_model
-@pytest.mark.parametrize("backend", ["torch", "openvino"])
-@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize(
+    ("overlap", "backend"),
+    [
+        (False, "torch"),
+        (True, "openvino"),
+        pytest.param(False, "openvino", marks=pytest.mark.long),
+        pytest.param(True, "torch", marks=pytest.mark.long),
+    ],
+)
 def test_chunks_may_end_anywhere(model_folder, prompts, oracle, overlap, backend, monkeypatch):
     """At any distance from the ends of KV cache blocks and of blocks of rows."""
     monkeypatch.setattr(forward, "BLOCK_BYTES", 0)
@@ -95,7 +102,9 @@ def test_cached_prefixes_are_computed_again(model_folder, prompts, oracle, backe
 
 
 @pytest.mark.one_model
-@pytest.mark.parametrize("options", [{}, {"overlap": True}, {"backend": "openvino"}], ids=str)
+@pytest.mark.parametrize(
+    "options", [pytest.param({}, marks=pytest.mark.long), {"overlap": True}, {"backend": "openvino"}], ids=str
+)
 def test_preemptions_within_a_prompt_repeat_no_row(model_folder, prompts, oracle, options):
     harness = EngineHarness(
         model_folder, kv_cache_tokens=640, max_tokens_per_step=48, tokens_per_block=16, max_batch_size=16, **options

@@ -77,7 +77,7 @@ def test_several_tables_are_joined(model_folder, prompts, oracle):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("overlap", [pytest.param(False, marks=pytest.mark.long), True])
 def test_chunks_may_end_anywhere(model_folder, prompts, oracle, backend, overlap):
     """Chunks may also end between virtual tokens."""
     rows, prompt = oracle.rows(5, seed=3), mixed(oracle, prompts, 14)
@@ -113,7 +113,9 @@ def test_equal_tables_share_blocks_and_others_do_not(model_folder, prompts, orac
         assert harness.cached_tokens(number) == cached * size
 
 
-@pytest.mark.parametrize("options", [{}, {"overlap": True}, {"backend": "openvino"}], ids=str)
+@pytest.mark.parametrize(
+    "options", [pytest.param({}, marks=pytest.mark.long), {"overlap": True}, {"backend": "openvino"}], ids=str
+)
 def test_preemptions_change_no_token(model_folder, prompts, oracle, options):
     harness = EngineHarness(model_folder, kv_cache_tokens=384, max_tokens_per_step=48, max_batch_size=8, **options)
     with_rows = [(mixed(oracle, prompts, 40 + 9 * i), oracle.rows(5, seed=i)) for i in range(6)]

@@ -88,8 +88,8 @@ def test_prompts_of_all_lengths_share_a_batch_with_requests_without_tensors(
     ("rows", "overlap", "backend"),
     [
         (1, True, "torch"),
-        (1, False, "openvino"),
-        (50, False, "torch"),
+        pytest.param(1, False, "openvino", marks=pytest.mark.long),
+        pytest.param(50, False, "torch", marks=pytest.mark.long),
         (50, True, "openvino"),
         (1000, True, "torch"),
     ],
@@ -135,7 +135,9 @@ def test_cached_prefixes_are_computed_again_for_rows_of_the_prompt(model_folder,
 
 
 @pytest.mark.one_model
-@pytest.mark.parametrize("options", [{}, {"overlap": True}, {"backend": "openvino"}], ids=str)
+@pytest.mark.parametrize(
+    "options", [pytest.param({}, marks=pytest.mark.long), {"overlap": True}, {"backend": "openvino"}], ids=str
+)
 def test_preemptions_repeat_no_row(model_folder, prompts, oracle, options):
     harness = EngineHarness(
         model_folder,

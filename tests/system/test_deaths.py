@@ -128,7 +128,7 @@ async def check_streams_are_unchanged(ring, undisturbed, disturb):
 @pytest.mark.parametrize(
     ("victim", "death"),
     [
-        ("engine-0", signal.SIGKILL),
+        pytest.param("engine-0", signal.SIGKILL, marks=pytest.mark.long),
         ("detok-1", signal.SIGSTOP),
         pytest.param("engine-0", signal.SIGSTOP, marks=pytest.mark.long),
         pytest.param("detok-1", signal.SIGKILL, marks=pytest.mark.long),
@@ -151,7 +151,7 @@ async def test_streams_continue_on_another_peer(doomed_ring, undisturbed, victim
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("victim", ["engine-0", "detok-0"])
+@pytest.mark.parametrize("victim", [pytest.param("engine-0", marks=pytest.mark.long), "detok-0"])
 async def test_streams_wait_for_the_restart_of_the_only_peer(lone_ring, undisturbed, victim):
     async def die():
         os.kill(lone_ring.pids[victim], signal.SIGKILL)

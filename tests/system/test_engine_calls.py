@@ -112,6 +112,7 @@ def test_errors_of_methods_do_not_affect_the_engine(two_ranks, method, args, ran
     assert two_ranks.pids["engine-0"] == pid
 
 
+@pytest.mark.long
 def test_slow_methods_delay_streams_but_change_no_text(two_ranks):
     expected = two_ranks._session.run(lambda client: client.generate("def f(x):", **SPEC)).text
     texts = []

@@ -127,7 +127,14 @@ def test_examples_run_with_a_running_ring(ring, program, name) -> None:
     CHECKS[name](out)
 
 
-@pytest.mark.parametrize("name", ["streaming", "timeout_and_abort", "monitoring", "draft_model"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "streaming",
+        "monitoring",
+        *(pytest.param(name, marks=pytest.mark.long) for name in ("timeout_and_abort", "draft_model")),
+    ],
+)
 def test_examples_start_a_ring_and_leave_nothing(program, name) -> None:
     process = program.start(str(EXAMPLES / f"{name}.py"))
     out, err = process.communicate(timeout=LIMIT)
@@ -136,6 +143,7 @@ def test_examples_start_a_ring_and_leave_nothing(program, name) -> None:
     program.assert_nothing_is_left()
 
 
+@pytest.mark.long
 def test_500_prompts_show_progress_and_leave_nothing(program) -> None:
     process = program.start(str(EXAMPLES / "batch.py"), "--prompts", "500")
     out, err = process.communicate(timeout=LIMIT)

@@ -45,7 +45,12 @@ def unread_pipe() -> int:
 
 
 @pytest.mark.parametrize(
-    "stderr", [lambda: os.open("/dev/full", os.O_WRONLY), closed_pipe, unread_pipe], ids=["full", "closed", "unread"]
+    "stderr",
+    [
+        lambda: os.open("/dev/full", os.O_WRONLY),
+        *(pytest.param(pipe, marks=pytest.mark.long) for pipe in (closed_pipe, unread_pipe)),
+    ],
+    ids=["full", "closed", "unread"],
 )
 def test_requests_are_served_while_log_lines_cannot_be_written(tmp_path, stderr):
     ports = dict(zip([*SERVICES, "grpc"], count(free_ports(4)), strict=False))

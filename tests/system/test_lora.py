@@ -207,7 +207,7 @@ async def test_streams_keep_the_weights_with_which_they_began(ring, client, fold
     assert tokens(client, lora_id="a") == expected["other"]
 
 
-@pytest.mark.parametrize("service", ["engine-0", *map(long, ("router-0", "engine-1", "router-1"))])
+@pytest.mark.parametrize("service", list(map(long, ("engine-0", "router-0", "engine-1", "router-1"))))
 async def test_streams_with_adapters_survive_the_death_of_a_service(ring, client, folders, service) -> None:
     load(client, "by-path", folders["all"], "path")
     load(client, "uploaded", folders["attention"], "upload")

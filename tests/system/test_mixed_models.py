@@ -71,6 +71,7 @@ async def test_streams_keep_their_weights_during_an_update(ring, checkpoints, lo
     assert any(line.event == "models_diverged" for line in log_lines)
 
 
+@pytest.mark.long
 async def test_streams_end_when_no_engine_has_their_weights(ring, checkpoints):
     old, new = checkpoints
     with Client(ring.address, timeout=LIMIT) as client:

@@ -133,6 +133,7 @@ def test_the_python_example_works(ring, prompts, source) -> None:
     assert "PromptAdapter(prompt_adapter_id='mine'" in lines[2]
 
 
+@pytest.mark.long
 async def test_a_restarted_router_receives_the_tables_from_the_engines(ring) -> None:
     first, second = ring.addresses
     with Client(first, timeout=LIMIT) as client:

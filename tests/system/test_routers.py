@@ -78,7 +78,7 @@ def logprobs(outputs: dict[int, JoinedOutput]) -> list[float]:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("how", ["kill", "restart"])
+@pytest.mark.parametrize("how", [pytest.param("kill", marks=pytest.mark.long), "restart"])
 async def test_streams_survive_the_death_and_restart_of_their_router(two, how) -> None:
     resumed = 0
     async with AsyncClient(two.addresses) as client:

@@ -48,7 +48,7 @@ def test_a_closure() -> None:
     assert all(count >= 6 for count in num_calls.values())
 
 
-@pytest.mark.parametrize("flags", [(), ("--batched",)])
+@pytest.mark.parametrize("flags", [pytest.param((), marks=pytest.mark.long), ("--batched",)])
 def test_logits_processors(flags: tuple[str, ...]) -> None:
     check_digits(run("logits_processor.py", *flags))
 

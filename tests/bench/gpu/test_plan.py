@@ -64,6 +64,7 @@ def test_the_layer_at_fault_of_a_failed_check_is_searched(made, findings, monkey
     assert "| overlap = none, tiny | CUDA graphs; " in markdown(findings)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_search_for_the_layer_at_fault_works_on_a_real_runner(made, findings):
     made._blaming("parity", 0, lambda: Outcome(False, ""), _held)

@@ -103,7 +103,10 @@ def test_both_ranks_import_the_processors(tmp_path):
 
 @pytest.mark.parametrize(
     ("death", "why"),
-    [(signal.SIGKILL, "rank 1 was killed by SIGKILL"), (signal.SIGSTOP, "rank 1 has made no progress for 10 s")],
+    [
+        (signal.SIGKILL, "rank 1 was killed by SIGKILL"),
+        pytest.param(signal.SIGSTOP, "rank 1 has made no progress for 10 s", marks=pytest.mark.long),
+    ],
 )
 def test_a_rank_is_lost_and_the_engine_ends(engine, death, why):
     """A lost rank is also detected while the engine is idle."""

@@ -67,6 +67,7 @@ def serves(address: str) -> bool:
             return False
 
 
+@pytest.mark.long
 async def test_unstreamed_answers_survive_the_death_of_their_router(ring, url):
     """The router is killed that has received many tokens of some of 4 answers."""
     body = {"model": "tiny", "prompt": "def f(n):", "max_tokens": 600, "ignore_eos": True}
