@@ -123,6 +123,7 @@ def expected(model, cases):
     return [oracle(model, case) for case in cases]
 
 
+@pytest.mark.one_model
 def test_some_of_the_searches_end_with_end_tokens(cases, expected):
     lengths = [
         (len(hypothesis.tokens), case.stopping.max_tokens)
@@ -132,6 +133,7 @@ def test_some_of_the_searches_end_with_end_tokens(cases, expected):
     assert sum(length < max_tokens for length, max_tokens in lengths) >= 5
 
 
+@pytest.mark.one_model
 @pytest.mark.parametrize(
     ("backend", "overlap", "tokens"),
     [("torch", False, 64 << 10), ("torch", True, 512), ("openvino", True, 64 << 10), ("openvino", False, 512)],

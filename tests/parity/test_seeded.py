@@ -8,6 +8,8 @@ from tests.parity.harness import EngineHarness
 MAX_TOKENS = 40
 SAMPLING = SamplingParams(temperature=0.9, top_p=0.95, repetition_penalty=1.1, seed=1234, logprobs=2)
 
+pytestmark = pytest.mark.one_model
+
 
 @pytest.fixture(scope="module", params=["cpu", "reference"])
 def attention(request):

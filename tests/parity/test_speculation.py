@@ -120,7 +120,9 @@ def test_a_draft_model_that_equals_the_model_is_almost_always_right(model_folder
     [
         {},
         {"overlap": True, "kv_host_memory": 1 << 22, "kv_cache_tokens": 512},
-        {"kv_cache_tokens": 256, "max_tokens_per_step": 64, "tokens_per_block": 8},
+        pytest.param(
+            {"kv_cache_tokens": 256, "max_tokens_per_step": 64, "tokens_per_block": 8}, marks=pytest.mark.long
+        ),
         {"backend": "openvino", "max_attention_window": (64,)},
     ],
     ids=["roomy", "overlap, host memory", "pauses, small chunks", "openvino, window"],

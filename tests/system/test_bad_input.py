@@ -12,7 +12,7 @@ from tests.router.conftest import refused, text_spec
 from tests.router.validate.bad_specs import SPECS
 from tests.router.validate.test_bad_requests import check
 
-STREAMS = 16
+STREAMS = 8
 
 
 async def streamed(client: AsyncClient, i: int, request_id: str | None = None) -> str:

@@ -184,6 +184,7 @@ with GenerationExecutor.create() as executor:
 """
 
 
+@pytest.mark.long
 def test_ctrl_c_in_the_middle_of_500_prompts_leaves_nothing(program) -> None:
     process = program.start("-c", INTERRUPTED)
     assert process.stdout.readline() == "ready\n"

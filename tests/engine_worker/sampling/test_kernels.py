@@ -35,7 +35,7 @@ THRESHOLD_TYPES = {
 
 
 @needs_triton
-@pytest.mark.parametrize("tests", ["interpreted.py", "interpreted_thresholds.py"])
+@pytest.mark.parametrize("tests", ["interpreted.py", pytest.param("interpreted_thresholds.py", marks=pytest.mark.long)])
 def test_by_tritons_interpreter(tests):
     interpret(Path(__file__).with_name(tests))
 
