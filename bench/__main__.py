@@ -19,7 +19,7 @@ from bench.deaths.precisions import PRECISIONS
 from bench.harness.origin import origin
 from bench.harness.topic import progress_lines
 from bench.page import OUT, Measured, load, save, show, write_page
-from sluice.ring.cores import usable_cores
+from sluice.host.cores import usable_cores
 
 WIDTH = 140
 

@@ -26,7 +26,7 @@ from bench.harness.models import TINY, python_prompts
 from bench.harness.stats import rate, ratio
 from bench.harness.topic import Step, engine_settings, interleave, progress_lines
 from bench.systems.engine_alone import engine_alone
-from sluice.ring.cores import usable_cores
+from sluice.host.cores import usable_cores
 
 WIDTHS = (1, 8, 32)
 REQUESTS = 3

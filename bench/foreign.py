@@ -17,8 +17,8 @@ from pathlib import Path
 from bench.harness.children import ROOT
 from bench.peers.catalog import LLAMA
 from bench.peers.checkpoints import SHAPES, TINY_NAME, checkpoint
+from sluice.host.cores import usable_cores
 from sluice.launch import Ring
-from sluice.ring.cores import usable_cores
 
 MODELS = (TINY_NAME, *SHAPES)
 QUANTIZE = {"float32": None, "int8": "int8"}

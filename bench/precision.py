@@ -19,9 +19,9 @@ from engine_worker.runner.config import RunnerConfig
 from engine_worker.runner.runner import ModelRunner
 from engine_worker.step import Draw, Slice, Step
 from sluice import tiny_model
-from sluice.ring.checkpoint import open_checkpoint
-from sluice.ring.params import SamplingParams
+from sluice.checkpoint.folder import open_checkpoint
 from sluice.tiny_model.corpus import read
+from sluice.wire.params import SamplingParams
 
 Precision = tuple[str, str, str, str]
 """Values of the settings `backend`, `dtype`, `quantize`, `kv_precision`."""

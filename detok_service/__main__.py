@@ -1,7 +1,7 @@
 """`python -m detok_service`: one detokenizer process."""
 
-from sluice.ring.extras import require_extra
-from sluice.ring.process import die_with_parent, exit_on_signals, on_stop_signal, run_service
+from sluice.host.extras import require_extra
+from sluice.host.process import die_with_parent, exit_on_signals, on_stop_signal, run_service
 
 if __name__ == "__main__":
     # Before the imports below, which take a second.
@@ -22,15 +22,14 @@ from detok_service import metrics
 from detok_service.decoders import TokenizerError, load_decoders
 from detok_service.router_links import MAX_LINKS
 from detok_service.service import Detokenizer, Identity
-from sluice.ring.checkpoint import CheckpointError, open_checkpoint
-from sluice.ring.descriptors import OWN_DESCRIPTORS, WATCHED_LANE_DESCRIPTORS, check_limit, raise_limit
-from sluice.ring.host_names import HostNames
-from sluice.ring.inbox import Inbox
-from sluice.ring.keys import InsecureError, KeysError
-from sluice.ring.lane import Lane
-from sluice.ring.ports import PortError, check_ports
-from sluice.ring.socket_file import ListenError
-from sluice.ring.wire import SENDER, ToDetokenizer
+from sluice.checkpoint.folder import CheckpointError, open_checkpoint
+from sluice.host.descriptors import OWN_DESCRIPTORS, WATCHED_LANE_DESCRIPTORS, check_limit, raise_limit
+from sluice.host.host_names import HostNames
+from sluice.host.ports import PortError, check_ports
+from sluice.host.socket_file import ListenError
+from sluice.lanes.inbox import Inbox
+from sluice.lanes.keys import InsecureError, KeysError
+from sluice.lanes.lane import Lane
 from sluice.settings.changed import changed_settings
 from sluice.settings.read import load_settings
 from sluice.settings.services import DetokenizerSettings
@@ -41,6 +40,7 @@ from sluice.telemetry.server import MAX_CONNECTIONS, MetricsPort
 from sluice.telemetry.service_status import ProgressBeacon, ServiceStatus, StatusFile
 from sluice.telemetry.status_report import DetokenizerReport, ServiceReport
 from sluice.telemetry.version import build_version
+from sluice.wire.requests import SENDER, ToDetokenizer
 
 # Longest poll of the inbox while idle. A signal handler runs during the poll but does not end it, so this bounds how
 # late the main loop notices SIGTERM.

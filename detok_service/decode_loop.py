@@ -10,9 +10,9 @@ from detok_service.router_links import RouterLinks
 from detok_service.stops import StopSearch, StopStrings
 from detok_service.stream import Engine, Key, TextStream
 from detok_service.stream_table import StreamTable
-from sluice.ring.errors import ErrorCode
-from sluice.ring.params import TextParams
-from sluice.ring.rows import End, Open, Started, TokenBatch, TokenLogprob
+from sluice.wire.errors import ErrorCode
+from sluice.wire.params import TextParams
+from sluice.wire.rows import End, Open, Started, TokenBatch, TokenLogprob
 
 REPLAY_SECONDS = 0.02
 """Time spent on resumed tokens between two reads of the inbox. Live streams are delayed by at most this much."""

@@ -9,8 +9,8 @@ from codecs import utf_8_decode
 from collections.abc import Callable, Mapping, Sequence
 from itertools import dropwhile
 
-from sluice.ring.rows import PROMPT_END_TOKENS
-from sluice.ring.vocabulary import REPLACEMENT
+from sluice.checkpoint.vocabulary import REPLACEMENT
+from sluice.wire.rows import PROMPT_END_TOKENS
 
 Pieces = Mapping[int, str | bytes]
 """Text by token id; `bytes` for a token that stands for one byte. Ids without text are absent."""

@@ -18,8 +18,8 @@ from detok_service.decoder import (
     TextError,
     WindowDecoder,
 )
-from sluice.ring.params import TextParams
-from sluice.ring.vocabulary import Family, Vocabulary
+from sluice.checkpoint.vocabulary import Family, Vocabulary
+from sluice.wire.params import TextParams
 
 NOTHING = re.compile("(?!)")
 """Matches nothing."""

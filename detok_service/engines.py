@@ -3,7 +3,7 @@
 from collections import OrderedDict
 
 from detok_service.stream import Engine
-from sluice.ring.timing import DOUBTFUL_ENGINE_SILENCE_SECONDS, ENGINE_SILENCE_SECONDS
+from sluice.wire.timing import DOUBTFUL_ENGINE_SILENCE_SECONDS, ENGINE_SILENCE_SECONDS
 
 MAX_ENGINES = 4096
 """Names and epochs come from the network: without a limit, forged ones would fill the memory."""

@@ -9,13 +9,13 @@ import msgspec
 import structlog
 
 from detok_service.stream import Engine, Row, TextStream
-from sluice.ring.heartbeats import DetokenizerHeartbeat, Epochs, Hello
-from sluice.ring.lane import WatchedLane, has_ended
-from sluice.ring.limited_log import LimitedLog
-from sluice.ring.prompt_logprobs import PromptLogprobs
-from sluice.ring.rows import MAX_TEXT_ROWS, Started, TextBatch
-from sluice.ring.timing import DRAIN_NOTICE_SECONDS
+from sluice.host.limited_log import LimitedLog
+from sluice.lanes.lane import WatchedLane, has_ended
 from sluice.telemetry.histogram import Histogram
+from sluice.wire.heartbeats import DetokenizerHeartbeat, Epochs, Hello
+from sluice.wire.prompt_logprobs import PromptLogprobs
+from sluice.wire.rows import MAX_TEXT_ROWS, Started, TextBatch
+from sluice.wire.timing import DRAIN_NOTICE_SECONDS
 
 MAX_LINKS = 256
 """Links open at the same time; each has its own lane."""

@@ -13,20 +13,20 @@ from detok_service.engines import Engines
 from detok_service.router_links import RouterLinks
 from detok_service.stream import Engine
 from detok_service.stream_table import StreamTable
-from sluice.ring.errors import ErrorCode
-from sluice.ring.heartbeats import DetokenizerHeartbeat, Hello, KeepAlive
-from sluice.ring.inbox import Gap
-from sluice.ring.lane import WatchedLane
-from sluice.ring.limited_log import LimitedLog
-from sluice.ring.rows import TokenBatch
-from sluice.ring.timing import (
+from sluice.host.limited_log import LimitedLog
+from sluice.lanes.inbox import Gap
+from sluice.lanes.lane import WatchedLane
+from sluice.telemetry.histogram import Histogram
+from sluice.telemetry.rate import Rate
+from sluice.wire.errors import ErrorCode
+from sluice.wire.heartbeats import DetokenizerHeartbeat, Hello, KeepAlive
+from sluice.wire.requests import Drop
+from sluice.wire.rows import TokenBatch
+from sluice.wire.timing import (
     DRAINING_ROUTER_SILENCE_SECONDS,
     HEARTBEAT_SECONDS,
     ROUTER_SILENCE_SECONDS,
 )
-from sluice.ring.wire import Drop
-from sluice.telemetry.histogram import Histogram
-from sluice.telemetry.rate import Rate
 
 PAUSE_SECONDS = 2.0
 """If a heartbeat is later than this, the process was paused."""

@@ -4,8 +4,8 @@ import msgspec
 
 from detok_service.decoder import Decoder
 from detok_service.stops import StopSearch
-from sluice.ring.errors import ErrorCode, Fault, FinishReason
-from sluice.ring.rows import End, Open, Times, TokenLogprob
+from sluice.wire.errors import ErrorCode, Fault, FinishReason
+from sluice.wire.rows import End, Open, Times, TokenLogprob
 
 MAX_TEXTLESS = 64
 """Tokens after which a row is sent even without text: the router needs their ids to resume the stream after a loss."""

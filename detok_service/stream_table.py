@@ -3,7 +3,7 @@
 from collections import OrderedDict
 
 from detok_service.stream import Engine, Key, TextStream
-from sluice.ring.rows import End
+from sluice.wire.rows import End
 
 
 class StreamTable:

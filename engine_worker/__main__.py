@@ -1,7 +1,7 @@
 """`python -m engine_worker`: one engine process."""
 
-from sluice.ring.extras import require_extra
-from sluice.ring.process import exit_on_signals
+from sluice.host.extras import require_extra
+from sluice.host.process import exit_on_signals
 
 if __name__ == "__main__":
     # Before the imports below, which take about a second.
@@ -28,16 +28,16 @@ from engine_worker.ringside.identity import why_context_is_limited
 from engine_worker.ringside.outbox import MAX_LANES
 from engine_worker.ringside.worker import Worker, open_metrics_port
 from engine_worker.scheduling.build import find_classes
-from sluice.ring.checkpoint import Checkpoint, CheckpointError, fetch_weights, open_checkpoint
-from sluice.ring.descriptors import (
+from sluice.checkpoint.folder import Checkpoint, CheckpointError, fetch_weights, open_checkpoint
+from sluice.host.descriptors import (
     LANE_DESCRIPTORS,
     OWN_DESCRIPTORS,
     WATCHED_LANE_DESCRIPTORS,
     check_limit,
     raise_limit,
 )
-from sluice.ring.ports import PortError, check_ports
-from sluice.ring.process import die_with_parent, on_stop_signal, run_service
+from sluice.host.ports import PortError, check_ports
+from sluice.host.process import die_with_parent, on_stop_signal, run_service
 from sluice.settings.changed import changed_settings
 from sluice.settings.engine import ProcessorNames
 from sluice.settings.fields import section_of

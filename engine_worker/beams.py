@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from sluice.ring.errors import FinishReason
-from sluice.ring.params import BeamSearchParams, StopParams
-from sluice.ring.rows import TokenLogprob
+from sluice.wire.errors import FinishReason
+from sluice.wire.params import BeamSearchParams, StopParams
+from sluice.wire.rows import TokenLogprob
 
 
 class Path(NamedTuple):

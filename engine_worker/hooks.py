@@ -9,12 +9,12 @@ from typing import NamedTuple
 
 import msgspec
 
-from sluice.ring.errors import Fault
-from sluice.ring.prompt_logprobs import PromptLogprobs
-from sluice.ring.rows import Open, TokenRow
-from sluice.ring.stats import RequestStats, StepStats
-from sluice.ring.tensors import TensorRows
-from sluice.ring.wire import Submit
+from sluice.wire.errors import Fault
+from sluice.wire.prompt_logprobs import PromptLogprobs
+from sluice.wire.requests import Submit
+from sluice.wire.rows import Open, TokenRow
+from sluice.wire.stats import RequestStats, StepStats
+from sluice.wire.tensors import TensorRows
 
 UNLIMITED = 1 << 62
 """Bytes that no request's tensors reach."""

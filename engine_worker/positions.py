@@ -12,8 +12,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sluice.ring.images import Image
-from sluice.ring.tables import VirtualTokens
+from sluice.wire.images import Image
+from sluice.wire.tables import VirtualTokens
 
 AXES = 3
 

@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from engine_worker.step import Drawn, KeptRows, SequenceProgram, Slice, Step
-from sluice.ring.calls import MethodCall, RankAnswer
-from sluice.ring.errors import Fault
-from sluice.ring.wire import Submit
+from sluice.wire.calls import MethodCall, RankAnswer
+from sluice.wire.errors import Fault
+from sluice.wire.requests import Submit
 
 
 class Launched(Protocol):
@@ -21,7 +21,7 @@ class Launched(Protocol):
 
     def prompt_logprobs(self) -> list[bytes]:
         """After `collect`: the rows of each slice with `scored`, in order, encoded as in
-        `sluice.ring.prompt_logprobs`."""
+        `sluice.wire.prompt_logprobs`."""
 
     def kept_rows(self) -> list[list[KeptRows]]:
         """After `collect`: for each `Kept` of each slice, in order, the rows of each tensor, in consecutive parts."""

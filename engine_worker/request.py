@@ -10,11 +10,11 @@ from engine_worker.sequence import Sequence, State
 from engine_worker.speculative.lookup import Lookup
 from engine_worker.speculative.proposals import Proposals
 from engine_worker.step import SequenceProgram
-from sluice.ring.errors import FinishReason
-from sluice.ring.params import RetentionParams, place_in_line
-from sluice.ring.rows import PROMPT_END_TOKENS, Open
-from sluice.ring.tables import VirtualTokens
-from sluice.ring.wire import Submit
+from sluice.wire.errors import FinishReason
+from sluice.wire.params import RetentionParams, place_in_line
+from sluice.wire.requests import Submit
+from sluice.wire.rows import PROMPT_END_TOKENS, Open
+from sluice.wire.tables import VirtualTokens
 
 
 class Request:
@@ -110,7 +110,7 @@ class Request:
         return self.spec.prompt_logprobs is not None and self.num_scored < self.num_prompt - 1
 
     @property
-    def keeper(self) -> Sequence | None:
+    def prompt_rows_owner(self) -> Sequence | None:
         """The sequence that keeps the rows of the prompt's tensors: the first that has not ended."""
         return next((sequence for sequence in self.sequences if sequence.state is not State.ENDED), None)
 

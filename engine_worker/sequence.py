@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from engine_worker.speculative.drafter import Drafter
 from engine_worker.step import SequenceProgram
-from sluice.ring.errors import FinishReason
-from sluice.ring.rows import Times
+from sluice.wire.errors import FinishReason
+from sluice.wire.rows import Times
 
 if TYPE_CHECKING:
     from engine_worker.request import Request
@@ -146,7 +146,7 @@ class Sequence:
         tensors = request.spec.tensors
         if tensors.output:
             first = request.num_prompt - 1 + self.num_rows
-        if tensors.context and request.num_context_rows < request.num_prompt and self is request.keeper:
+        if tensors.context and request.num_context_rows < request.num_prompt and self is request.prompt_rows_owner:
             first = min(first, request.num_context_rows)
         return first
 

@@ -16,11 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine_worker.positions import Positions
-from sluice.ring.errors import Fault
-from sluice.ring.params import SamplingParams
-from sluice.ring.rows import TokenLogprob
-from sluice.ring.tables import VirtualTokens
-from sluice.ring.tensors import DType
+from sluice.wire.errors import Fault
+from sluice.wire.params import SamplingParams
+from sluice.wire.rows import TokenLogprob
+from sluice.wire.tables import VirtualTokens
+from sluice.wire.tensors import DType
 
 
 class SequenceProgram(Protocol):
@@ -200,7 +200,7 @@ class Drawn(msgspec.Struct, frozen=True, gc=False):
     """The sequence's guide is not ready: prepare the request, then sample again. `token` is then meaningless."""
 
     @property
-    def drew(self) -> bool:
+    def has_token(self) -> bool:
         """Whether a token was sampled."""
         return self.fault is None and not (self.complete or self.best or self.postponed)
 

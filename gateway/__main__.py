@@ -2,8 +2,8 @@
 
 import os
 
-from sluice.ring.extras import require_extra
-from sluice.ring.process import die_with_parent, exit_on_signals, run_service
+from sluice.host.extras import require_extra
+from sluice.host.process import die_with_parent, exit_on_signals, run_service
 
 if __name__ == "__main__":
     # Before the imports below, which take a second.
@@ -20,9 +20,9 @@ import uvloop
 
 from gateway.service import serve
 from sluice import telemetry
-from sluice.ring.descriptors import OWN_DESCRIPTORS, check_limit, raise_limit
-from sluice.ring.listener import LISTENER_VARIABLE
-from sluice.ring.ports import check_ports
+from sluice.host.descriptors import OWN_DESCRIPTORS, check_limit, raise_limit
+from sluice.host.listener import LISTENER_VARIABLE
+from sluice.host.ports import check_ports
 from sluice.settings.gateway import GatewaySettings
 from sluice.settings.read import load_settings
 from sluice.telemetry.output import protect_stderr

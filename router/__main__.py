@@ -1,7 +1,7 @@
 """`python -m router`: one router process."""
 
-from sluice.ring.extras import require_extra
-from sluice.ring.process import exit_on_signals
+from sluice.host.extras import require_extra
+from sluice.host.process import exit_on_signals
 
 if __name__ == "__main__":
     # Before the imports below, which take a second.
@@ -20,11 +20,11 @@ from router.api.listener import fit_connections
 from router.app import RouterApp
 from router.peers.address import AddressError
 from sluice import telemetry
-from sluice.ring.checkpoint import Checkpoint, CheckpointError, open_checkpoint
-from sluice.ring.descriptors import raise_limit
-from sluice.ring.keys import InsecureError, KeysError
-from sluice.ring.ports import check_ports
-from sluice.ring.process import die_with_parent, run_service
+from sluice.checkpoint.folder import Checkpoint, CheckpointError, open_checkpoint
+from sluice.host.descriptors import raise_limit
+from sluice.host.ports import check_ports
+from sluice.host.process import die_with_parent, run_service
+from sluice.lanes.keys import InsecureError, KeysError
 from sluice.settings.read import load_settings
 from sluice.settings.services import RouterSettings
 from sluice.telemetry.output import protect_stderr

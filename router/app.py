@@ -26,7 +26,7 @@ from router.ring_side import RingSide
 from router.text.tokenizer_pool import TokenizerPool
 from router.trace_queue import TraceQueue
 from router.validate.model import describe, limits_of
-from sluice.ring.checkpoint import Checkpoint
+from sluice.checkpoint.folder import Checkpoint
 from sluice.settings.changed import changed_settings
 from sluice.settings.services import RouterSettings
 from sluice.telemetry.pages import PortOwner

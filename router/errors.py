@@ -12,8 +12,8 @@ from google.protobuf.message import Message
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 from grpc import StatusCode, aio
 
-from sluice.ring.errors import ErrorCode
-from sluice.ring.sampling_ranges import Range
+from sluice.wire.errors import ErrorCode
+from sluice.wire.sampling_ranges import Range
 
 Call: TypeAlias = aio.ServicerContext[Any, Any]
 

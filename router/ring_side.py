@@ -30,18 +30,18 @@ from router.requests.recovery import Recovery
 from router.requests.registry import RequestCounters, Requests
 from router.requests.serving_model import ServingModel
 from router.requests.suspects import Suspects
-from sluice.ring.adapters import AdapterLoaded
-from sluice.ring.cache_events import CacheEvents
-from sluice.ring.calls import CallAnswer
-from sluice.ring.errors import ErrorCode
-from sluice.ring.heartbeats import DetokenizerHeartbeat, EngineHeartbeat, Hello, KeepAlive
-from sluice.ring.inbox import Gap
-from sluice.ring.limited_log import LimitedLog
-from sluice.ring.prompt_adapters import PromptAdapterRead
-from sluice.ring.rows import TextBatch
-from sluice.ring.tensors import TensorBatch
-from sluice.ring.wire import ToRouter
+from sluice.host.limited_log import LimitedLog
+from sluice.lanes.inbox import Gap
 from sluice.settings.services import RouterSettings
+from sluice.wire.adapters import AdapterLoaded
+from sluice.wire.cache_events import CacheEvents
+from sluice.wire.calls import CallAnswer
+from sluice.wire.errors import ErrorCode
+from sluice.wire.heartbeats import DetokenizerHeartbeat, EngineHeartbeat, Hello, KeepAlive
+from sluice.wire.prompt_adapters import PromptAdapterRead
+from sluice.wire.requests import ToRouter
+from sluice.wire.rows import TextBatch
+from sluice.wire.tensors import TensorBatch
 
 CACHED_BLOCKS = 1 << 16
 """Block hashes remembered per engine for placement: about 10 MiB, a million tokens."""

@@ -21,7 +21,7 @@ from engine_worker.models.qwen3 import Qwen3
 from engine_worker.protocol import Runner
 from engine_worker.runner.weights import random_weights
 from engine_worker.step import Draw, Drawn, Slice, Step
-from sluice.ring.params import SamplingParams
+from sluice.wire.params import SamplingParams
 
 TOLERANCES = {"float32": 2e-3, "bfloat16": 0.1, "float16": 0.02}
 """Tolerated difference of logprobs that are computed in two ways, by dtype: bfloat16 keeps 8 bits, so a logit between 2

@@ -17,16 +17,16 @@ import torch
 from bench.gpu.shapes import Shape
 from bench.systems.direct import ATTEMPT, GREEDY, Inbox, submit
 from engine_worker.core.engine import Engine
-from engine_worker.core.intake import Terms, longest_sequence
+from engine_worker.core.intake import EngineLimits, longest_sequence
 from engine_worker.hooks import Hooks, Responses, Stop
 from engine_worker.protocol import Runner
 from engine_worker.runner.config import RunnerConfig
 from engine_worker.runner.load import load_runner
 from engine_worker.runner.weights import Progress
 from engine_worker.step import Drawn
-from sluice.ring.checkpoint import Checkpoint, open_checkpoint
-from sluice.ring.params import SamplingParams
+from sluice.checkpoint.folder import Checkpoint, open_checkpoint
 from sluice.settings.engine import Batching
+from sluice.wire.params import SamplingParams
 
 SEED = 7
 
@@ -103,7 +103,7 @@ class Core:
         config, checkpoint, self._inbox = served.config, served.checkpoint, Inbox()
         batching = Batching(config.max_batch_size, config.max_tokens_per_step)
         longest = longest_sequence(served.runner, batching, checkpoint.max_context_tokens)
-        terms = Terms(checkpoint.fingerprint, checkpoint.vocab_size, longest, config.max_batch_size)
+        terms = EngineLimits(checkpoint.fingerprint, checkpoint.vocab_size, longest, config.max_batch_size)
         hooks = Hooks(self._inbox.get_requests, self._on_responses, self._inbox.get_stops, lambda _: None)
         self._engine = Engine(served.runner, terms, batching, hooks, time.monotonic, cast(Any, StderrLog()))
         self._sampling = sampling

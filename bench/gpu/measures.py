@@ -18,7 +18,7 @@ from bench.systems.direct import GREEDY, freeze_heap
 from engine_worker.attention.backend import synchronize
 from engine_worker.runner.load import load_runner
 from engine_worker.runner.memory import free_memory
-from sluice.ring.params import SamplingParams
+from sluice.wire.params import SamplingParams
 
 SLUICE = "Sluice"
 AS_SERVED, EAGER, FREE = "as served", "eager", "temperature 1"

@@ -16,7 +16,7 @@ from bench.gpu.stages import Stages
 from bench.gpu.trials import avoiding, places, subjects, try_in_child
 from bench.systems.direct import GREEDY
 from engine_worker.runner.fusing import missing_compiler
-from sluice.ring.params import SamplingParams
+from sluice.wire.params import SamplingParams
 
 Recheck = Callable[[Served], Outcome]
 """Repeats a check with a different runner."""

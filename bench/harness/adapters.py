@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from sluice.ring.adapters import Adapter, AdapterFiles
+from sluice.wire.adapters import Adapter, AdapterFiles
 
 TARGETS = {
     "self_attn.q_proj": ("hidden", "queries"),

@@ -7,9 +7,9 @@ from zlib import crc32
 import msgspec
 from msgspec.structs import replace
 
-from sluice.ring.adapters import Adapter
-from sluice.ring.params import RetentionParams
-from sluice.ring.rows import TokenRow
+from sluice.wire.adapters import Adapter
+from sluice.wire.params import RetentionParams
+from sluice.wire.rows import TokenRow
 
 
 class PlannedRequest(msgspec.Struct, frozen=True):

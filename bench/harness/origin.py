@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from sluice.ring.cores import usable_cores
+from sluice.host.cores import usable_cores
 
 
 class Origin(msgspec.Struct, frozen=True):

@@ -4,8 +4,8 @@ import gc
 from typing import Any
 
 from engine_worker.hooks import Stop
-from sluice.ring.params import SamplingParams, StopParams, TextParams
-from sluice.ring.wire import Submit
+from sluice.wire.params import SamplingParams, StopParams, TextParams
+from sluice.wire.requests import Submit
 
 GREEDY = SamplingParams(temperature=0.0)
 HERE = "inproc://here"

@@ -16,19 +16,19 @@ from bench.harness.load import Arrivals, Load, PlannedRequest, Run, Trace
 from bench.systems.direct import ATTEMPT, Inbox, freeze_heap, submit
 from engine_worker.__main__ import load
 from engine_worker.core.engine import Engine
-from engine_worker.core.intake import Terms, longest_sequence
+from engine_worker.core.intake import EngineLimits, longest_sequence
 from engine_worker.hooks import Hooks, Report, Responses, Stop
 from engine_worker.parallel.rank_env import read_rank_env
 from engine_worker.protocol import Runner
+from sluice.checkpoint.folder import open_checkpoint
 from sluice.launch.plan import child_environment
-from sluice.ring.checkpoint import open_checkpoint
-from sluice.ring.params import BeamSearchParams, SamplingParams, Speculation
-from sluice.ring.rows import Open, TokenRow
-from sluice.ring.wire import Submit
 from sluice.settings.read import load_settings
 from sluice.settings.services import EngineSettings
 from sluice.telemetry import configure
 from sluice.telemetry.startup import Startup
+from sluice.wire.params import BeamSearchParams, SamplingParams, Speculation
+from sluice.wire.requests import Submit
+from sluice.wire.rows import Open, TokenRow
 
 NAME = "Sluice, engine alone"
 IDLE_SECONDS = 0.001
@@ -107,7 +107,7 @@ class EngineAlone:
 
     def _assemble(self, settings: EngineSettings, runner: Runner) -> Engine:
         checkpoint = self._checkpoint
-        terms = Terms(
+        terms = EngineLimits(
             fingerprint=checkpoint.fingerprint,
             vocab_size=checkpoint.vocab_size,
             max_sequence_tokens=longest_sequence(runner, settings, checkpoint.max_context_tokens),

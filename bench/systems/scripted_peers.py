@@ -13,14 +13,14 @@ from typing import Any
 
 import zmq
 
-from sluice.ring.errors import FinishReason
-from sluice.ring.heartbeats import DetokenizerHeartbeat, EngineHeartbeat, Hello
-from sluice.ring.inbox import Inbox
-from sluice.ring.lane import Lane
-from sluice.ring.rows import End, Started, TextBatch, Times
-from sluice.ring.stats import StepStats
-from sluice.ring.timing import HEARTBEAT_SECONDS
-from sluice.ring.wire import Cancel, Submit, ToDetokenizer, ToEngine
+from sluice.lanes.inbox import Inbox
+from sluice.lanes.lane import Lane
+from sluice.wire.errors import FinishReason
+from sluice.wire.heartbeats import DetokenizerHeartbeat, EngineHeartbeat, Hello
+from sluice.wire.requests import Cancel, Submit, ToDetokenizer, ToEngine
+from sluice.wire.rows import End, Started, TextBatch, Times
+from sluice.wire.stats import StepStats
+from sluice.wire.timing import HEARTBEAT_SECONDS
 
 MOST_REQUESTS = 4096
 LEAST_STEP_SECONDS = 0.002

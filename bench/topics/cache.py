@@ -17,7 +17,7 @@ from bench.harness.topic import Plan, Step, Topic, engine_settings, interleave
 from bench.systems.engine_alone import engine_alone
 from bench.systems.ring import through_ring
 from sluice.loadgen.report import percentile
-from sluice.ring.params import RangeRetention, RetentionParams
+from sluice.wire.params import RangeRetention, RetentionParams
 
 PRIORITY = 100
 FLOOD_TOKENS = 256

@@ -25,9 +25,9 @@ from engine_worker.runner.runner import ModelRunner
 from engine_worker.sampling.program import Program, build_programs
 from engine_worker.step import Draw, Slice
 from engine_worker.step import Step as EngineStep
-from sluice.ring.checkpoint import Checkpoint, open_checkpoint
-from sluice.ring.params import Guide, GuideKind, SamplingParams
+from sluice.checkpoint.folder import Checkpoint, open_checkpoint
 from sluice.settings.engine import GuideLimits
+from sluice.wire.params import Guide, GuideKind, SamplingParams
 
 PLAIN = "no guide"
 WIDE = {"type": "object", "properties": {f"field_{i}": {"type": "string", "maxLength": 40} for i in range(50)}}

@@ -19,7 +19,7 @@ from bench.harness.tables import Section, number, table
 from bench.harness.topic import Plan, Step, Topic, engine_settings, interleave
 from bench.peers.checkpoints import checkpoint
 from bench.systems.engine_alone import engine_alone
-from sluice.ring.adapters import Adapter
+from sluice.wire.adapters import Adapter
 
 COLOURS = (BLUE, ORANGE)
 GOAL = 0.85

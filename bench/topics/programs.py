@@ -19,7 +19,7 @@ from bench.harness.topic import Plan, Step, Topic
 from engine_worker.sampling.program import Program, build_programs
 from engine_worker.sampling.sampler import SamplingPlan, sample
 from engine_worker.step import Draw
-from sluice.ring.params import SamplingParams
+from sluice.wire.params import SamplingParams
 
 LIMIT = 30.0
 """Highest acceptable cost of the rules of a sequence in a step, in microseconds."""

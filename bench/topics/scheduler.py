@@ -18,13 +18,13 @@ from bench.harness.topic import Plan, Step, Topic
 from bench.systems.direct import freeze_heap, submit
 from bench.topics.policies import COLOURS, POLICIES
 from engine_worker.core.engine import Engine
-from engine_worker.core.intake import Terms
+from engine_worker.core.intake import EngineLimits
 from engine_worker.hooks import Hooks
 from engine_worker.step import Drawn, KeptRows, Slice
 from engine_worker.step import Step as EngineStep
-from sluice.ring.calls import MethodCall
-from sluice.ring.wire import Submit
 from sluice.settings.engine import Batching
+from sluice.wire.calls import MethodCall
+from sluice.wire.requests import Submit
 
 TOKENS_PER_BLOCK = 16
 PROMPT_TOKENS = 64
@@ -141,7 +141,7 @@ class ScriptedEngine:
         self._runner = ScriptedRunner(2 * blocks + TOKENS_PER_BLOCK)
         self._engine = Engine(
             self._runner,
-            Terms("", 1 << 20, PROMPT_TOKENS + max_tokens, len(self._requests)),
+            EngineLimits("", 1 << 20, PROMPT_TOKENS + max_tokens, len(self._requests)),
             Batching(running, running * PROMPT_TOKENS, capacity_scheduler_policy=policy),
             Hooks(self._get_requests, lambda _: None, lambda: (), lambda _: None),
             time.monotonic,

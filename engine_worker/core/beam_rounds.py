@@ -9,8 +9,8 @@ from engine_worker.kvcache.cache import KvCacheManager
 from engine_worker.request import Request
 from engine_worker.sequence import Sequence, State
 from engine_worker.step import Drawn
-from sluice.ring.errors import ErrorCode, Fault, FinishReason
-from sluice.ring.rows import TokenLogprob
+from sluice.wire.errors import ErrorCode, Fault, FinishReason
+from sluice.wire.rows import TokenLogprob
 
 
 class BeamRounds:

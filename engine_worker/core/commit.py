@@ -15,7 +15,7 @@ from engine_worker.request import Request
 from engine_worker.sequence import Sequence, State
 from engine_worker.speculative.drafting import Drafting
 from engine_worker.step import Drawn, KeptRows
-from sluice.ring.errors import ErrorCode, Fault, FinishReason
+from sluice.wire.errors import ErrorCode, Fault, FinishReason
 
 STEP_FAILED = Fault(ErrorCode.STEP_FAILED.name, "the engine failed while computing this request; see its log")
 LOAD_FAILED = Fault(
@@ -85,7 +85,7 @@ class StepCommitter:
                     continue
                 if sequence in restarting:
                     sampler.drop_promise()
-                elif result.drew:
+                elif result.has_token:
                     num_sampled += 1
                     live.append(sampler, result.token, result.logprob, now)
                 else:
@@ -135,10 +135,10 @@ class StepCommitter:
         the next slice overwrites them.
         """
         accepted = 0
-        while accepted < len(drafts) and drawn[accepted].drew and drawn[accepted].token == drafts[accepted]:
+        while accepted < len(drafts) and drawn[accepted].has_token and drawn[accepted].token == drafts[accepted]:
             accepted += 1
         last = drawn[accepted]
-        drawn = drawn[: accepted + last.drew]
+        drawn = drawn[: accepted + last.has_token]
         reason = FinishReason.RUNNING
         for count, result in enumerate(drawn, 1):
             sequence.append(result.token)
@@ -151,7 +151,7 @@ class StepCommitter:
         self._drafting.record(sequence, len(drafts), accepted)
         if drawn:
             self._live.extend(sequence, drawn, accepted, reason, now)
-        if not last.drew:
+        if not last.has_token:
             self._commit_without_token(sequence, last, now)
         return len(drawn)
 

@@ -13,7 +13,7 @@ from structlog.stdlib import BoundLogger
 
 from engine_worker.core.beam_rounds import BeamRounds
 from engine_worker.core.commit import StepCommitter
-from engine_worker.core.intake import Intake, Terms
+from engine_worker.core.intake import EngineLimits, Intake
 from engine_worker.core.live import LiveRequests
 from engine_worker.core.planning import InFlightStep, StepResults, draw_after
 from engine_worker.core.stats import Stats
@@ -31,16 +31,16 @@ from engine_worker.speculative.draft_model import DraftModel
 from engine_worker.speculative.drafting import Drafting
 from engine_worker.speculative.model_drafting import ModelDrafting
 from engine_worker.step import Step
-from sluice.ring.errors import Fault, FinishReason
-from sluice.ring.wire import Submit
 from sluice.settings.engine import Batching
+from sluice.wire.errors import Fault, FinishReason
+from sluice.wire.requests import Submit
 
 
 class Engine:
     def __init__(
         self,
         runner: Runner,
-        terms: Terms,
+        terms: EngineLimits,
         batching: Batching,
         hooks: Hooks,
         clock: Callable[[], float],

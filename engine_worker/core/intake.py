@@ -20,14 +20,14 @@ from engine_worker.request import Request
 from engine_worker.sequence import State
 from engine_worker.speculative.proposals import proposals_problem
 from engine_worker.step import SequenceProgram
-from sluice.ring.checkpoint import Checkpoint
-from sluice.ring.errors import ErrorCode, Fault, FinishReason
-from sluice.ring.hashing import root_hash
-from sluice.ring.message import MAX_SEQUENCES
-from sluice.ring.tables import VirtualTokens
-from sluice.ring.tensors import LOGITS_NAMES
-from sluice.ring.wire import Submit
+from sluice.checkpoint.folder import Checkpoint
 from sluice.settings.engine import Batching
+from sluice.wire.errors import ErrorCode, Fault, FinishReason
+from sluice.wire.hashing import root_hash
+from sluice.wire.message import MAX_SEQUENCES
+from sluice.wire.requests import Submit
+from sluice.wire.tables import VirtualTokens
+from sluice.wire.tensors import LOGITS_NAMES
 
 Programs = Callable[[Submit], Sequence[SequenceProgram | None]]
 
@@ -60,7 +60,7 @@ EXPECTED_DRAFTS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class EngineLimits:
     """The limits and abilities of an engine that decide which requests it accepts."""
 
     fingerprint: str
@@ -114,7 +114,7 @@ class Intake:
     def __init__(
         self,
         live: LiveRequests,
-        terms: Terms,
+        terms: EngineLimits,
         prepare: Prepare,
         programs: Programs,
         aging_seconds: float = 0.0,

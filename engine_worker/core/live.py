@@ -11,14 +11,14 @@ from engine_worker.protocol import AdapterLibrary
 from engine_worker.request import Request, opening, remaining
 from engine_worker.sequence import IN_ORDER, Sequence, State
 from engine_worker.step import Drawn, Scored
-from sluice.ring.errors import Fault, FinishReason
-from sluice.ring.images import Image
-from sluice.ring.prompt_logprobs import parts
-from sluice.ring.rows import End, TokenLogprob, TokenRow
-from sluice.ring.shared_tables import SharedTables
-from sluice.ring.tables import Table
-from sluice.ring.tensors import TensorRows
-from sluice.ring.wire import Submit
+from sluice.wire.errors import Fault, FinishReason
+from sluice.wire.images import Image
+from sluice.wire.prompt_logprobs import parts
+from sluice.wire.requests import Submit
+from sluice.wire.rows import End, TokenLogprob, TokenRow
+from sluice.wire.shared_tables import SharedTables
+from sluice.wire.tables import Table
+from sluice.wire.tensors import TensorRows
 
 
 class LiveRequests:

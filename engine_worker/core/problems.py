@@ -1,10 +1,10 @@
 """Checks of requests that do not depend on the engine's state. Each returns the problem, or None."""
 
 from engine_worker.request import remaining
-from sluice.ring.images import Image
-from sluice.ring.shared_tables import SharedTables
-from sluice.ring.tables import PromptTables, Table
-from sluice.ring.wire import Submit
+from sluice.wire.images import Image
+from sluice.wire.requests import Submit
+from sluice.wire.shared_tables import SharedTables
+from sluice.wire.tables import PromptTables, Table
 
 
 def rows_problem(spec: Submit) -> str | None:

@@ -4,8 +4,8 @@ from math import inf
 
 from engine_worker.core.live import LiveRequests
 from engine_worker.request import Request
-from sluice.ring.errors import ErrorCode, Fault, FinishReason
-from sluice.ring.wire import PROBATION_TOKENS
+from sluice.wire.errors import ErrorCode, Fault, FinishReason
+from sluice.wire.requests import PROBATION_TOKENS
 
 HOLD_SECONDS = 0.05
 """Delay before a quarantined request is computed, so that a heartbeat that names it is sent before it may end this

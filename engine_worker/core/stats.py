@@ -11,9 +11,9 @@ from engine_worker.request import Request
 from engine_worker.scheduling.simple import RequestScheduler, Schedule
 from engine_worker.sequence import State
 from engine_worker.speculative.drafting import DraftCounts
-from sluice.ring.stats import RequestStats, Stage, StepStats
 from sluice.telemetry.histogram import Histogram
 from sluice.telemetry.rate import Rate
+from sluice.wire.stats import RequestStats, Stage, StepStats
 
 REFRESH_SECONDS = 0.5
 """Interval between two reports of a running request."""

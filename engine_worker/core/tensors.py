@@ -1,7 +1,7 @@
 """Tensors for clients: which rows a step keeps, which sequences may compute rows now, and messages with the rows.
 
 A row is sent once: after preemption or a resume, cached blocks are reused up to the first row that was not sent. The
-rows of a prompt are kept for one of the request's sequences, its keeper.
+rows of a prompt are kept for one of the request's sequences, its `prompt_rows_owner`.
 """
 
 from collections import OrderedDict
@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator, Mapping
 from engine_worker.request import Request
 from engine_worker.sequence import NO_LIMIT, Sequence, State
 from engine_worker.step import LOGITS, Kept, KeptRows
-from sluice.ring import tensors
-from sluice.ring.tensors import TensorRows
-from sluice.ring.wire import Submit
+from sluice.wire import tensors
+from sluice.wire.requests import Submit
+from sluice.wire.tensors import TensorRows
 
 
 def sources(names: tuple[str, ...]) -> tuple[str, ...]:
@@ -29,7 +29,7 @@ def kept_rows(sequence: Sequence, num_tokens: int) -> tuple[Kept, ...]:
     prompt's, then the output's."""
     request, start = sequence.request, sequence.num_scheduled
     params, end, kept = request.spec.tensors, start + num_tokens, []
-    if params.context and sequence is request.keeper:
+    if params.context and sequence is request.prompt_rows_owner:
         first, last = max(start, request.num_context_rows), min(end, request.num_prompt)
         if first < last:
             kept.append(Kept(first, last - first, sources(params.context), True))
@@ -56,7 +56,7 @@ def tensor_messages(
     for positions, arrays in zip(kept, rows, strict=True):
         end = positions.start + positions.count
         if positions.context:
-            # If the keeper ended while its step was in flight, the next one may have computed the same rows.
+            # If their owner ended while its step was in flight, the next one may have computed the same rows.
             for part in _messages(request, 0, request.spec.tensors.context, arrays, context=True):
                 if request.num_context_rows < part.end:
                     yield part.between(max(request.num_context_rows, part.start), part.end)
@@ -140,7 +140,7 @@ class TensorGate:
     def _bytes_per_position(self, request: Request, sequence: Sequence) -> int:
         params = request.spec.tensors
         names = sources(params.output)
-        if sequence is request.keeper and request.num_context_rows < request.num_prompt:
+        if sequence is request.prompt_rows_owner and request.num_context_rows < request.num_prompt:
             names += sources(params.context)
         return sum(self._row_bytes[name] for name in names)
 

@@ -4,9 +4,9 @@ import signal
 from collections import OrderedDict
 
 from engine_worker.guided.messages import Key
-from sluice.ring.errors import ErrorCode, Fault
-from sluice.ring.params import Guide
 from sluice.settings.engine import GuideLimits
+from sluice.wire.errors import ErrorCode, Fault
+from sluice.wire.params import Guide
 
 MAX_REFUSED = 256
 """Guides that are remembered as too complex."""

@@ -10,7 +10,7 @@ from llguidance.gbnf_to_lark import any_to_lark
 
 from engine_worker.guided.lark import ascii_classes, prepared_grammar
 from engine_worker.guided.schemas import prepared
-from sluice.ring.params import Guide, GuideKind
+from sluice.wire.params import Guide, GuideKind
 
 SYNTAX = frozenset(r"\.+*?()|[]{}^$#&-~/")
 """Characters with a special meaning in a regular expression."""

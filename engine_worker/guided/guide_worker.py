@@ -25,7 +25,7 @@ from engine_worker.guided.messages import (
     send,
 )
 from engine_worker.guided.vocabulary import Tokens
-from sluice.ring.params import Guide
+from sluice.wire.params import Guide
 
 TOKEN_SECONDS = 0.002
 """Additional CPU time for each token beyond the first: a new matcher consumes all tokens so far."""

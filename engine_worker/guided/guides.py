@@ -34,9 +34,9 @@ from engine_worker.guided.processes import (
     WorkerLink,
 )
 from engine_worker.guided.turns import Turns
-from sluice.ring.errors import Fault
-from sluice.ring.params import Guide
 from sluice.settings.engine import GuideLimits
+from sluice.wire.errors import Fault
+from sluice.wire.params import Guide
 
 V = TypeVar("V")
 

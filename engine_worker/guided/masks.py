@@ -18,8 +18,8 @@ from engine_worker.guided.faults import RefusedGuides, lost, too_complex, wrong_
 from engine_worker.guided.memory import COMPILING, SLOT
 from engine_worker.guided.messages import ComputeMasks, Key, MasksReady, Row, RowResult, receive, send
 from engine_worker.guided.processes import GuideProcesses, GuidesLostError, WorkerLink
-from sluice.ring.errors import Fault
-from sluice.ring.params import Guide
+from sluice.wire.errors import Fault
+from sluice.wire.params import Guide
 
 MAX_HANGS = 2
 """Timeouts of the guide worker in one step, after which the step's guided sequences end."""

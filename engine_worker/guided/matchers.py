@@ -13,7 +13,7 @@ from engine_worker.guided.grammars import grammar_of, numbered_tokens
 from engine_worker.guided.memory import MaskMemory
 from engine_worker.guided.messages import MAX_COMPILED, Key, Row, RowResult
 from engine_worker.guided.vocabulary import Tokens
-from sluice.ring.params import Guide, GuideKind
+from sluice.wire.params import Guide, GuideKind
 
 MAX_MESSAGE = 600
 """Limit on the characters of an error message of llguidance."""

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from sluice.ring.params import Guide
+from sluice.wire.params import Guide
 
 Key = bytes
 """Identifies a guide; see `key_of`."""

@@ -19,7 +19,7 @@ import msgspec
 from engine_worker.guided.liveness import is_stopped, poll_of, wait_for
 from engine_worker.guided.memory import HEADER, MaskMemory
 from engine_worker.guided.messages import FORK, Loaded
-from sluice.ring.checkpoint import Checkpoint
+from sluice.checkpoint.folder import Checkpoint
 from sluice.settings.engine import GuideLimits
 
 ANSWER_BYTES = 1 << 13

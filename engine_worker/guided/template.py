@@ -26,7 +26,7 @@ from engine_worker.guided.matchers import GuideError, compile_guide
 from engine_worker.guided.memory import MaskMemory
 from engine_worker.guided.messages import FORK, Key, Loaded, Outcome, StartTrial, TrialResult, receive, send
 from engine_worker.guided.vocabulary import Tokens, load_tokens
-from sluice.ring.process import PR_SET_PDEATHSIG
+from sluice.host.process import PR_SET_PDEATHSIG
 
 TRIAL_NICENESS = 10
 TRIAL_PATIENCE = 60.0

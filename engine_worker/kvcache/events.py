@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 from engine_worker.kvcache.pool import Priorities, Stored
 from engine_worker.sequence import Content
-from sluice.ring import cache_events as ring
-from sluice.ring.cache_events import MAX_EVENTS, MAX_ITEMS, MAX_REMOVED, CacheEvent, Tier, size_of
-from sluice.ring.hashing import short_hash
+from sluice.wire import cache_events as ring
+from sluice.wire.cache_events import MAX_EVENTS, MAX_ITEMS, MAX_REMOVED, CacheEvent, Tier, size_of
+from sluice.wire.hashing import short_hash
 
 
 class EventSlice(NamedTuple):

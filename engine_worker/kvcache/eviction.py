@@ -9,7 +9,7 @@ from math import inf
 from operator import attrgetter
 from typing import NamedTuple
 
-from sluice.ring.params import DEFAULT_RETENTION, RetentionParams
+from sluice.wire.params import DEFAULT_RETENTION, RetentionParams
 
 COMPACT_AT = 64
 """Stale heap entries, in addition to one per block, at which they are removed."""

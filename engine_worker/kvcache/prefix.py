@@ -6,7 +6,7 @@ from typing import NamedTuple
 from engine_worker.kvcache.pool import Geometry
 from engine_worker.kvcache.tiers import Tiers
 from engine_worker.sequence import Content, Sequence, State
-from sluice.ring.hashing import block_hash
+from sluice.wire.hashing import block_hash
 
 GENERATED = b"generated"
 """Begins the key of a block with generated tokens; the number of its prompt tokens follows."""

@@ -11,9 +11,9 @@ from engine_worker.kvcache.eviction import DEFAULT
 from engine_worker.kvcache.pool import BlockPool, CacheCorruptError, Stored
 from engine_worker.sequence import Content
 from engine_worker.step import Move, MoveKind
-from sluice.ring.cache_events import Tier
-from sluice.ring.hashing import short_hash
-from sluice.ring.heartbeats import CacheChanges
+from sluice.wire.cache_events import Tier
+from sluice.wire.hashing import short_hash
+from sluice.wire.heartbeats import CacheChanges
 
 
 class Tiers:

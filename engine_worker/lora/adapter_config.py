@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from sluice.ring.peft import CONFIG, DESCRIPTIONS
-from sluice.ring.tensor_file import INVALID_JSON
+from sluice.checkpoint.peft import CONFIG, DESCRIPTIONS
+from sluice.checkpoint.tensor_file import INVALID_JSON
 
 MAX_PATTERN = 4096
 """Entries of rank_pattern and of alpha_pattern."""

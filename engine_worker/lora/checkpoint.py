@@ -15,9 +15,9 @@ from torch import Tensor
 from engine_worker.layers.adapters import Target
 from engine_worker.lora.adapter_config import AdapterConfig, AdapterError, shown
 from engine_worker.lora.tensor_file import MAX_HEADER_BYTES, read_matrices
-from sluice.ring.adapters import MAX_CONFIG_BYTES, MAX_FILE_BYTES, AdapterFiles, Data
-from sluice.ring.peft import CONFIG, PICKLE, WEIGHTS
-from sluice.ring.tensor_file import TensorFileError
+from sluice.checkpoint.peft import CONFIG, PICKLE, WEIGHTS
+from sluice.checkpoint.tensor_file import TensorFileError
+from sluice.wire.adapters import MAX_CONFIG_BYTES, MAX_FILE_BYTES, AdapterFiles, Data
 
 WRAPPER = "base_model.model."
 """Prefix of all tensor names, by peft."""

@@ -21,10 +21,10 @@ from engine_worker.lora.host import HostAdapters
 from engine_worker.lora.loading import Loaded, Loading
 from engine_worker.lora.uploads import WaitingUploads
 from engine_worker.protocol import HostUsage
-from sluice.ring.adapters import Adapter, AdapterFiles, join_parts
-from sluice.ring.errors import ErrorCode, Fault
-from sluice.ring.peft import CONFIG
+from sluice.checkpoint.peft import CONFIG
 from sluice.settings.engine import LoraOptions
+from sluice.wire.adapters import Adapter, AdapterFiles, join_parts
+from sluice.wire.errors import ErrorCode, Fault
 
 MAX_LOADING = 64
 """Limit on the loads that do not belong to a waiting request, including those that wait for a thread."""

@@ -5,7 +5,7 @@ from concurrent.futures import Executor, Future
 from typing import NamedTuple
 
 from engine_worker.lora.checkpoint import AdapterWeights
-from sluice.ring.errors import Fault
+from sluice.wire.errors import Fault
 
 
 class Loaded(NamedTuple):

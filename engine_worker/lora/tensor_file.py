@@ -14,8 +14,8 @@ import torch
 from msgspec import Meta
 from torch import Tensor
 
-from sluice.ring.adapters import Data
-from sluice.ring.tensor_file import TensorFileError, decode, split
+from sluice.checkpoint.tensor_file import TensorFileError, decode, split
+from sluice.wire.adapters import Data
 
 MAX_HEADER_BYTES = 8 << 20
 DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}

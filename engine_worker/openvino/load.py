@@ -31,7 +31,7 @@ from engine_worker.runner.runner import DraftRunner, ModelRunner
 from engine_worker.runner.vision import load_images
 from engine_worker.runner.weights import Progress, fill_weights
 from engine_worker.step import Slice
-from sluice.ring.checkpoint import Checkpoint
+from sluice.checkpoint.folder import Checkpoint
 from sluice.settings.backend import OPENVINO_BLOCK
 
 VERSION = "2026.4."

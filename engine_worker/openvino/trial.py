@@ -30,9 +30,9 @@ from engine_worker.runner.forward import Forward
 from engine_worker.runner.torch_forward import TorchForward
 from engine_worker.runner.weights import random_weights
 from engine_worker.step import AdapterLoad, Draw, Slice
-from sluice.ring.params import SamplingParams
 from sluice.settings.backend import OPENVINO_BLOCK
 from sluice.settings.engine import LoraOptions
+from sluice.wire.params import SamplingParams
 
 TOLERANCE = {"float32": 1e-4, "float16": 1e-2, "bfloat16": 0.1, "u8": 0.1}
 """Largest allowed error of a logit, relative to the largest logit, for each type of the KV cache."""

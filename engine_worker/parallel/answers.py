@@ -11,7 +11,7 @@ from torch.distributed import DistError
 from torch.distributed.distributed_c10d import Store
 
 from engine_worker.parallel.channel import ChannelSender
-from sluice.ring.calls import RankAnswer, failed
+from sluice.wire.calls import RankAnswer, failed
 
 
 def store_answer(store: Store, number: int, rank: int, answer: RankAnswer) -> None:

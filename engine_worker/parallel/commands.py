@@ -12,8 +12,8 @@ from engine_worker.runner.batch import StepArrays
 from engine_worker.runner.config import RunnerConfig
 from engine_worker.sampling.replicas import ReplicatedStep
 from engine_worker.step import Move
-from sluice.ring.calls import MethodCall
 from sluice.settings.engine import ProcessorNames
+from sluice.wire.calls import MethodCall
 
 
 class Command(msgspec.Struct, frozen=True, array_like=True, tag=True):

@@ -7,7 +7,7 @@ WAKEUP are inherited file descriptors.
 import gc
 import signal
 
-from sluice.ring.process import die_with_parent
+from sluice.host.process import die_with_parent
 
 if __name__ == "__main__":
     # Before the imports below, which take seconds: rank 0 may end meanwhile. Not SIGTERM, which is ignored later.
@@ -43,10 +43,10 @@ from engine_worker.runner.methods import Methods
 from engine_worker.runner.torch_forward import TorchForward
 from engine_worker.sampling.processors import NO_PROCESSORS, find_processors
 from engine_worker.sampling.replicas import ReplicatedProcessors, ReplicatedStep
-from sluice.ring.calls import RankAnswer
-from sluice.ring.checkpoint import CheckpointError, open_checkpoint
+from sluice.checkpoint.folder import CheckpointError, open_checkpoint
 from sluice.telemetry import configure
 from sluice.telemetry.output import exit_now, protect_stderr
+from sluice.wire.calls import RankAnswer
 
 # POLLHUP needs both directions closed; Linux can also report that only the peer has closed.
 HANGUP = getattr(select, "POLLRDHUP", select.POLLHUP)

@@ -31,10 +31,10 @@ from engine_worker.runner.runner import ModelRunner
 from engine_worker.runner.weights import Progress
 from engine_worker.sampling.replicas import ReplicatedSequences, ReplicatedStep
 from engine_worker.step import Move
-from sluice.ring.calls import MethodCall
-from sluice.ring.checkpoint import Checkpoint
+from sluice.checkpoint.folder import Checkpoint
 from sluice.settings.engine import ProcessorNames
 from sluice.telemetry.output import exit_now
+from sluice.wire.calls import MethodCall
 
 END_SECONDS = 5.0
 """Time limit for the ranks to leave the group after a Shutdown, and then for their processes to exit."""

@@ -9,7 +9,7 @@ import time
 from contextlib import suppress
 
 from engine_worker.parallel.shm_channel import SharedMemory, ShmSender, Wakeup
-from sluice.ring.process import PARENT_VARIABLE
+from sluice.host.process import PARENT_VARIABLE
 
 REAP_SECONDS = 1.0
 """Time to wait for the exit status of a process that is ending."""

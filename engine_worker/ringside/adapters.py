@@ -11,15 +11,15 @@ from structlog.stdlib import BoundLogger
 
 from engine_worker.core.intake import NO_ADAPTERS
 from engine_worker.protocol import AdapterLibrary, Loading
-from sluice.ring.adapter_registry import AdapterRegistry, merge_all
-from sluice.ring.adapters import (
+from sluice.wire.adapter_registry import AdapterRegistry, merge_all
+from sluice.wire.adapters import (
     AdapterChanges,
     AdapterEntries,
     AdapterLoaded,
     AdapterPart,
     LoadAdapter,
 )
-from sluice.ring.errors import ErrorCode, Fault
+from sluice.wire.errors import ErrorCode, Fault
 
 MAX_LOADING = 64
 """Limit on loads that routers wait for."""

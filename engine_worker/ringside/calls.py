@@ -6,7 +6,7 @@ from typing import NamedTuple
 from structlog.stdlib import BoundLogger
 
 from engine_worker.protocol import PendingCall, Runner
-from sluice.ring.calls import Call, CallAnswer, RankAnswer, failed
+from sluice.wire.calls import Call, CallAnswer, RankAnswer, failed
 
 MAX_PENDING = 16
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from threading import Lock
 
 from engine_worker.kvcache.events import EventLog
-from sluice.ring.cache_events import CacheEvents, ReadCacheEvents
+from sluice.wire.cache_events import CacheEvents, ReadCacheEvents
 
 MAX_READS = 256
 """Requests that may wait for the next heartbeat. A reader that receives no answer repeats its request."""

@@ -17,15 +17,15 @@ import zmq
 from structlog.stdlib import BoundLogger
 
 from engine_worker.ringside.stats_log import Cursor, StatsLog
-from sluice.ring.adapters import AdapterChanges, AdapterLoaded
-from sluice.ring.cache_events import CacheEvents
-from sluice.ring.calls import CallAnswer
-from sluice.ring.heartbeats import CacheChanges, EngineHeartbeat, Epochs, Hello
-from sluice.ring.host_names import HostNames
-from sluice.ring.keys import PLAIN, Security
-from sluice.ring.lane import Lane, has_ended
-from sluice.ring.prompt_adapters import PromptAdapterRead
-from sluice.ring.timing import HEARTBEAT_SECONDS, ROUTER_SILENCE_SECONDS
+from sluice.host.host_names import HostNames
+from sluice.lanes.keys import PLAIN, Security
+from sluice.lanes.lane import Lane, has_ended
+from sluice.wire.adapters import AdapterChanges, AdapterLoaded
+from sluice.wire.cache_events import CacheEvents
+from sluice.wire.calls import CallAnswer
+from sluice.wire.heartbeats import CacheChanges, EngineHeartbeat, Epochs, Hello
+from sluice.wire.prompt_adapters import PromptAdapterRead
+from sluice.wire.timing import HEARTBEAT_SECONDS, ROUTER_SILENCE_SECONDS
 
 Answer = CallAnswer | AdapterLoaded | PromptAdapterRead
 Changes = Callable[[int], AdapterChanges | None]

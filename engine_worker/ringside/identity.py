@@ -2,15 +2,15 @@
 
 from dataclasses import dataclass, field
 
-from engine_worker.core.intake import Terms, fingerprint, longest_sequence
+from engine_worker.core.intake import EngineLimits, fingerprint, longest_sequence
 from engine_worker.protocol import Runner
 from engine_worker.step import LOGITS
-from sluice.ring.checkpoint import Checkpoint
-from sluice.ring.heartbeats import EngineHeartbeat
-from sluice.ring.stats import StepStats
+from sluice.checkpoint.folder import Checkpoint
 from sluice.settings.services import EngineSettings
 from sluice.telemetry.status_report import EngineReport, ServiceReport
 from sluice.telemetry.version import build_version
+from sluice.wire.heartbeats import EngineHeartbeat
+from sluice.wire.stats import StepStats
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class Identity:
     """Properties that do not change during the life of the process."""
 
     settings: EngineSettings
-    terms: Terms
+    terms: EngineLimits
     address: str
     epoch: int
     tokenizer: str
@@ -72,10 +72,10 @@ class Identity:
         return ServiceReport(self.address, engines=[engine.with_stats(stats)])
 
 
-def terms_of(settings: EngineSettings, checkpoint: Checkpoint, runner: Runner) -> Terms:
+def limits_of(settings: EngineSettings, checkpoint: Checkpoint, runner: Runner) -> EngineLimits:
     """The limits and features that this engine announces and checks requests against."""
     context = settings.max_context_tokens or checkpoint.max_context_tokens
-    return Terms(
+    return EngineLimits(
         fingerprint=fingerprint(checkpoint, settings.weights, runner.dtype, settings.max_attention_window),
         vocab_size=checkpoint.vocab_size,
         max_sequence_tokens=longest_sequence(runner, settings, context),
@@ -89,7 +89,7 @@ def terms_of(settings: EngineSettings, checkpoint: Checkpoint, runner: Runner) -
     )
 
 
-def why_context_is_limited(settings: EngineSettings, checkpoint: Checkpoint, terms: Terms) -> str | None:
+def why_context_is_limited(settings: EngineSettings, checkpoint: Checkpoint, terms: EngineLimits) -> str | None:
     """The reason why a sequence may have fewer tokens than the model's context, or than `max_context_tokens`, with the
     setting to raise; None if it may have as many."""
     context = settings.max_context_tokens or checkpoint.max_context_tokens

@@ -10,11 +10,11 @@ from engine_worker.hooks import Responses, Stop
 from engine_worker.request import opening, remaining
 from engine_worker.ringside.outbox import Outbox
 from engine_worker.ringside.tensor_outbox import TensorOutbox
-from sluice.ring.errors import ErrorCode, Fault, FinishReason
-from sluice.ring.heartbeats import Hello
-from sluice.ring.message import MAX_SEQUENCES
-from sluice.ring.rows import End, Times, TokenRow
-from sluice.ring.wire import Cancel, Submit
+from sluice.wire.errors import ErrorCode, Fault, FinishReason
+from sluice.wire.heartbeats import Hello
+from sluice.wire.message import MAX_SEQUENCES
+from sluice.wire.requests import Cancel, Submit
+from sluice.wire.rows import End, Times, TokenRow
 
 
 class Mailbox:

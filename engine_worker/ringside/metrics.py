@@ -9,11 +9,11 @@ from engine_worker.protocol import ImageUsage
 from engine_worker.ringside.mailbox import Mailbox
 from engine_worker.ringside.outbox import Outbox
 from engine_worker.ringside.stats_log import StatsCallback
-from sluice.ring.inbox import Inbox
-from sluice.ring.wire import ToEngine
+from sluice.lanes.inbox import Inbox
 from sluice.telemetry.metrics import counter, gauge, histogram
 from sluice.telemetry.output import lines_lost
 from sluice.telemetry.startup import Startup
+from sluice.wire.requests import ToEngine
 
 P = "sluice_engine_"
 

@@ -8,8 +8,8 @@ from structlog.stdlib import BoundLogger
 from engine_worker.core.engine import Engine
 from engine_worker.ringside.heartbeats import RouterTable
 from engine_worker.ringside.mailbox import Mailbox
-from sluice.ring.errors import ErrorCode, Fault
-from sluice.ring.wire import Submit
+from sluice.wire.errors import ErrorCode, Fault
+from sluice.wire.requests import Submit
 
 CHECK_SECONDS = 1.0
 """Interval between searches for silent routers."""

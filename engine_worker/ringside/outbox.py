@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 from msgspec.structs import replace
 from structlog.stdlib import BoundLogger
 
-from sluice.ring.heartbeats import KeepAlive
-from sluice.ring.lane import SendLane
-from sluice.ring.prompt_logprobs import PromptLogprobs
-from sluice.ring.rows import Open, TokenBatch, TokenRow
-from sluice.ring.timing import CUT_OFF_FORGET_SECONDS, CUT_OFF_SECONDS, KEEP_ALIVE_SECONDS, LANE_FORGET_SECONDS
+from sluice.lanes.lane import SendLane
+from sluice.wire.heartbeats import KeepAlive
+from sluice.wire.prompt_logprobs import PromptLogprobs
+from sluice.wire.rows import Open, TokenBatch, TokenRow
+from sluice.wire.timing import CUT_OFF_FORGET_SECONDS, CUT_OFF_SECONDS, KEEP_ALIVE_SECONDS, LANE_FORGET_SECONDS
 
 TOKENS_PER_MESSAGE = 8192
 """Limit on the tokens in a message, counting rows, the tokens of resumed streams in opens, and prompt

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 from structlog.stdlib import BoundLogger
 
-from sluice.ring.adapters import AdapterChanges
-from sluice.ring.prompt_adapters import (
+from sluice.wire.adapters import AdapterChanges
+from sluice.wire.prompt_adapters import (
     PromptAdapterMessage,
     PromptAdapterRead,
     PromptAdapterStore,

@@ -10,12 +10,12 @@ from engine_worker.ringside.calls import Calls
 from engine_worker.ringside.event_reads import EventReads
 from engine_worker.ringside.heartbeats import RouterTable
 from engine_worker.ringside.prompt_adapters import PromptAdapters
-from sluice.ring.cache_events import ReadCacheEvents
-from sluice.ring.calls import Call
-from sluice.ring.heartbeats import Hello
-from sluice.ring.inbox import Gap, Inbox
-from sluice.ring.prompt_adapters import PromptAdapterMessage, ReadPromptAdapter, StorePromptAdapter
-from sluice.ring.wire import Cancel, Flush, Submit, ToEngine
+from sluice.lanes.inbox import Gap, Inbox
+from sluice.wire.cache_events import ReadCacheEvents
+from sluice.wire.calls import Call
+from sluice.wire.heartbeats import Hello
+from sluice.wire.prompt_adapters import PromptAdapterMessage, ReadPromptAdapter, StorePromptAdapter
+from sluice.wire.requests import Cancel, Flush, Submit, ToEngine
 
 MAX_FLUSHES_REPORTED = 16
 """Latest cache flushes that heartbeats report."""

@@ -11,7 +11,7 @@ from typing import NamedTuple, TypeVar
 from structlog.stdlib import BoundLogger
 
 from engine_worker.hooks import Report
-from sluice.ring.stats import RequestStats, StatsSource, StepStats, request_json, step_json
+from sluice.wire.stats import RequestStats, StatsSource, StepStats, request_json, step_json
 
 CAPACITY = 4096
 """Steps, and request reports, that the log keeps."""

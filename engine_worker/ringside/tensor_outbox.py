@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 
 from structlog.stdlib import BoundLogger
 
-from sluice.ring.heartbeats import KeepAlive
-from sluice.ring.lane import SendLane
-from sluice.ring.message import MAX_SEQUENCES
-from sluice.ring.tensors import PART_BYTES, TensorBatch, TensorRows
-from sluice.ring.timing import KEEP_ALIVE_SECONDS, LANE_FORGET_SECONDS
+from sluice.lanes.lane import SendLane
+from sluice.wire.heartbeats import KeepAlive
+from sluice.wire.message import MAX_SEQUENCES
+from sluice.wire.tensors import PART_BYTES, TensorBatch, TensorRows
+from sluice.wire.timing import KEEP_ALIVE_SECONDS, LANE_FORGET_SECONDS
 
 LANE_CAPACITY = 4
 """Messages that ZeroMQ queues per lane. Few, since `TensorOutbox.room` does not count them."""

@@ -18,7 +18,7 @@ from engine_worker.ringside.adapters import Adapters
 from engine_worker.ringside.calls import Calls
 from engine_worker.ringside.event_reads import EventReads
 from engine_worker.ringside.heartbeats import Heartbeats, RouterTable
-from engine_worker.ringside.identity import Identity, terms_of
+from engine_worker.ringside.identity import Identity, limits_of
 from engine_worker.ringside.mailbox import Mailbox
 from engine_worker.ringside.orphans import Orphans
 from engine_worker.ringside.outbox import Outbox
@@ -27,21 +27,21 @@ from engine_worker.ringside.receiver import Receiver
 from engine_worker.ringside.stats_log import StatsCallback, StatsLog
 from engine_worker.ringside.tensor_outbox import LANE_CAPACITY, TensorOutbox
 from engine_worker.step import DeviceLostError
-from sluice.ring.checkpoint import Checkpoint
-from sluice.ring.errors import ErrorCode, Fault
-from sluice.ring.heartbeats import EngineHeartbeat
-from sluice.ring.host_names import HostNames
-from sluice.ring.inbox import Inbox
-from sluice.ring.lane import Lane
-from sluice.ring.names import find_function
-from sluice.ring.stats import StatsSource
-from sluice.ring.timing import DRAIN_NOTICE_SECONDS
-from sluice.ring.wire import ToEngine
+from sluice.checkpoint.folder import Checkpoint
+from sluice.host.host_names import HostNames
+from sluice.lanes.inbox import Inbox
+from sluice.lanes.lane import Lane
+from sluice.settings.names import find_function
 from sluice.settings.services import EngineSettings
 from sluice.telemetry.pages import PortOwner
 from sluice.telemetry.server import MetricsPort
 from sluice.telemetry.service_status import ProgressBeacon, ServiceStatus, StatusFile
 from sluice.telemetry.status_report import ServiceReport
+from sluice.wire.errors import ErrorCode, Fault
+from sluice.wire.heartbeats import EngineHeartbeat
+from sluice.wire.requests import ToEngine
+from sluice.wire.stats import StatsSource
+from sluice.wire.timing import DRAIN_NOTICE_SECONDS
 
 IDLE_SECONDS = 0.25
 """Longest wait for messages while there is nothing to compute."""
@@ -81,7 +81,7 @@ class Worker:
         self._inbox = Inbox(self._context, settings.listen, messages, security=self._security)
         self.address = settings.address(self._inbox.address)
         self.epoch = secrets.randbits(63)
-        self.terms = terms_of(settings, checkpoint, runner)
+        self.terms = limits_of(settings, checkpoint, runner)
         self._identity = Identity(settings, self.terms, self.address, self.epoch, checkpoint.tokenizer_fingerprint)
         self._connect_core()
         self._connect_routers()

@@ -15,7 +15,7 @@ from engine_worker.layers.embeds import Embeds
 from engine_worker.positions import AXES
 from engine_worker.runner.table_rows import STAND_IN, table_rows
 from engine_worker.step import Slice
-from sluice.ring.tensors import LAYER_PREFIX
+from sluice.wire.tensors import LAYER_PREFIX
 
 # Bytes. Triton compiles a separate variant of a kernel for addresses that are not a multiple of 16.
 ALIGNED = 16

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 
 from engine_worker.runner.finished import Finished
-from sluice.ring.calls import MethodCall, RankAnswer, failed
+from sluice.wire.calls import MethodCall, RankAnswer, failed
 
 Poll = Callable[[], list[RankAnswer] | None]
 

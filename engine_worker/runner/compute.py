@@ -15,7 +15,7 @@ from engine_worker.runner.extensions import Extensions
 from engine_worker.runner.followers import Followers
 from engine_worker.runner.forward import Forward, PreparedStep, ignore_rows
 from engine_worker.runner.launched import LaunchedStep
-from engine_worker.runner.results import StepResults
+from engine_worker.runner.results import SampledResults
 from engine_worker.runner.rows import RequestedRows
 from engine_worker.sampling.fused import SamplingKernels
 from engine_worker.sampling.guided_draws import RequestedMasks
@@ -70,11 +70,11 @@ class StepComputer:
         """Whether the previous step's tokens are known before the model is queued."""
 
     @torch.inference_mode()
-    def compute_in_thread(self, work: StepWork) -> StepResults | None:
+    def compute_in_thread(self, work: StepWork) -> SampledResults | None:
         """Like `compute`, for a thread that is not in inference mode."""
         return self.compute(work)
 
-    def compute(self, work: StepWork) -> StepResults | None:
+    def compute(self, work: StepWork) -> SampledResults | None:
         """Queue the step on the device; None if it samples nothing."""
         try:
             if self._move_draft_blocks is not None and work.moves:
@@ -92,14 +92,14 @@ class StepComputer:
         draws, plan, _ = work.sampling
         programs = self._run_programs(plan, logits, previous, masks)
         sampled = sample(logits, plan, programs, widen=self._widen, kernels=self._kernels)
-        results = StepResults(sampled, draws, programs, overlapped=self._overlap)
+        results = SampledResults(sampled, draws, programs, overlapped=self._overlap)
         # Checked only after the whole step is queued: the device idles at most until the next one is queued too.
         if not results.short():
             return results
         sampled = sample(logits, plan, programs, kernels=self._kernels)
-        return StepResults(sampled, draws, programs, overlapped=self._overlap)
+        return SampledResults(sampled, draws, programs, overlapped=self._overlap)
 
-    def request_masks(self, sampling: SampledDraws | None, previous: StepResults | None) -> RequestedMasks | None:
+    def request_masks(self, sampling: SampledDraws | None, previous: SampledResults | None) -> RequestedMasks | None:
         """Request the masks of guided draws, unless the launch has done so; None if no draw is guided.
 
         `previous`: results of the step that samples the last output tokens of some draws.
@@ -112,7 +112,9 @@ class StepComputer:
         tokens = None if previous is None or not programs.is_guided else previous.tokens_on_host()
         return RequestedMasks.of(guides.masks, programs, tokens)
 
-    def _run_model(self, work: StepWork, previous: StepResults | None) -> tuple[Tensor | None, RequestedMasks | None]:
+    def _run_model(
+        self, work: StepWork, previous: SampledResults | None
+    ) -> tuple[Tensor | None, RequestedMasks | None]:
         prepared, rows = work.prepared, work.rows
         if previous is not None and prepared is not None:
             prepared.follow(previous.tokens)
@@ -135,7 +137,7 @@ class StepComputer:
             masks = self.request_masks(work.sampling, previous)
         return logits, masks
 
-    def _send_rows(self, sampling: SampledDraws | None, logits: Tensor | None, previous: StepResults | None) -> None:
+    def _send_rows(self, sampling: SampledDraws | None, logits: Tensor | None, previous: SampledResults | None) -> None:
         """If the step calls logits processors on every rank, send the other ranks the arguments."""
         if self._followers is None or self._extensions.replicated is None or sampling is None or logits is None:
             return
@@ -146,7 +148,7 @@ class StepComputer:
             self._followers.send_rows(rows, plan.programs.followed(tokens))
 
     def _run_programs(
-        self, plan: SamplingPlan, logits: Tensor, previous: StepResults | None, masks: RequestedMasks | None
+        self, plan: SamplingPlan, logits: Tensor, previous: SampledResults | None, masks: RequestedMasks | None
     ) -> ProgramResults:
         """Runs while the device computes the model: programs need the previous step's tokens on the host, the model
         does not."""

@@ -10,7 +10,7 @@ from engine_worker.runner.batch import StepArrays
 from engine_worker.runner.calls import Poll
 from engine_worker.sampling.replicas import ReplicatedStep
 from engine_worker.step import Move
-from sluice.ring.calls import MethodCall
+from sluice.wire.calls import MethodCall
 
 
 class Followers(Protocol):

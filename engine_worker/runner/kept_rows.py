@@ -9,7 +9,7 @@ from torch import Tensor
 from engine_worker.runner.forward import NO_LAYERS, Layers
 from engine_worker.runner.tensors import RowsFunction
 from engine_worker.step import Kept, KeptRows, Slice
-from sluice.ring.tensors import DType
+from sluice.wire.tensors import DType
 
 
 class _Part(NamedTuple):

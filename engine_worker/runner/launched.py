@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from concurrent.futures import Future
 
 from engine_worker.runner.finished import Finished
-from engine_worker.runner.results import StepResults
+from engine_worker.runner.results import SampledResults
 from engine_worker.runner.rows import RequestedRows
 from engine_worker.step import Drawn, KeptRows
 
@@ -29,7 +29,7 @@ class LaunchedStep:
 
     def __init__(
         self,
-        results: "Future[StepResults | None] | Finished[StepResults | None]",
+        results: "Future[SampledResults | None] | Finished[SampledResults | None]",
         missing: Mapping[int, str],
         rows: RequestedRows | None,
         waiting: WaitTimer,
@@ -56,6 +56,6 @@ class LaunchedStep:
         with self._waiting:
             return [] if self._rows is None else self._rows.kept_rows()
 
-    def results(self) -> StepResults | None:
+    def results(self) -> SampledResults | None:
         """Wait until the step has been queued on the device. None if it failed or samples nothing."""
         return None if self._results.exception() is not None else self._results.result()

@@ -33,8 +33,8 @@ from engine_worker.runner.vision import load_images
 from engine_worker.runner.warmup import capture_graphs, graphs_refused, warm_up
 from engine_worker.runner.weights import Progress, fill_weights
 from engine_worker.sampling.fused import SamplingKernels
-from sluice.ring.checkpoint import Checkpoint
-from sluice.ring.cores import usable_cores
+from sluice.checkpoint.folder import Checkpoint
+from sluice.host.cores import usable_cores
 
 Warn = Callable[[str, str], None]
 """(log event, reason)."""

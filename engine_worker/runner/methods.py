@@ -16,8 +16,8 @@ from typing import Any, Protocol
 import torch
 
 from engine_worker.runner.memory import free_memory
-from sluice.ring.calls import MAX_JSON_BYTES, MethodCall, RankAnswer, failed, parse_json, to_json
 from sluice.telemetry.version import build_version
+from sluice.wire.calls import MAX_JSON_BYTES, MethodCall, RankAnswer, failed, parse_json, to_json
 
 GROUP = "sluice.engine_methods"
 PACKAGES = ("torch", "transformers", "flash-attn", "triton", "openvino")

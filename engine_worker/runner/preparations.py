@@ -7,8 +7,8 @@ from engine_worker.guided.masks import GuidedSequence
 from engine_worker.protocol import Preparation
 from engine_worker.runner.extensions import Extensions
 from engine_worker.sampling.program import Processing, Program, build_programs
-from sluice.ring.errors import Fault
-from sluice.ring.wire import Submit
+from sluice.wire.errors import Fault
+from sluice.wire.requests import Submit
 
 
 class Preparations:

@@ -13,7 +13,7 @@ COMPLETE = Drawn(-1, complete=True)
 POSTPONED = Drawn(-1, postponed=True)
 
 
-class StepResults:
+class SampledResults:
     """The results of a step. On a GPU the constructor starts asynchronous copies to pinned memory."""
 
     def __init__(self, sampled: Sampled, draws: list[Draw], programs: ProgramResults, *, overlapped: bool) -> None:

@@ -30,8 +30,8 @@ from engine_worker.sampling.fused import TORCH, SamplingKernels
 from engine_worker.sampling.program import Program
 from engine_worker.sampling.replicas import ReplicatedStep
 from engine_worker.step import AdapterLoad, DeviceLostError, Drawn, Move, Slice, Step
-from sluice.ring.calls import MethodCall
-from sluice.ring.wire import Submit
+from sluice.wire.calls import MethodCall
+from sluice.wire.requests import Submit
 
 T = TypeVar("T")
 

@@ -13,8 +13,8 @@ from engine_worker.models.registry import find_model
 from engine_worker.runner.config import DTYPES, RunnerConfig, check_output_layers, find_device, find_dtype
 from engine_worker.runner.load import check_adapters
 from engine_worker.runner.memory import check_memory
-from sluice.ring.checkpoint import Checkpoint
-from sluice.ring.servable import check_servable as check_files
+from sluice.checkpoint.folder import Checkpoint
+from sluice.checkpoint.servable import check_servable as check_files
 
 META = torch.device("meta")
 KV_BYTES = {"u8": 1, **{name: dtype.itemsize for name, dtype in DTYPES.items()}}

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from engine_worker.runner.forward import Forward, Layers
 from engine_worker.step import LOGITS
-from sluice.ring.names import find_function
-from sluice.ring.tensors import BYTES, HIDDEN_STATES, LAYER_PREFIX, PART_BYTES
+from sluice.settings.names import find_function
+from sluice.wire.tensors import BYTES, HIDDEN_STATES, LAYER_PREFIX, PART_BYTES
 
 TensorFunction = Callable[[Tensor, Tensor], Tensor]
 """(hidden states [N, hidden], the input of the head; logits [N, vocab] float32) -> [N, ...]. Must not modify its

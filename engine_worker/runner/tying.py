@@ -9,7 +9,7 @@ import torch
 
 from engine_worker.models.decoder import EMBEDDING, TIED, CausalLM
 from engine_worker.runner.weight_file import Rename, opened
-from sluice.ring.checkpoint import weight_files
+from sluice.checkpoint.folder import weight_files
 
 ROWS = 4096
 """Rows of a matrix that are compared at once."""

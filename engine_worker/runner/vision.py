@@ -11,9 +11,9 @@ from engine_worker.runner.weights import load_weights, random_weights
 from engine_worker.vision.names import vision_name
 from engine_worker.vision.rows import ImageRows
 from engine_worker.vision.tower import make_tower
-from sluice.ring.checkpoint import Checkpoint, CheckpointError
-from sluice.ring.images import Image
-from sluice.ring.vision import Vision
+from sluice.checkpoint.folder import Checkpoint, CheckpointError
+from sluice.checkpoint.vision import Vision
+from sluice.wire.images import Image
 
 BLANK_PIXELS = 64
 """Side of the test image, unless a model's largest image is used."""

@@ -32,7 +32,7 @@ from engine_worker.sampling.fused import TORCH, SamplingKernels
 from engine_worker.sampling.program import build_programs
 from engine_worker.sampling.sampler import sample
 from engine_worker.step import Draw, Slice
-from sluice.ring.params import SamplingParams
+from sluice.wire.params import SamplingParams
 
 UNFILTERED = SamplingParams(repetition_penalty=1.1, presence_penalty=0.1, logprobs=20)
 FILTERED = replace(UNFILTERED, top_p=0.9)

@@ -7,7 +7,7 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from sluice.ring.checkpoint import CheckpointError
+from sluice.checkpoint.folder import CheckpointError
 
 Rename = Callable[[str], str | None]
 """Maps the name of a tensor in a file to a target's name; None: the tensor belongs to another part of the model."""

@@ -15,7 +15,7 @@ from engine_worker.runner.config import RunnerConfig
 from engine_worker.runner.tying import resolve_tied
 from engine_worker.runner.weight_file import Rename, opened
 from engine_worker.vision.names import decoder_name
-from sluice.ring.checkpoint import Checkpoint, CheckpointError, listed, weight_files
+from sluice.checkpoint.folder import Checkpoint, CheckpointError, listed, weight_files
 
 FLOATS = ("BF16", "F16", "F32", "F64")
 """Names in safetensors of the types that are not quantized."""

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import msgspec
 from torch import Tensor
 
-from sluice.ring.callbacks import SCHEME, Answer, Call, CalledSequence, Frames, NewestSequences
+from sluice.wire.callbacks import SCHEME, Answer, Call, CalledSequence, Frames, NewestSequences
 
 
 class CallbackError(Exception):

@@ -35,7 +35,7 @@ SUMS = EXACT | {"fastmath": {"contract", "nsz", "reassoc"}}
 ONE_THREAD = 1 << 18
 """Up to this many logits are computed in the caller's thread, because waking other threads would take longer."""
 PART = 1 << 12
-"""Terms that are summed in float32; these partial sums are added in float64."""
+"""EngineLimits that are summed in float32; these partial sums are added in float64."""
 GROUP = 16
 """Tokens in a group: one of every 1/16 of the vocabulary, so that maxima of groups are maxima of vectors."""
 HALVINGS = 12

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sluice.ring.params import SamplingParams
+from sluice.wire.params import SamplingParams
 
 
 class Filters(NamedTuple):

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from engine_worker.guided.masks import Masks
 from engine_worker.sampling.masked import MaskedRows
 from engine_worker.sampling.programs import StepPrograms
-from sluice.ring.errors import Fault
+from sluice.wire.errors import Fault
 
 
 class GuidedDraws(NamedTuple):

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from engine_worker.sampling.host import is_on_host
-from sluice.ring.rows import TokenLogprob
+from sluice.wire.rows import TokenLogprob
 
 
 class Logprobs(NamedTuple):

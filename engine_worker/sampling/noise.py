@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from engine_worker.sampling.host import is_on_host
-from sluice.ring.params import derive_seed
+from sluice.wire.params import derive_seed
 
 GOLDEN = 0x9E3779B97F4A7C15
 MASK = (1 << 64) - 1

@@ -2,7 +2,7 @@
 
 from engine_worker.sampling.rules import Edits, Penalized
 from engine_worker.sampling.seen import PromptTokens, SeenTokens
-from sluice.ring.params import SamplingParams
+from sluice.wire.params import SamplingParams
 
 
 class Penalties:

@@ -13,9 +13,9 @@ from torch import Tensor
 from engine_worker.attention.backend import first_line
 from engine_worker.sampling.callbacks import Callback, CallbackError
 from engine_worker.sampling.program import Processing
-from sluice.ring.errors import ErrorCode, Fault
-from sluice.ring.names import find_function
 from sluice.settings.engine import BATCHED, ProcessorNames
+from sluice.settings.names import find_function
+from sluice.wire.errors import ErrorCode, Fault
 
 Warn = Callable[[str, str], None]
 """(log event, reason)."""

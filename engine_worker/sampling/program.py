@@ -13,8 +13,8 @@ from engine_worker.sampling.bans import BadWords, NoRepeatNgrams, NoRepeatTokens
 from engine_worker.sampling.penalties import Penalties
 from engine_worker.sampling.rules import Edits, Rule
 from engine_worker.sampling.seen import PromptTokens
-from sluice.ring.params import SamplingParams
-from sluice.ring.wire import Submit
+from sluice.wire.params import SamplingParams
+from sluice.wire.requests import Submit
 
 
 class Processing(NamedTuple):

@@ -53,7 +53,7 @@ class PromptScores:
 
 
 def _packed(block: Logprobs) -> NDArray[np.uint32]:
-    """[N, 2 + 2K]: rows in the format of `sluice.ring.prompt_logprobs`."""
+    """[N, 2 + 2K]: rows in the format of `sluice.wire.prompt_logprobs`."""
     chosen, ranks, ids, best = (tensor.numpy() for tensor in block)
     if (best[:, 1:] == best[:, :-1]).any():
         # The lowest id first among equals, as for generated tokens.

@@ -17,13 +17,13 @@ from engine_worker.sampling.fused import TORCH, SamplingKernels
 from engine_worker.sampling.guided_draws import GuidedDraws, RequestedMasks
 from engine_worker.sampling.logit_edits import LogitEdits
 from engine_worker.sampling.logprobs import Logprobs, compute_logprobs
+from engine_worker.sampling.methods import SamplingMethod, group_by_method
 from engine_worker.sampling.processors import NO_PROCESSORS, Processors, run_processors
 from engine_worker.sampling.programs import DeviceEdits, HostEdits, StepPrograms
 from engine_worker.sampling.rejection import Rejection
 from engine_worker.sampling.rules import Edits
-from engine_worker.sampling.ways import Way, by_way
 from engine_worker.step import Draw, Drawn
-from sluice.ring.errors import ErrorCode, Fault
+from sluice.wire.errors import ErrorCode, Fault
 
 
 class ProgramResults(NamedTuple):
@@ -81,7 +81,7 @@ class Sampled(NamedTuple):
         for candidates in self.best:
             for i, best in candidates.entries().items():
                 possible = [entry for entry in best[: draws[i].candidates] if entry[1] > -torch.inf]
-                if results[i].drew and possible:
+                if results[i].has_token and possible:
                     results[i] = Drawn(results[i].token, best=possible)
         return results
 
@@ -114,10 +114,15 @@ class SamplingGroup(NamedTuple):
 
     @staticmethod
     def of(
-        way: Way, chosen: list[int], draws: Sequence[Draw], rows: Sequence[int], num_rows: int, vocab_size: int
+        method: SamplingMethod,
+        chosen: list[int],
+        draws: Sequence[Draw],
+        rows: Sequence[int],
+        num_rows: int,
+        vocab_size: int,
     ) -> "SamplingGroup":
         """chosen: indices of the group's draws. rows: the row of each draw, among `num_rows`."""
-        kind, edited = way
+        kind, edited = method
         group = draws if len(chosen) == len(draws) else [draws[i] for i in chosen]
         edits = LogitEdits.of(group, vocab_size) if edited else None
         return SamplingGroup(_rows([rows[i] for i in chosen], num_rows), chosen, edits, kind.of(group))
@@ -188,18 +193,18 @@ class SamplingPlan(NamedTuple):
         """For logits [num_rows, vocab_size]. rows: the row of each draw. follows: for draws whose last output token is
         still being sampled, the draw of the previous step that samples it. Copies what it needs of the draws, whose
         outputs may grow."""
-        ways = by_way(draws)
-        programs = StepPrograms.of(draws, follows) if any(edited for _, edited in ways) else None
+        by_method = group_by_method(draws)
+        programs = StepPrograms.of(draws, follows) if any(edited for _, edited in by_method) else None
         processed = [] if programs is None else programs.draws_with_processors()
         copies = {draw: row for row, draw in enumerate(processed, num_rows)}
         score_rows = [copies.get(i, row) for i, row in enumerate(rows)] if copies else rows
         groups = [
-            SamplingGroup.of(way, chosen, draws, score_rows, num_rows + len(copies), vocab_size)
-            for way, chosen in ways.items()
+            SamplingGroup.of(method, chosen, draws, score_rows, num_rows + len(copies), vocab_size)
+            for method, chosen in by_method.items()
         ]
         return SamplingPlan(
             tuple(groups),
-            torch.tensor([i for chosen in ways.values() for i in chosen]).argsort() if len(ways) > 1 else None,
+            torch.tensor([i for chosen in by_method.values() for i in chosen]).argsort() if len(groups) > 1 else None,
             _logprob_rows(draws, rows, num_rows),
             programs,
             torch.tensor([rows[i] for i in processed]) if processed else None,

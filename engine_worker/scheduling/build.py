@@ -11,8 +11,8 @@ from engine_worker.scheduling.guarded import GuardedCapacity, GuardedMicroBatch,
 from engine_worker.scheduling.max_utilization import MaxUtilization
 from engine_worker.scheduling.micro_batch import InFlightBatching, MicroBatchScheduler
 from engine_worker.scheduling.simple import CapacityScheduler, RequestScheduler, SimpleScheduler
-from sluice.ring.names import find
 from sluice.settings.engine import SchedulerNames
+from sluice.settings.names import find
 
 POLICIES: Mapping[str, Callable[[SchedulerContext], CapacityScheduler]] = {
     "max_utilization": MaxUtilization,

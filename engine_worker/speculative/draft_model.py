@@ -125,7 +125,7 @@ class DraftModel:
         self, sequence: Sequence, drawn: Drawn, lengths: Mapping[Sequence, int], drafts: Mapping[Sequence, list[int]]
     ) -> bool:
         """Add a sampled token to the draft of a sequence; returns whether another one should follow."""
-        if not drawn.drew:
+        if not drawn.has_token:
             return False
         drafts[sequence].append(drawn.token)
         return len(drafts[sequence]) < lengths[sequence] and drawn.token not in sequence.request.stops

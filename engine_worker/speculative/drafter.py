@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
+from engine_worker.speculative.draft_length import EXPECTED, EXPECTED_OF_CALLER, DraftLength
 from engine_worker.speculative.lookup import Lookup
-from engine_worker.speculative.pace import EXPECTED, EXPECTED_OF_CALLER, Pace
 
 
 def begin_lookup(prompt: Sequence[int], expected: Sequence[int] = ()) -> Lookup:
@@ -27,8 +27,8 @@ class Drafter:
     ) -> None:
         """`begun`: from `begin_lookup`; the sequences of a request share it. `max_tokens`: limit on draft tokens per
         step. `expected`: the output that the caller expects, from its start."""
-        self._pace = Pace(max_tokens, EXPECTED_OF_CALLER if expected else EXPECTED)
-        self.model_pace = Pace(max_tokens) if has_model else None
+        self._pace = DraftLength(max_tokens, EXPECTED_OF_CALLER if expected else EXPECTED)
+        self.model_pace = DraftLength(max_tokens) if has_model else None
         """The pace of the draft model's drafts; None: there is no draft model."""
         self._lookup = Lookup(begun)
         self._expected = tuple(expected)

@@ -9,8 +9,8 @@ from engine_worker.sequence import Sequence
 from engine_worker.speculative.cost import Cost
 from engine_worker.speculative.drafter import Drafter, begin_lookup
 from engine_worker.speculative.gain import Gain
+from engine_worker.speculative.lookup_schedule import LookupSchedule
 from engine_worker.speculative.model_drafting import ModelDrafting, room_of
-from engine_worker.speculative.searches import Searches
 
 Drafts = dict[Sequence, abc.Sequence[int]]
 
@@ -45,7 +45,7 @@ class Drafting:
         self.model = model
         self.gain = Gain()
         """Gain of drafts by lookup or from the caller."""
-        self._searches = Searches()
+        self._searches = LookupSchedule()
         self._counts = NO_DRAFTS
 
     def may_draft(self, in_flight: Schedule) -> bool:

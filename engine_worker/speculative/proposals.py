@@ -7,9 +7,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine_worker.step import Proposal
-from sluice.ring.params import DraftLogits
-from sluice.ring.tensors import BYTES
-from sluice.ring.wire import Submit
+from sluice.wire.params import DraftLogits
+from sluice.wire.requests import Submit
+from sluice.wire.tensors import BYTES
 
 STORED: dict[str, str] = {"float32": "<f4", "float16": "<f2", "bfloat16": "<u2"}
 """numpy's name of each data type. It has no bfloat16, which is the upper half of a float32."""

@@ -10,9 +10,9 @@ from transformers import LlamaConfig, LlavaConfig, LlavaModel
 from engine_worker.vision.names import TOWER
 from engine_worker.vision.processor import read_by, read_processor
 from engine_worker.vision.tower import table_of
-from sluice.ring.images import Image
-from sluice.ring.pictures import PictureError, open_picture
-from sluice.ring.tables import Table
+from sluice.pictures.decode import PictureError, open_picture
+from sluice.wire.images import Image
+from sluice.wire.tables import Table
 
 
 class LlavaTower:

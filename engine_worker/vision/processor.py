@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from transformers import AutoImageProcessor
 
-from sluice.ring.checkpoint import CheckpointError
+from sluice.checkpoint.folder import CheckpointError
 
 T = TypeVar("T")
 

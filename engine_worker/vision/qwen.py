@@ -12,11 +12,11 @@ from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VisionTransforme
 from engine_worker.vision.names import VISUAL
 from engine_worker.vision.processor import read_by, read_processor
 from engine_worker.vision.tower import table_of
-from sluice.ring.checkpoint import CheckpointError
-from sluice.ring.images import Image
-from sluice.ring.pictures import PictureError, open_picture
-from sluice.ring.scaling import Scaling
-from sluice.ring.tables import Table
+from sluice.checkpoint.folder import CheckpointError
+from sluice.checkpoint.scaling import Scaling
+from sluice.pictures.decode import PictureError, open_picture
+from sluice.wire.images import Image
+from sluice.wire.tables import Table
 
 TOWERS = {
     "qwen2_vl": Qwen2VisionTransformerPretrainedModel,

@@ -10,10 +10,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
 
 from engine_worker.protocol import ImageUsage
-from sluice.ring.errors import ErrorCode, Fault
-from sluice.ring.images import Image
-from sluice.ring.pictures import PictureError
-from sluice.ring.tables import Table
+from sluice.pictures.decode import PictureError
+from sluice.wire.errors import ErrorCode, Fault
+from sluice.wire.images import Image
+from sluice.wire.tables import Table
 
 Encode = Callable[[Image], Table]
 """Computes the rows of an image. Raises PictureError if the data is not a valid image."""

@@ -5,9 +5,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from sluice.ring.checkpoint import Checkpoint
-from sluice.ring.images import Image
-from sluice.ring.tables import Table
+from sluice.checkpoint.folder import Checkpoint
+from sluice.wire.images import Image
+from sluice.wire.tables import Table
 
 
 class Tower(Protocol):

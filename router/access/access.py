@@ -14,9 +14,9 @@ from router.access.principal import TENANT, Admit, Principal
 from router.access.reloading_file import Reloader, ReloadingFile
 from router.access.tls import Certificates, Handshakes
 from router.errors import Call, Reason, RequestError, Violation, shown
-from sluice.ring.errors import ErrorCode
-from sluice.ring.names import find_function
+from sluice.settings.names import find_function
 from sluice.settings.services import RouterSettings
+from sluice.wire.errors import ErrorCode
 
 AUTHORIZATION = "authorization"
 UNAUTHENTICATED = {

@@ -13,7 +13,7 @@ from structlog.stdlib import BoundLogger
 
 from router.access.principal import Principal
 from router.errors import RequestError
-from sluice.ring.errors import ErrorCode
+from sluice.wire.errors import ErrorCode
 
 MAX_THREADS = 16
 """Calls of the function that may run at the same time in threads."""

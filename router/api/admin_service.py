@@ -21,11 +21,11 @@ from router.peers.placement import Placement
 from router.requests.overview import Overview
 from router.requests.registry import Requests
 from router.requests.serving_model import ServingModel
-from sluice.ring.errors import ErrorCode
-from sluice.ring.heartbeats import DetokenizerHeartbeat
-from sluice.ring.wire import Flush
 from sluice.telemetry.version import build_version
 from sluice.v1 import admin_pb2 as pb
+from sluice.wire.errors import ErrorCode
+from sluice.wire.heartbeats import DetokenizerHeartbeat
+from sluice.wire.requests import Flush
 
 MAX_REQUESTS = 32
 """Requests listed in one snapshot of the statistics."""

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 
-from sluice.ring import cache_events as ring
 from sluice.v1 import admin_pb2 as pb
+from sluice.wire import cache_events as ring
 
 TIERS = {ring.Tier.DEVICE: pb.CACHE_TIER_DEVICE, ring.Tier.HOST: pb.CACHE_TIER_HOST}
 

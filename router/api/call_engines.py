@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 from router.errors import Violations, shown
 from router.peers.engine_calls import EngineAnswers, EngineCalls
-from sluice.ring.calls import MAX_JSON_BYTES, MAX_METHOD_CHARS, MAX_RANKS, MethodCall, RankAnswer, parse_json
 from sluice.v1 import admin_pb2 as pb
+from sluice.wire.calls import MAX_JSON_BYTES, MAX_METHOD_CHARS, MAX_RANKS, MethodCall, RankAnswer, parse_json
 
 DEFAULT_SECONDS = 30.0
 LONGEST_SECONDS = 3600.0

@@ -9,7 +9,7 @@ from grpc import aio
 from structlog.stdlib import BoundLogger
 
 from router.access.tls import Certificates
-from sluice.ring.descriptors import OWN_DESCRIPTORS, WATCHED_LANE_DESCRIPTORS, check_limit
+from sluice.host.descriptors import OWN_DESCRIPTORS, WATCHED_LANE_DESCRIPTORS, check_limit
 from sluice.settings.services import RouterSettings
 from sluice.telemetry.server import MAX_CONNECTIONS
 

@@ -14,11 +14,11 @@ from router.peers.adapters import LOAD_SECONDS, Adapters
 from router.peers.engine_features import EngineFeatures
 from router.validate.adapter import adapter_not_found, check_id, parse_files
 from router.validate.model import Model, check_model
-from sluice.ring.adapters import MAX_CONFIG_BYTES, MAX_FILE_BYTES, AdapterEntry, AdapterFiles
-from sluice.ring.errors import ErrorCode
-from sluice.ring.sampling_ranges import DEFAULT_NAMES
 from sluice.v1 import admin_pb2 as pb
 from sluice.v1.sampling_pb2 import SamplingParams
+from sluice.wire.adapters import MAX_CONFIG_BYTES, MAX_FILE_BYTES, AdapterEntry, AdapterFiles
+from sluice.wire.errors import ErrorCode
+from sluice.wire.sampling_ranges import DEFAULT_NAMES
 
 MAX_UPLOADS = 4
 """Concurrent uploads: each may take twice its size in memory."""

@@ -11,11 +11,11 @@ from router.validate.adapter import adapter_not_found, check_form
 from router.validate.model import Limits, Model, check_model
 from router.validate.prompt_files import PromptFiles, read_folder, read_rows
 from router.validate.tables import check_hidden_size, check_rows
-from sluice.ring.adapters import AdapterEntry
-from sluice.ring.errors import ErrorCode
-from sluice.ring.tables import Table
 from sluice.v1 import admin_pb2 as pb
 from sluice.v1.generation_pb2 import Embeddings
+from sluice.wire.adapters import AdapterEntry
+from sluice.wire.errors import ErrorCode
+from sluice.wire.tables import Table
 
 ID_FIELD = "prompt_adapter_id"
 MAX_LOADING = 4

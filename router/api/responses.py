@@ -11,13 +11,13 @@ from router.requests.request_state import RequestState
 from router.requests.sequence_log import SequenceLog
 from router.requests.token_log import NO_TIMES
 from router.validate.adapter import joined_fingerprint
-from sluice.ring.errors import ErrorCode, FinishReason
-from sluice.ring.params import derive_seed
-from sluice.ring.prompt_logprobs import Row
-from sluice.ring.rows import End
-from sluice.ring.tensors import TensorRows
-from sluice.ring.vocabulary import Vocabulary
+from sluice.checkpoint.vocabulary import Vocabulary
 from sluice.v1 import generation_pb2 as pb
+from sluice.wire.errors import ErrorCode, FinishReason
+from sluice.wire.params import derive_seed
+from sluice.wire.prompt_logprobs import Row
+from sluice.wire.rows import End
+from sluice.wire.tensors import TensorRows
 
 BUILT_AT_ONCE = 512
 """Log-probabilities of a prompt that are built before yielding to other tasks of the event loop."""

@@ -16,7 +16,7 @@ from structlog.stdlib import BoundLogger
 from router.access.principal import Admit, Principal
 from router.api.watchdog import Watchdog
 from router.errors import Call, Reason, RequestError, Violation, abort, sent
-from sluice.ring.errors import ErrorCode
+from sluice.wire.errors import ErrorCode
 
 TRACEPARENT = "traceparent"
 MESSAGE_SECONDS = 60.0

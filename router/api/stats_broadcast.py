@@ -12,9 +12,9 @@ import msgspec
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from router.errors import duration
-from sluice.ring.heartbeats import EngineHeartbeat
-from sluice.ring.stats import RequestStats, StepStats
 from sluice.v1 import admin_pb2 as pb
+from sluice.wire.heartbeats import EngineHeartbeat
+from sluice.wire.stats import RequestStats, StepStats
 
 CAPACITY = 8192
 """Maximum number of steps, and likewise of requests, that wait for one subscriber."""

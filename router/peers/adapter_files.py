@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from router.errors import RequestError
-from sluice.ring.adapters import AdapterFiles
-from sluice.ring.errors import ErrorCode
+from sluice.wire.adapters import AdapterFiles
+from sluice.wire.errors import ErrorCode
 
 
 class AdapterFileStore:

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 from router.errors import RequestError, Violation
 from router.peers.adapter_files import AdapterFileStore
 from router.peers.peers import DetokenizerPeer, EnginePeer
-from sluice.ring.adapters import AdapterFiles, AdapterLoaded, LoadAdapter, parts_of
-from sluice.ring.errors import ErrorCode
-from sluice.ring.message import Message
+from sluice.wire.adapters import AdapterFiles, AdapterLoaded, LoadAdapter, parts_of
+from sluice.wire.errors import ErrorCode
+from sluice.wire.message import Message
 
 FULL_LANE_RETRY_SECONDS = 0.005
 

@@ -14,8 +14,8 @@ from router.peers.adapter_loads import AdapterLoads
 from router.peers.learning import Learning
 from router.peers.membership import Membership
 from router.peers.peers import DetokenizerPeer, EnginePeer
-from sluice.ring.adapter_registry import CONFIGURED_AT, AdapterRegistry, has_more, merge_all
-from sluice.ring.adapters import (
+from sluice.wire.adapter_registry import CONFIGURED_AT, AdapterRegistry, has_more, merge_all
+from sluice.wire.adapters import (
     MAX_ADAPTERS,
     MAX_MESSAGE_ENTRIES,
     Adapter,
@@ -24,8 +24,8 @@ from sluice.ring.adapters import (
     AdapterFiles,
     AdapterLoaded,
 )
-from sluice.ring.errors import ErrorCode
-from sluice.ring.heartbeats import EngineHeartbeat
+from sluice.wire.errors import ErrorCode
+from sluice.wire.heartbeats import EngineHeartbeat
 
 SYNC_SECONDS = 1.0
 LOAD_SECONDS = 300.0

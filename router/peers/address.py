@@ -3,7 +3,7 @@
 import re
 from typing import NamedTuple
 
-from sluice.ring.address import is_ip
+from sluice.host.address import is_ip
 
 DNS_PREFIXES = ("dns://", "dns:")
 FILE_PREFIX = "file://"

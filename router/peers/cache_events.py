@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from router.errors import Reason, RequestError, Violation, shown
 from router.peers.membership import Membership
 from router.peers.peers import EnginePeer
-from sluice.ring.cache_events import CacheEvents, ReadCacheEvents
-from sluice.ring.errors import ErrorCode
-from sluice.ring.timing import HEARTBEAT_SECONDS
+from sluice.wire.cache_events import CacheEvents, ReadCacheEvents
+from sluice.wire.errors import ErrorCode
+from sluice.wire.timing import HEARTBEAT_SECONDS
 
 MAX_READERS = 64
 CHECK_SECONDS = 0.1

@@ -10,7 +10,7 @@ from structlog.stdlib import BoundLogger
 
 from router.peers.address import FILE_PREFIX, Address, parse
 from router.peers.address_file import AddressFile
-from sluice.ring.address import tcp_address
+from sluice.host.address import tcp_address
 
 Resolve = Callable[[str, int], Awaitable[frozenset[str]]]
 

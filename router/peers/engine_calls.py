@@ -9,8 +9,8 @@ from structlog.stdlib import BoundLogger
 from router.errors import RequestError
 from router.peers.membership import Membership
 from router.peers.peers import DetokenizerPeer, EnginePeer
-from sluice.ring.calls import Call, CallAnswer, MethodCall, RankAnswer, failed
-from sluice.ring.errors import ErrorCode
+from sluice.wire.calls import Call, CallAnswer, MethodCall, RankAnswer, failed
+from sluice.wire.errors import ErrorCode
 
 FULL_LANE_RETRY_SECONDS = 0.05
 """A lane does not signal when it has room again, so sending is retried."""

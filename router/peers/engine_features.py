@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from router.peers.peers import EnginePeer, Peers
-from sluice.ring.heartbeats import EngineHeartbeat
+from sluice.wire.heartbeats import EngineHeartbeat
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,10 @@ from typing import Any
 import zmq
 from structlog.stdlib import BoundLogger
 
-from sluice.ring.inbox import Gap, Inbox
-from sluice.ring.keys import KEYS_SECONDS, PLAIN, Security
-from sluice.ring.limited_log import LimitedLog
-from sluice.ring.wire import MAX_BYTES, SENDER, ToRouter
+from sluice.host.limited_log import LimitedLog
+from sluice.lanes.inbox import Gap, Inbox
+from sluice.lanes.keys import KEYS_SECONDS, PLAIN, Security
+from sluice.wire.requests import MAX_BYTES, SENDER, ToRouter
 
 BATCH_MESSAGES = 32
 """Messages handled before yielding to other tasks."""

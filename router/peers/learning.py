@@ -10,7 +10,7 @@ from structlog.stdlib import BoundLogger
 
 from router.errors import RequestError, shown
 from router.shares import SharedSpace
-from sluice.ring.errors import ErrorCode
+from sluice.wire.errors import ErrorCode
 
 LEARN_SECONDS = 5.0
 """Time for engines to report their adapters, from the first heartbeat on, or from the latest heartbeat that had no room

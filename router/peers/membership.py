@@ -12,12 +12,12 @@ from structlog.stdlib import BoundLogger
 from router.errors import RequestError
 from router.peers.discovery import Addresses
 from router.peers.peers import B, DetokenizerPeer, EnginePeer, HeartbeatSource, Peers
-from sluice.ring.errors import ErrorCode
-from sluice.ring.heartbeats import DetokenizerHeartbeat, EngineHeartbeat, Hello
-from sluice.ring.keys import PLAIN, Security
-from sluice.ring.limited_log import LimitedLog
-from sluice.ring.timing import HELLO_SECONDS, WATCH_SECONDS
+from sluice.host.limited_log import LimitedLog
+from sluice.lanes.keys import PLAIN, Security
 from sluice.settings.router import PeerSettings
+from sluice.wire.errors import ErrorCode
+from sluice.wire.heartbeats import DetokenizerHeartbeat, EngineHeartbeat, Hello
+from sluice.wire.timing import HELLO_SECONDS, WATCH_SECONDS
 
 RESOLVE_SECONDS = 2.0
 """Interval at which the peers' names and files are looked up. New replicas are used after at most this delay."""

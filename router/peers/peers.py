@@ -9,11 +9,11 @@ from typing import Generic, TypeVar
 import msgspec
 import zmq
 
-from sluice.ring.heartbeats import DetokenizerHeartbeat, EngineHeartbeat, Epochs, Hello
-from sluice.ring.host_names import HostNames
-from sluice.ring.keys import PLAIN, Security
-from sluice.ring.lane import Lane
-from sluice.ring.timing import DRAIN_SETTLE_SECONDS, HUNG_UP_SECONDS
+from sluice.host.host_names import HostNames
+from sluice.lanes.keys import PLAIN, Security
+from sluice.lanes.lane import Lane
+from sluice.wire.heartbeats import DetokenizerHeartbeat, EngineHeartbeat, Epochs, Hello
+from sluice.wire.timing import DRAIN_SETTLE_SECONDS, HUNG_UP_SECONDS
 
 B = TypeVar("B", EngineHeartbeat, DetokenizerHeartbeat)
 

@@ -12,9 +12,9 @@ from operator import itemgetter
 from random import random
 
 from router.peers.prefix_index import Chain, PrefixIndex
-from sluice.ring.hashing import Domain, block_chain, root_hash, short_hash
-from sluice.ring.heartbeats import DetokenizerHeartbeat, EngineHeartbeat
-from sluice.ring.tables import VirtualTokens
+from sluice.wire.hashing import Domain, block_chain, root_hash, short_hash
+from sluice.wire.heartbeats import DetokenizerHeartbeat, EngineHeartbeat
+from sluice.wire.tables import VirtualTokens
 
 SEQUENCE_WORK = 32
 """Delay that a running sequence causes for a new request with which it shares steps, in prompt tokens."""

@@ -4,11 +4,11 @@ from collections import OrderedDict, deque
 from collections.abc import Container, Iterator, Sequence
 from itertools import islice, takewhile
 
-from sluice.ring.heartbeats import CacheChanges
-from sluice.ring.timing import CACHE_REPORT_SECONDS
+from sluice.wire.heartbeats import CacheChanges
+from sluice.wire.timing import CACHE_REPORT_SECONDS
 
 Chain = tuple[int, ...]
-"""Short hashes (sluice.ring.hashing) of a prompt's full blocks, in order."""
+"""Short hashes (sluice.wire.hashing) of a prompt's full blocks, in order."""
 
 SLICE_BLOCKS = 4096
 """Blocks applied per slice of an update, which takes about a millisecond."""

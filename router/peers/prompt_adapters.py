@@ -15,11 +15,11 @@ from router.errors import RequestError, shown
 from router.peers.learning import Learning
 from router.peers.membership import Membership
 from router.peers.peers import DetokenizerPeer, EnginePeer
-from sluice.ring.adapter_registry import CONFIGURED_AT, AdapterRegistry, has_more
-from sluice.ring.adapters import MAX_ADAPTERS, AdapterEntry
-from sluice.ring.errors import ErrorCode
-from sluice.ring.heartbeats import EngineHeartbeat
-from sluice.ring.prompt_adapters import (
+from sluice.wire.adapter_registry import CONFIGURED_AT, AdapterRegistry, has_more
+from sluice.wire.adapters import MAX_ADAPTERS, AdapterEntry
+from sluice.wire.errors import ErrorCode
+from sluice.wire.heartbeats import EngineHeartbeat
+from sluice.wire.prompt_adapters import (
     MAX_LOADED_BYTES,
     PromptAdapterRead,
     PromptAdapterStore,
@@ -27,7 +27,7 @@ from sluice.ring.prompt_adapters import (
     StorePromptAdapter,
     version_of,
 )
-from sluice.ring.tables import MAX_TABLE_BYTES, Table
+from sluice.wire.tables import MAX_TABLE_BYTES, Table
 
 SYNC_SECONDS = 1.0
 SYNC_BYTES = MAX_TABLE_BYTES

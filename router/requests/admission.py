@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 
 from router.errors import RequestError
 from router.shares import FairShare
-from sluice.ring.errors import ErrorCode
-from sluice.ring.params import place_in_line
 from sluice.settings.router import AdmissionSettings
+from sluice.wire.errors import ErrorCode
+from sluice.wire.params import place_in_line
 
 PROMPT_COST = 1.0
 """Cost of one computed prompt token, charged to its tenant."""

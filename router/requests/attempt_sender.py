@@ -22,9 +22,9 @@ from router.requests.request_state import RequestState
 from router.requests.serving_model import ServingModel
 from router.requests.suspects import Suspects
 from router.validate.context import fit
-from sluice.ring.errors import ErrorCode
-from sluice.ring.params import StopParams
-from sluice.ring.wire import Cancel, Drop, Submit
+from sluice.wire.errors import ErrorCode
+from sluice.wire.params import StopParams
+from sluice.wire.requests import Cancel, Drop, Submit
 
 
 @dataclass(eq=False)

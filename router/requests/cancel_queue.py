@@ -3,7 +3,7 @@
 import asyncio
 
 from router.peers.peers import DetokenizerPeer, EnginePeer
-from sluice.ring.wire import Cancel, Drop
+from sluice.wire.requests import Cancel, Drop
 
 CANCEL_RETRY_SECONDS = 0.02
 

@@ -18,9 +18,9 @@ from router.requests.request_state import RequestState
 from router.requests.suspects import Suspects
 from router.requests.tensor_log import MAX_WHOLE_BYTES
 from router.validate.spec import Spec
-from sluice.ring.errors import ErrorCode, Fault, FinishReason
-from sluice.ring.rows import End, TextBatch, TextRow
-from sluice.ring.tensors import TensorBatch, TensorRows
+from sluice.wire.errors import ErrorCode, Fault, FinishReason
+from sluice.wire.rows import End, TextBatch, TextRow
+from sluice.wire.tensors import TensorBatch, TensorRows
 
 FULL_LANE_RETRY_SECONDS = 0.005
 

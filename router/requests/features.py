@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from router.errors import shown
 from router.peers.peers import EnginePeer
 from router.requests.request_state import RequestState
-from sluice.ring.tensors import LOGITS_NAMES
+from sluice.wire.tensors import LOGITS_NAMES
 
 
 def having_features(request: RequestState, engines: Iterable[EnginePeer]) -> list[EnginePeer]:

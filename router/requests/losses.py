@@ -15,8 +15,8 @@ from router.requests.registry import Requests
 from router.requests.request_phase import RequestPhase
 from router.requests.request_state import RequestState
 from router.requests.suspects import Suspects
-from sluice.ring.errors import ErrorCode, FinishReason
-from sluice.ring.heartbeats import EngineHeartbeat
+from sluice.wire.errors import ErrorCode, FinishReason
+from sluice.wire.heartbeats import EngineHeartbeat
 
 
 @dataclass(eq=False)

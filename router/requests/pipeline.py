@@ -32,11 +32,11 @@ from router.validate.parse import parse
 from router.validate.sampling import ban_words, check_processors
 from router.validate.tables import check_hidden_size
 from router.validate.tensors import check_context_rows, check_tensors
-from sluice.ring.adapters import AdapterFiles
-from sluice.ring.errors import ErrorCode, FinishReason
-from sluice.ring.images import Image
-from sluice.ring.tables import NO_TABLES
 from sluice.v1.generation_pb2 import GenerationSpec
+from sluice.wire.adapters import AdapterFiles
+from sluice.wire.errors import ErrorCode, FinishReason
+from sluice.wire.images import Image
+from sluice.wire.tables import NO_TABLES
 
 MAX_LOGGED_FIELDS = 8
 NO_WEIGHTS = Violation(
@@ -121,7 +121,7 @@ class RequestPipeline:
         try:
             if message.HasField("lora_weights") and not self._lora_in_requests:
                 raise RequestError.invalid([NO_WEIGHTS], ErrorCode.FORBIDDEN)
-            await self._settle(message, caller.tenant)
+            await self._wait_for_adapters(message, caller.tenant)
             find_adapter, find_table = self._adapters.find, self._prompt_adapters.find
             hashed = await _hashed_files(message)
             spec = parse(message, self._model, self._limits, streaming, find_adapter, find_table, hashed)
@@ -137,7 +137,7 @@ class RequestPipeline:
             self._counters.on_refused(outcome, status)
             raise
 
-    async def _settle(self, message: GenerationSpec, tenant: str) -> None:
+    async def _wait_for_adapters(self, message: GenerationSpec, tenant: str) -> None:
         """Wait until this router has learned of the adapters that the request names. Raises RequestError."""
         if message.lora_id or message.model not in ("", self._model.name):
             await self._adapters.settle(message.lora_id or message.model, tenant)

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from router.requests.appended import Appended
-from sluice.ring.prompt_logprobs import PromptLogprobs, Row, row_bytes, unpack
+from sluice.wire.prompt_logprobs import PromptLogprobs, Row, row_bytes, unpack
 
 
 class PromptLog:

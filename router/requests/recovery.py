@@ -15,8 +15,8 @@ from router.requests.registry import RequestCounters
 from router.requests.request_phase import RequestPhase
 from router.requests.request_state import RequestState
 from router.requests.suspects import Suspects
-from sluice.ring.errors import ErrorCode, FinishReason
 from sluice.settings.router import RecoverySettings
+from sluice.wire.errors import ErrorCode, FinishReason
 
 RETRY_SECONDS = 0.02
 """Interval between two attempts to find a peer with room."""

@@ -14,10 +14,10 @@ from router.requests.suspects import Suspicion
 from router.requests.token_log import RequestLog
 from router.requests.trace_context import TraceContext
 from router.validate.spec import Spec
-from sluice.ring.params import RetentionParams, SamplingParams
-from sluice.ring.rows import Started, Times
-from sluice.ring.tables import NO_TABLES, PromptTables, VirtualTokens
-from sluice.ring.wire import PROBATION_TOKENS
+from sluice.wire.params import RetentionParams, SamplingParams
+from sluice.wire.requests import PROBATION_TOKENS
+from sluice.wire.rows import Started, Times
+from sluice.wire.tables import NO_TABLES, PromptTables, VirtualTokens
 
 MAX_LOST_KEPT = 32
 """Lost attempts that are remembered per request: a slow client may cause any number of pauses."""

@@ -3,7 +3,7 @@
 from array import array
 from collections.abc import Sequence
 
-from sluice.ring.rows import End, TokenLogprob
+from sluice.wire.rows import End, TokenLogprob
 
 
 class SequenceLog:

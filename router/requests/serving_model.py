@@ -9,7 +9,7 @@ from structlog.stdlib import BoundLogger
 from router.errors import RequestError, shown
 from router.peers.peers import EnginePeer
 from router.requests.request_state import RequestState
-from sluice.ring.errors import ErrorCode
+from sluice.wire.errors import ErrorCode
 
 SHORT = 8
 """Characters of a fingerprint shown in messages."""

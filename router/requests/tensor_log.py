@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 
 from router.requests.appended import Appended
-from sluice.ring.tensors import NO_TENSORS, TensorParams, TensorRows
+from sluice.wire.tensors import NO_TENSORS, TensorParams, TensorRows
 
 MAX_WHOLE_BYTES = 48 << 20
 """Limit for all tensors in the response of Generate, which is a single message. A stream has no limit."""

@@ -9,10 +9,10 @@ from router.requests.appended import Appended
 from router.requests.prompt_log import PromptLog
 from router.requests.sequence_log import SequenceLog
 from router.requests.tensor_log import TensorLog
-from sluice.ring.errors import FinishReason
-from sluice.ring.prompt_logprobs import PromptLogprobs
-from sluice.ring.rows import End, Started, TextRow, Times
-from sluice.ring.tensors import TensorParams, TensorRows
+from sluice.wire.errors import FinishReason
+from sluice.wire.prompt_logprobs import PromptLogprobs
+from sluice.wire.rows import End, Started, TextRow, Times
+from sluice.wire.tensors import TensorParams, TensorRows
 
 NO_TIMES = Times(0.0, 0.0, 0.0)
 EARLY_ENDS = (FinishReason.ABORTED, FinishReason.TIME_LIMIT)

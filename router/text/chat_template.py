@@ -13,7 +13,7 @@ from jinja2.utils import Namespace
 from router.errors import Reason, RequestError, Violation, shown
 from router.text.bounds import BoundedEnvironment, TooLargeError, TooSlowError
 from router.validate.chat import ChatPrompt
-from sluice.ring.checkpoint import CheckpointError
+from sluice.checkpoint.folder import CheckpointError
 
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 PROBE = "PROBE_OF_CONTENT"

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from router.errors import RequestError
 from router.shares import FairShare, SharedSpace
-from sluice.ring.errors import ErrorCode
+from sluice.wire.errors import ErrorCode
 
 MAX_WAITING = 2048
 """Texts that are queued or in work. A single tenant may have half of them, as many as the default number of requests

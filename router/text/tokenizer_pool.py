@@ -11,11 +11,11 @@ from router.text.chat_template import ChatTemplates
 from router.text.fair_threads import FairThreads
 from router.validate.chat import ChatPrompt
 from router.validate.prompt import IdsPrompt, Prompt, TextPrompt
-from sluice.ring.checkpoint import Checkpoint, CheckpointError
-from sluice.ring.errors import ErrorCode
-from sluice.ring.params import TextParams
-from sluice.ring.tokenizing import decode, encode
-from sluice.ring.vocabulary import Vocabulary
+from sluice.checkpoint.folder import Checkpoint, CheckpointError
+from sluice.checkpoint.tokenizing import decode, encode
+from sluice.checkpoint.vocabulary import Vocabulary
+from sluice.wire.errors import ErrorCode
+from sluice.wire.params import TextParams
 
 ID_BYTES = 8
 """Estimated bytes of text per token id, for the limit on queued work."""

@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 from router.errors import Reason, RequestError, Violation, Violations, shown
 from router.validate.model import Model
-from sluice.ring.adapters import ADAPTER_ID, MAX_CONFIG_BYTES, MAX_ID_CHARS, VERSION_BYTES, Adapter, AdapterFiles
-from sluice.ring.errors import ErrorCode
 from sluice.v1 import generation_pb2 as pb
+from sluice.wire.adapters import ADAPTER_ID, MAX_CONFIG_BYTES, MAX_ID_CHARS, VERSION_BYTES, Adapter, AdapterFiles
+from sluice.wire.errors import ErrorCode
 
 VERSION = re.compile(rf"[0-9a-f]{{{2 * VERSION_BYTES}}}", re.ASCII)
 SEPARATOR = "."

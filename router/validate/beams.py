@@ -5,10 +5,10 @@ from collections.abc import Iterator
 import msgspec
 
 from router.errors import Reason, Violations
-from sluice.ring.message import MAX_SEQUENCES
-from sluice.ring.params import GREEDY_TEMPERATURE, BeamSearchParams, SamplingParams
-from sluice.ring.sampling_ranges import Range
 from sluice.v1 import generation_pb2 as pb
+from sluice.wire.message import MAX_SEQUENCES
+from sluice.wire.params import GREEDY_TEMPERATURE, BeamSearchParams, SamplingParams
+from sluice.wire.sampling_ranges import Range
 
 LENGTH_PENALTY_RANGE = Range(-10, 10)
 DIVERSITY_RANGE = Range(0, 100)

@@ -2,7 +2,7 @@
 
 from router.errors import Reason, RequestError, Violation
 from router.validate.spec import Spec
-from sluice.ring.errors import ErrorCode
+from sluice.wire.errors import ErrorCode
 
 
 def fit(spec: Spec, prompt_tokens: int, context_tokens: int, model_tokens: int) -> int:

@@ -1,8 +1,8 @@
 """The fields of GenerationSpec that are rejected because they are not implemented yet."""
 
 from router.errors import Reason, RequestError, Violation
-from sluice.ring.errors import ErrorCode
 from sluice.v1.generation_pb2 import GenerationSpec
+from sluice.wire.errors import ErrorCode
 
 REJECTED: frozenset[str] = frozenset()
 """Paths of fields that are in the .proto but not implemented; none at present. A test walks the descriptor and requires

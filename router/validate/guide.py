@@ -4,8 +4,8 @@ import json
 
 from router.errors import Reason, Violations, shown
 from router.validate.model import Limits
-from sluice.ring.params import Guide, GuideKind
 from sluice.v1.sampling_pb2 import GuidedDecoding
+from sluice.wire.params import Guide, GuideKind
 
 FIELD = "spec.guided"
 JSON_KINDS = frozenset({GuideKind.JSON_SCHEMA, GuideKind.STRUCTURAL_TAG})

@@ -9,11 +9,11 @@ from router.errors import Reason, RequestError, Violation, Violations
 from router.validate.chat import MAX_PARTS
 from router.validate.model import Limits, Model
 from router.validate.tables import TABLE_FIELD, GivenTable
-from sluice.ring.images import MAX_IMAGE_BYTES, MAX_IMAGES, Image
-from sluice.ring.pictures import PictureError, check_picture, upright_size
-from sluice.ring.scaling import Grid, ScalingError
-from sluice.ring.vision import Vision
+from sluice.checkpoint.scaling import Grid, ScalingError
+from sluice.checkpoint.vision import Vision
+from sluice.pictures.decode import PictureError, check_picture, upright_size
 from sluice.v1 import generation_pb2 as pb
+from sluice.wire.images import MAX_IMAGE_BYTES, MAX_IMAGES, Image
 
 T = TypeVar("T")
 

@@ -2,8 +2,8 @@
 
 from router.errors import RequestError, Violation, Violations
 from router.validate.model import Limits, Model
-from sluice.ring.sampling_ranges import Range
 from sluice.v1 import generation_pb2 as pb
+from sluice.wire.sampling_ranges import Range
 
 
 def parse_logprobs(

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from router.errors import RequestError, shown
-from sluice.ring.checkpoint import Checkpoint, CheckpointError
-from sluice.ring.errors import ErrorCode
-from sluice.ring.message import MAX_DRAFT_LOGITS_BYTES
-from sluice.ring.params import SamplingParams
-from sluice.ring.sampling_ranges import DEFAULT_NAMES, TOP_K, default_problem
-from sluice.ring.vision import Vision
+from sluice.checkpoint.folder import Checkpoint, CheckpointError
+from sluice.checkpoint.vision import Vision
 from sluice.settings.router import ClientLimits
+from sluice.wire.errors import ErrorCode
+from sluice.wire.message import MAX_DRAFT_LOGITS_BYTES
+from sluice.wire.params import SamplingParams
+from sluice.wire.sampling_ranges import DEFAULT_NAMES, TOP_K, default_problem
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ class Limits:
     prompt_ids: int
     n: int = 128
     logprobs: int = 20
-    """Alternatives per token. The wire format allows no more, see `sluice.ring.message`."""
+    """Alternatives per token. The wire format allows no more, see `sluice.wire.message`."""
     prompt_logprobs: int = 1 << 18
     """Values for all prompt tokens together, including alternatives: they are sent in one message, about 30 bytes
     each."""

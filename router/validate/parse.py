@@ -19,10 +19,10 @@ from router.validate.spec import Spec
 from router.validate.speculation import parse_speculation
 from router.validate.tables import FindTable, GivenTable, no_tables, parse_table
 from router.validate.tensors import parse_tensors
-from sluice.ring.adapters import Adapter, AdapterFiles
-from sluice.ring.params import SamplingParams, TextParams
-from sluice.ring.sampling_ranges import Range
 from sluice.v1 import generation_pb2 as pb
+from sluice.wire.adapters import Adapter, AdapterFiles
+from sluice.wire.params import SamplingParams, TextParams
+from sluice.wire.sampling_ranges import Range
 
 UNARY_INTERVAL = 128
 """Tokens per text batch of a unary request. A failed attempt loses fewer tokens than this."""

@@ -12,11 +12,11 @@ import msgspec
 from msgspec import Meta
 
 from router.errors import RequestError, Violation, shown
-from sluice.ring.adapters import MAX_CONFIG_BYTES
-from sluice.ring.peft import CONFIG, DESCRIPTIONS, PICKLE, WEIGHTS
-from sluice.ring.tables import MAX_TABLE_BYTES
-from sluice.ring.tensor_file import INVALID_JSON, LENGTH_BYTES, TensorFileError, decode, split
+from sluice.checkpoint.peft import CONFIG, DESCRIPTIONS, PICKLE, WEIGHTS
+from sluice.checkpoint.tensor_file import INVALID_JSON, LENGTH_BYTES, TensorFileError, decode, split
 from sluice.v1 import generation_pb2 as pb
+from sluice.wire.adapters import MAX_CONFIG_BYTES
+from sluice.wire.tables import MAX_TABLE_BYTES
 
 MAX_HEADER_BYTES = 1 << 16
 MAX_WEIGHTS_BYTES = MAX_TABLE_BYTES + MAX_HEADER_BYTES + LENGTH_BYTES

@@ -8,10 +8,10 @@ import msgspec
 
 from router.errors import Reason, Violations, shown
 from router.validate.model import Limits, Model
-from sluice.ring.message import MAX_WORD_TOKENS, MAX_WORDS_TOKENS
-from sluice.ring.params import SamplingParams
-from sluice.ring.sampling_ranges import SAMPLING_RANGES, Range
 from sluice.v1 import sampling_pb2 as pb
+from sluice.wire.message import MAX_WORD_TOKENS, MAX_WORDS_TOKENS
+from sluice.wire.params import SamplingParams
+from sluice.wire.sampling_ranges import SAMPLING_RANGES, Range
 
 LOGIT_BIAS_RANGE = Range(-100, 100)
 

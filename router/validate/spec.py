@@ -8,11 +8,11 @@ from router.validate.images import GivenImages
 from router.validate.prompt import Prompt, Retention
 from router.validate.sampling import Stopping
 from router.validate.tables import GivenTable
-from sluice.ring.adapters import Adapter, AdapterFiles
-from sluice.ring.hashing import Domain
-from sluice.ring.params import Guide, SamplingParams, Speculation, TextParams
-from sluice.ring.tables import Table
-from sluice.ring.tensors import NO_TENSORS, TensorParams
+from sluice.wire.adapters import Adapter, AdapterFiles
+from sluice.wire.hashing import Domain
+from sluice.wire.params import Guide, SamplingParams, Speculation, TextParams
+from sluice.wire.tables import Table
+from sluice.wire.tensors import NO_TENSORS, TensorParams
 
 
 @dataclass(frozen=True, slots=True)

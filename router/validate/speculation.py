@@ -4,10 +4,10 @@ from typing import Literal, cast
 
 from router.errors import Reason, Violations, shown
 from router.validate.model import Limits, Model
-from sluice.ring.params import DraftLogits, Speculation
-from sluice.ring.sampling_ranges import Range
-from sluice.ring.tensors import BYTES
 from sluice.v1 import generation_pb2 as pb
+from sluice.wire.params import DraftLogits, Speculation
+from sluice.wire.sampling_ranges import Range
+from sluice.wire.tensors import BYTES
 
 FIELD = "spec.speculation"
 DTYPES = ("float32", "bfloat16", "float16")

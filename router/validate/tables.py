@@ -9,10 +9,10 @@ from typing import get_args
 from router.errors import Reason, RequestError, Violation, Violations, shown
 from router.validate.adapter import Began, adapter_not_found, changed, check_form
 from router.validate.model import Limits
-from sluice.ring.errors import ErrorCode
-from sluice.ring.prompt_adapters import version_of
-from sluice.ring.tables import FLOAT_BYTES, MAX_TABLE_BYTES, FloatType, PromptTables, Table
 from sluice.v1 import generation_pb2 as pb
+from sluice.wire.errors import ErrorCode
+from sluice.wire.prompt_adapters import version_of
+from sluice.wire.tables import FLOAT_BYTES, MAX_TABLE_BYTES, FloatType, PromptTables, Table
 
 TYPES = get_args(FloatType)
 HUGE = {"float16": re.compile(rb"[\x7c-\x7f\xfc-\xff]")} | dict.fromkeys(

@@ -3,8 +3,8 @@
 from collections.abc import Set
 
 from router.errors import Reason, RequestError, Violation, Violations, shown
-from sluice.ring.tensors import CONTEXT_LOGITS, GENERATION_LOGITS, LOGITS_NAMES, MAX_NAMES, TensorParams
 from sluice.v1 import generation_pb2 as pb
+from sluice.wire.tensors import CONTEXT_LOGITS, GENERATION_LOGITS, LOGITS_NAMES, MAX_NAMES, TensorParams
 
 
 def parse_tensors(spec: pb.GenerationSpec, bad: Violations) -> TensorParams:

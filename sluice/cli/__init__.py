@@ -3,7 +3,7 @@
 import os
 import signal
 
-from sluice.ring.process import INTERRUPTED, TERMINATED, exit_on_interrupt, exit_on_signals
+from sluice.host.process import INTERRUPTED, TERMINATED, exit_on_interrupt, exit_on_signals
 
 
 def main() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import zmq
 
-from sluice.ring.keys import ROLES, Role, newest_of_two
+from sluice.lanes.keys import ROLES, Role, newest_of_two
 
 NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 LABEL = "sluice/key"

@@ -9,8 +9,8 @@ import yaml
 from sluice.cli.common import fail
 from sluice.cli.key_secrets import NAME, Secret, new_secrets, retired_secret, rotated_secrets
 from sluice.cli.kubernetes_api import Cluster, ClusterError
-from sluice.ring.keys import ROLES, KeysError, Role, generate, has_key, public_keys
-from sluice.ring.keys import retire as retire_key
+from sluice.lanes.keys import ROLES, KeysError, Role, generate, has_key, public_keys
+from sluice.lanes.keys import retire as retire_key
 
 Step = Literal["rotate", "retire"]
 

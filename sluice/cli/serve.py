@@ -8,16 +8,16 @@ from typing import Self
 
 import typer
 
+from sluice.checkpoint.folder import CheckpointError
 from sluice.cli.common import describe, with_options
 from sluice.cli.detach import serve_detached
 from sluice.cli.first_command import first_command
 from sluice.cli.serve_options import ARGUMENTS, ServeOptions
 from sluice.cli.stream_printer import print_stream
 from sluice.client import Cancelled, Client, SluiceError
+from sluice.host.process import INTERRUPTED, START_FAILED
 from sluice.launch import DEMO_REQUEST, Display, OptionsError, Ring, RingError
 from sluice.launch.logs import lines_lost
-from sluice.ring.checkpoint import CheckpointError
-from sluice.ring.process import INTERRUPTED, START_FAILED
 from sluice.settings.read import ALL
 from sluice.telemetry.output import protect_stderr, protect_stdout
 

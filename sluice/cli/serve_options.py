@@ -12,7 +12,7 @@ from typer.core import TyperCommand
 
 from sluice.client import DEFAULT_ADDRESS
 from sluice.launch import OptionsError
-from sluice.ring.names import did_you_mean
+from sluice.settings.names import did_you_mean
 from sluice.settings.read import SettingsError, assign, assignable, key_of, split_assignment
 from sluice.settings.services import SERVICES
 

@@ -10,10 +10,10 @@ from typing import Any, TypedDict
 import grpc
 from grpc import aio
 
+from sluice.checkpoint.peft import CONFIG, WEIGHTS
 from sluice.client.connection import Router
 from sluice.client.each_router import Listing, each_result, failed, of_unloads
 from sluice.client.errors import SluiceError
-from sluice.ring.peft import CONFIG, WEIGHTS
 from sluice.v1 import admin_pb2 as pb
 
 MAX_CONFIG_BYTES = 1 << 20

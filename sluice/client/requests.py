@@ -14,7 +14,7 @@ from sluice.client.errors import InvalidRequest, Violation
 from sluice.client.guides import guide_fields
 from sluice.client.options import OPTION_NAMES, TOKENIZE_OPTION_NAMES, Message, Prompt
 from sluice.client.refused_values import must_be, refused_value
-from sluice.ring.names import check_options
+from sluice.settings.names import check_options
 from sluice.v1 import generation_pb2 as pb
 from sluice.v1.sampling_pb2 import GuidedDecoding
 

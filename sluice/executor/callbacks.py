@@ -15,7 +15,7 @@ import msgspec
 
 from sluice.executor.forks import remove_with
 from sluice.executor.request_processors import RequestProcessors
-from sluice.ring.callbacks import SCHEME, Answer, Call, CalledSequence, Frames, NewestSequences
+from sluice.wire.callbacks import SCHEME, Answer, Call, CalledSequence, Frames, NewestSequences
 
 if TYPE_CHECKING:
     from torch import Tensor

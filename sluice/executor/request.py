@@ -12,7 +12,7 @@ from sluice.executor.adapter_requests import LoRARequest, PromptAdapterRequest
 from sluice.executor.errors import check_type, either
 from sluice.executor.sampling import SamplingParams
 from sluice.executor.waiting import Milliseconds, as_timedelta
-from sluice.ring.names import checks_options
+from sluice.settings.names import checks_options
 
 Priority = Literal["low", "normal", "high"]
 PRIORITIES = (None, *get_args(Priority))

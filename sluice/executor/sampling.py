@@ -10,7 +10,7 @@ from typing import Any, cast
 from sluice.client import Options
 from sluice.client.guides import guide_fields
 from sluice.executor.errors import check_name, check_type
-from sluice.ring.names import checks_options
+from sluice.settings.names import checks_options
 
 NO_END = -1
 """The `end_id` that disables the end token, as in TensorRT-LLM."""

@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
+from sluice.host.process import START_FAILED
 from sluice.launch.logs import LAUNCHER, SERVICE_RECOVERED, LogLine, launcher_line
-from sluice.ring.process import START_FAILED
 
 BARS = ("loading", "capturing")
 SHOWN_EVENTS = (*BARS, "request_ended", SERVICE_RECOVERED)

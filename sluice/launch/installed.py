@@ -1,7 +1,7 @@
 """Checks that this installation can start a ring."""
 
+from sluice.host.extras import how_to_install, missing_packages
 from sluice.launch.gpus import OptionsError
-from sluice.ring.extras import how_to_install, missing_packages
 
 EXTRAS = ("router", "detok", "engine")
 

@@ -9,6 +9,11 @@ from pathlib import Path
 from typing import Any, Self
 
 from sluice import tiny_model
+from sluice.checkpoint.draft_model import check_draft_model
+from sluice.checkpoint.folder import Checkpoint, check_weight_files, fetch_weights, open_checkpoint
+from sluice.checkpoint.servable import check_servable
+from sluice.host.ports import Port, PortError, check_ports
+from sluice.lanes.keys import ROLES, Role
 from sluice.launch.child import Child
 from sluice.launch.errors import RingError
 from sluice.launch.gpus import OptionsError
@@ -19,11 +24,6 @@ from sluice.launch.options import RING_OPTIONS, check_ring_options
 from sluice.launch.plan import Plan, Service, reached_at, services
 from sluice.launch.slot import Slot
 from sluice.launch.supervisor import KILL_AFTER_SECONDS, Supervisor
-from sluice.ring.checkpoint import Checkpoint, check_weight_files, fetch_weights, open_checkpoint
-from sluice.ring.draft_model import check_draft_model
-from sluice.ring.keys import ROLES, Role
-from sluice.ring.ports import Port, PortError, check_ports
-from sluice.ring.servable import check_servable
 from sluice.settings.process import ProcessSettings
 from sluice.settings.services import EngineSettings, RouterSettings
 

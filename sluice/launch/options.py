@@ -5,8 +5,8 @@ from dataclasses import fields
 from types import MappingProxyType
 
 from sluice.launch.plan import Plan
-from sluice.ring.names import check_options
 from sluice.settings.describe import settings_of
+from sluice.settings.names import check_options
 from sluice.settings.services import DetokenizerSettings, EngineSettings, RouterSettings
 
 RING_OPTIONS = frozenset(field.name for field in fields(Plan)) | {"revision", "on", "start_timeout", "observe"}

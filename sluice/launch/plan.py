@@ -10,9 +10,9 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+from sluice.host.cores import usable_cores
 from sluice.launch.gpus import Gpus, OptionsError
 from sluice.launch.rank import Rank
-from sluice.ring.cores import usable_cores
 from sluice.settings.describe import settings_of
 from sluice.settings.gateway import GatewaySettings
 from sluice.settings.process import ProcessSettings

@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass as validated
 
-from sluice.ring.ports import Port
+from sluice.host.ports import Port
 from sluice.settings.fields import ByteCount, PortNumber, PositiveInt, PositiveSeconds, Range
 from sluice.settings.process import STRICT, ProcessSettings, is_loopback
 

@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 
 from pydantic import ConfigDict
 
-from sluice.ring.ports import Port
+from sluice.host.ports import Port
 from sluice.settings.fields import PortNumber, PositiveSeconds, Seconds
 
 STRICT = ConfigDict(extra="forbid")

@@ -18,8 +18,8 @@ import yaml
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
-from sluice.ring.names import did_you_mean
 from sluice.settings.describe import Setting, sections_of, settings_of
+from sluice.settings.names import did_you_mean
 from sluice.settings.process import ProcessSettings
 from sluice.settings.services import SERVICES
 

@@ -5,8 +5,6 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
-from sluice.ring.adapters import ADAPTER_ID
-from sluice.ring.sampling_ranges import DEFAULT_NAMES, default_problem
 from sluice.settings.fields import (
     ByteCount,
     OtherVariable,
@@ -17,6 +15,8 @@ from sluice.settings.fields import (
     Range,
     Seconds,
 )
+from sluice.wire.adapters import ADAPTER_ID
+from sluice.wire.sampling_ranges import DEFAULT_NAMES, default_problem
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,9 @@ from typing import Annotated, ClassVar, Self
 from pydantic import AfterValidator, Field, model_validator
 from pydantic.dataclasses import dataclass as validated
 
-from sluice.ring.address import check_advertised, reachable_at
-from sluice.ring.keys import Keys, Role, Security
-from sluice.ring.ports import Port
-from sluice.ring.tensors import LAYER_PREFIX
+from sluice.host.address import check_advertised, reachable_at
+from sluice.host.ports import Port
+from sluice.lanes.keys import Keys, Role, Security
 from sluice.settings.backend import OPENVINO_BLOCK, SMALLEST_BLOCK, requires_openvino, unsupported_by_openvino
 from sluice.settings.engine import (
     BATCHED,
@@ -44,6 +43,7 @@ from sluice.settings.router import (
     TracingSettings,
     check_default_sampling,
 )
+from sluice.wire.tensors import LAYER_PREFIX
 
 
 @dataclass(frozen=True, kw_only=True)

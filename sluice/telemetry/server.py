@@ -14,8 +14,8 @@ from wsgiref.simple_server import ServerHandler, WSGIRequestHandler, WSGIServer,
 
 from prometheus_client.metrics_core import Metric
 
-from sluice.ring.descriptors import exhausted, reserve
-from sluice.ring.ports import PortError
+from sluice.host.descriptors import exhausted, reserve
+from sluice.host.ports import PortError
 from sluice.settings.process import Monitoring
 from sluice.telemetry.connections import Connections
 from sluice.telemetry.metrics import registry_of

@@ -4,8 +4,8 @@ from typing import Literal
 
 import msgspec
 
-from sluice.ring.stats import StepStats
 from sluice.telemetry.histogram import Histogram
+from sluice.wire.stats import StepStats
 
 PeerState = Literal["serving", "draining", "stalled", "unreachable", "lost", "unknown"]
 """`unreachable`: the peer's connection has ended; `lost`: the peer has fallen silent; `unknown`: the peer has sent no

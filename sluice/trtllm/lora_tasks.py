@@ -7,9 +7,9 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
 
+from sluice.checkpoint.peft import CONFIG, WEIGHTS
 from sluice.executor import LoRARequest
 from sluice.executor.forks import remove_with
-from sluice.ring.peft import CONFIG, WEIGHTS
 from sluice.trtllm.errors import OptionError
 from sluice.trtllm.lora import PeftFiles, to_peft
 from sluice.trtllm.model_inputs import LoraConfig

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from sluice import executor
-from sluice.ring.tensors import HIDDEN_STATES, LAYER_PREFIX
 from sluice.trtllm.cache_config import KvCacheConfig
 from sluice.trtllm.config import (
     ExecutorConfig,
@@ -21,6 +20,7 @@ from sluice.trtllm.parallel import OrchestratorConfig, ParallelConfig
 from sluice.trtllm.processors import DYNAMIC, batched_processor, processor
 from sluice.trtllm.scheduler import SchedulerConfig
 from sluice.trtllm.speculation import DecodingConfig
+from sluice.wire.tensors import HIDDEN_STATES, LAYER_PREFIX
 
 log = logging.getLogger("sluice.trtllm")
 

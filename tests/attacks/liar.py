@@ -13,14 +13,14 @@ from typing import Any
 import msgspec
 import zmq
 
+from sluice.lanes.keys import Keys, Role
+from sluice.lanes.lane import MAX_FRAME_BYTES, header
 from sluice.launch import Ring
-from sluice.ring.heartbeats import DetokenizerHeartbeat, EngineHeartbeat, KeepAlive
-from sluice.ring.keys import Keys, Role
-from sluice.ring.lane import MAX_FRAME_BYTES, header
-from sluice.ring.message import Message
-from sluice.ring.params import TextParams
-from sluice.ring.rows import Open, TextBatch, TokenBatch
-from sluice.ring.stats import StepStats
+from sluice.wire.heartbeats import DetokenizerHeartbeat, EngineHeartbeat, KeepAlive
+from sluice.wire.message import Message
+from sluice.wire.params import TextParams
+from sluice.wire.rows import Open, TextBatch, TokenBatch
+from sluice.wire.stats import StepStats
 
 ENCODER = msgspec.msgpack.Encoder()
 BIG = MAX_FRAME_BYTES - 64

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from sluice import tiny_model
-from sluice.ring.checkpoint import (
+from sluice.checkpoint.context import CONTEXT
+from sluice.checkpoint.folder import (
     INDEX,
     SINGLE,
     Checkpoint,
@@ -16,9 +17,8 @@ from sluice.ring.checkpoint import (
     open_checkpoint,
     weight_files,
 )
-from sluice.ring.context import CONTEXT
-from sluice.ring.servable import check_servable
-from sluice.ring.sizes import LARGEST
+from sluice.checkpoint.servable import check_servable
+from sluice.checkpoint.sizes import LARGEST
 
 NESTED = "[" * 200_000 + "]" * 200_000
 HUGE = "1" + "0" * 4000

@@ -10,11 +10,11 @@ import time
 import pytest
 
 from sluice.client import AsyncClient
-from sluice.ring.keys import ROLES, generate
-from sluice.ring.limited_log import INTERVAL_SECONDS
-from sluice.ring.rows import MAX_TEXT_ROWS
+from sluice.host.limited_log import INTERVAL_SECONDS
+from sluice.lanes.keys import ROLES, generate
 from sluice.v1 import generation_pb2 as pb
 from sluice.v1 import sampling_pb2
+from sluice.wire.rows import MAX_TEXT_ROWS
 from tests.attacks import liar
 from tests.attacks.damage import Memory, check, median_first_token, under
 from tests.attacks.liar import BIG, Liar, LoggedRing

@@ -2,8 +2,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.harness.load import Arrivals, Feed, Load, PlannedRequest
-from sluice.ring.errors import FinishReason
-from sluice.ring.rows import End, Times, TokenRow
+from sluice.wire.errors import FinishReason
+from sluice.wire.rows import End, Times, TokenRow
 
 
 def load_of(count: int, width: int) -> Load:

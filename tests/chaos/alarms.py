@@ -14,8 +14,8 @@ import time
 from datetime import UTC, datetime
 from pathlib import Path
 
+from sluice.lanes.keys import ROLES, generate
 from sluice.launch import LogLine, Ring
-from sluice.ring.keys import ROLES, generate
 from tests.fakes.ports import free_ports
 
 STOPPED_SECONDS = 0.5

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from sluice.cli import kubernetes_api
 from sluice.cli.commands import app
-from sluice.ring.keys import ROLES, Keys, generate
+from sluice.lanes.keys import ROLES, Keys, generate
 from tests.fakes.certificates import Authority
 
 NAMES = ["ring-key-public", "ring-key-router", "ring-key-engine", "ring-key-detok"]

@@ -4,7 +4,7 @@ import pytest
 from typer.testing import CliRunner
 
 from sluice.cli.commands import app
-from sluice.ring.keys import ROLES, Keys
+from sluice.lanes.keys import ROLES, Keys
 
 
 def run(*arguments: str):

@@ -13,7 +13,7 @@ from tests.fakes.failures import Failure
 
 @pytest.mark.process
 def test_importing_sluice_imports_few_modules() -> None:
-    code = "import sluice, sluice.ring.errors, sys; sys.exit('grpc' in sys.modules or 'google.protobuf' in sys.modules)"
+    code = "import sluice, sluice.wire.errors, sys; sys.exit('grpc' in sys.modules or 'google.protobuf' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

@@ -5,9 +5,9 @@ import structlog
 from detok_service.decoder import TextError
 from detok_service.decoders import Decoders
 from detok_service.service import Detokenizer, Identity
-from sluice.ring.errors import FinishReason
-from sluice.ring.params import TextParams
-from sluice.ring.rows import End, Open, Times, TokenBatch, TokenRow
+from sluice.wire.errors import FinishReason
+from sluice.wire.params import TextParams
+from sluice.wire.rows import End, Open, Times, TokenBatch, TokenRow
 from tests.fakes.lanes import FakeLane
 
 LENGTH = End(FinishReason.LENGTH, Times(1.0, 2.0, 3.0))

@@ -7,12 +7,12 @@ import sys
 import time
 from pathlib import Path
 
-from sluice.ring.heartbeats import DetokenizerHeartbeat, Hello
-from sluice.ring.inbox import Gap, Inbox
-from sluice.ring.params import TextParams
-from sluice.ring.rows import Open, TextBatch
-from sluice.ring.timing import HELLO_SECONDS
-from sluice.ring.wire import ToRouter
+from sluice.lanes.inbox import Gap, Inbox
+from sluice.wire.heartbeats import DetokenizerHeartbeat, Hello
+from sluice.wire.params import TextParams
+from sluice.wire.requests import ToRouter
+from sluice.wire.rows import Open, TextBatch
+from sluice.wire.timing import HELLO_SECONDS
 from tests.fakes.tokenizers import TINY
 
 SECONDS = 60.0

@@ -4,11 +4,11 @@ import gc
 
 from detok_service.decode_loop import REPLAY_SECONDS, REPLAY_TOKENS
 from detok_service.stream import TextStream
-from sluice.ring.errors import ErrorCode, FinishReason
-from sluice.ring.heartbeats import Hello
-from sluice.ring.inbox import Gap
-from sluice.ring.rows import End, Started, Times
-from sluice.ring.wire import Drop
+from sluice.lanes.inbox import Gap
+from sluice.wire.errors import ErrorCode, FinishReason
+from sluice.wire.heartbeats import Hello
+from sluice.wire.requests import Drop
+from sluice.wire.rows import End, Started, Times
 from tests.detok_service.bench import LENGTH, POISON, Bench, Letters, batch, opened, row
 
 ABORTED = End(FinishReason.ABORTED, Times(0.0, 0.0, 0.0))

@@ -11,8 +11,8 @@ from tokenizers import Tokenizer, decoders
 from detok_service import decoder as decoder_module
 from detok_service.decoder import MAX_UNSETTLED, TextError, WindowDecoder
 from detok_service.decoders import Decoders, TokenizerError, decoders_of, load_decoders
-from sluice.ring.rows import PROMPT_END_TOKENS
-from sluice.ring.vocabulary import Vocabulary
+from sluice.checkpoint.vocabulary import Vocabulary
+from sluice.wire.rows import PROMPT_END_TOKENS
 from tests.fakes.tokenizers import TABLES, TINY, WINDOWS, byte_char, byte_level, panicking, sentencepiece
 
 KINDS = TABLES | WINDOWS

@@ -2,10 +2,10 @@
 
 from structlog.testing import capture_logs
 
-from sluice.ring.errors import FinishReason
-from sluice.ring.heartbeats import Hello, KeepAlive
-from sluice.ring.timing import DRAIN_NOTICE_SECONDS, DRAINING_ROUTER_SILENCE_SECONDS, ENGINE_SILENCE_SECONDS
-from sluice.ring.wire import Drop
+from sluice.wire.errors import FinishReason
+from sluice.wire.heartbeats import Hello, KeepAlive
+from sluice.wire.requests import Drop
+from sluice.wire.timing import DRAIN_NOTICE_SECONDS, DRAINING_ROUTER_SILENCE_SECONDS, ENGINE_SILENCE_SECONDS
 from tests.detok_service.bench import LENGTH, Bench, batch, opened, row
 
 TIMEOUT = 10.0

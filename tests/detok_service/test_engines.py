@@ -1,11 +1,11 @@
 from structlog.testing import capture_logs
 
 from detok_service.engines import MAX_ENGINES, MAX_MISSED, Engines
-from sluice.ring.errors import ErrorCode, FinishReason
-from sluice.ring.heartbeats import Hello, KeepAlive
-from sluice.ring.inbox import Gap
-from sluice.ring.limited_log import MAX_LINES
-from sluice.ring.timing import DOUBTFUL_ENGINE_SILENCE_SECONDS, ENGINE_SILENCE_SECONDS
+from sluice.host.limited_log import MAX_LINES
+from sluice.lanes.inbox import Gap
+from sluice.wire.errors import ErrorCode, FinishReason
+from sluice.wire.heartbeats import Hello, KeepAlive
+from sluice.wire.timing import DOUBTFUL_ENGINE_SILENCE_SECONDS, ENGINE_SILENCE_SECONDS
 from tests.detok_service.bench import LENGTH, Bench, batch, opened, row
 
 

@@ -17,13 +17,13 @@ import zmq
 from detok_service.__main__ import MAX_MESSAGES, serve, unready
 from detok_service.decoders import load_decoders
 from detok_service.service import Detokenizer, Identity
-from sluice.ring.heartbeats import Hello, KeepAlive
-from sluice.ring.lane import Lane
-from sluice.ring.params import TextParams
-from sluice.ring.rows import Open, TokenBatch
+from sluice.lanes.lane import Lane
 from sluice.settings.services import DetokenizerSettings
 from sluice.telemetry.server import Health
 from sluice.telemetry.service_status import ProgressBeacon, StatusFile
+from sluice.wire.heartbeats import Hello, KeepAlive
+from sluice.wire.params import TextParams
+from sluice.wire.rows import Open, TokenBatch
 from tests.fakes.lane import MemoryLane
 from tests.fakes.lanes import connected
 from tests.fakes.ports import free_ports

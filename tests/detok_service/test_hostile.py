@@ -6,11 +6,11 @@ import msgspec
 from structlog.testing import capture_logs
 
 from detok_service.decoders import load_decoders
-from sluice.ring.heartbeats import Hello, KeepAlive
-from sluice.ring.inbox import Gap
-from sluice.ring.message import Message
-from sluice.ring.rows import TokenLogprob
-from sluice.ring.wire import Drop, ToDetokenizer
+from sluice.lanes.inbox import Gap
+from sluice.wire.heartbeats import Hello, KeepAlive
+from sluice.wire.message import Message
+from sluice.wire.requests import Drop, ToDetokenizer
+from sluice.wire.rows import TokenLogprob
 from tests.detok_service.bench import LENGTH, Bench, batch, opened, row
 from tests.fakes.tokenizers import TINY
 

@@ -2,10 +2,10 @@
 
 from structlog.testing import capture_logs
 
-from sluice.ring.errors import ErrorCode, FinishReason
-from sluice.ring.heartbeats import Hello, KeepAlive
-from sluice.ring.inbox import Gap
-from sluice.ring.timing import ENGINE_SILENCE_SECONDS, ROUTER_SILENCE_SECONDS
+from sluice.lanes.inbox import Gap
+from sluice.wire.errors import ErrorCode, FinishReason
+from sluice.wire.heartbeats import Hello, KeepAlive
+from sluice.wire.timing import ENGINE_SILENCE_SECONDS, ROUTER_SILENCE_SECONDS
 from tests.detok_service.bench import LENGTH, Bench, batch, opened, row
 
 

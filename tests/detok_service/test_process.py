@@ -9,13 +9,13 @@ from tokenizers import Tokenizer
 
 from detok_service.decoders import load_decoders
 from detok_service.service import Detokenizer, Identity
-from sluice.ring.errors import ErrorCode, FinishReason
-from sluice.ring.heartbeats import KeepAlive
-from sluice.ring.inbox import Inbox
-from sluice.ring.lane import Lane
-from sluice.ring.params import TextParams
-from sluice.ring.rows import End, Open, Times, TokenBatch, TokenRow
-from sluice.ring.wire import Drop, ToDetokenizer
+from sluice.lanes.inbox import Inbox
+from sluice.lanes.lane import Lane
+from sluice.wire.errors import ErrorCode, FinishReason
+from sluice.wire.heartbeats import KeepAlive
+from sluice.wire.params import TextParams
+from sluice.wire.requests import Drop, ToDetokenizer
+from sluice.wire.rows import End, Open, Times, TokenBatch, TokenRow
 from tests.detok_service.processes import Process, Router, opening, send
 from tests.fakes.tokenizers import TINY
 

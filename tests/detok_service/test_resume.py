@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from detok_service.stops import StopSearch, StopStrings
 from detok_service.stream import MAX_TEXTLESS, TextStream
-from sluice.ring.errors import ErrorCode, FinishReason
-from sluice.ring.params import TextParams
-from sluice.ring.rows import End, Open, Times, TokenLogprob
+from sluice.wire.errors import ErrorCode, FinishReason
+from sluice.wire.params import TextParams
+from sluice.wire.rows import End, Open, Times, TokenLogprob
 from tests.detok_service.test_decoder import KINDS, built, ids_of
 from tests.detok_service.test_stream import Words
 

@@ -3,8 +3,8 @@
 import structlog
 
 from detok_service.router_links import RouterLinks
-from sluice.ring.errors import FinishReason
-from sluice.ring.heartbeats import Hello, KeepAlive
+from sluice.wire.errors import FinishReason
+from sluice.wire.heartbeats import Hello, KeepAlive
 from tests.detok_service.bench import LENGTH, Bench, batch, opened, row
 from tests.fakes.lanes import FakeLane
 

@@ -9,11 +9,11 @@ from structlog.testing import capture_logs
 from detok_service.decoders import decoders_of
 from detok_service.router_links import MAX_BATCH_TOKENS
 from detok_service.stream import TextStream
-from sluice.ring.errors import ErrorCode, FinishReason
-from sluice.ring.heartbeats import Hello
-from sluice.ring.prompt_logprobs import PART_ROWS, parts, row_bytes
-from sluice.ring.rows import PROMPT_END_TOKENS, Started, TextBatch, TokenBatch, TokenLogprob, TokenRow
-from sluice.ring.wire import Drop
+from sluice.wire.errors import ErrorCode, FinishReason
+from sluice.wire.heartbeats import Hello
+from sluice.wire.prompt_logprobs import PART_ROWS, parts, row_bytes
+from sluice.wire.requests import Drop
+from sluice.wire.rows import PROMPT_END_TOKENS, Started, TextBatch, TokenBatch, TokenLogprob, TokenRow
 from tests.detok_service.bench import LENGTH, POISON, Bench, Letters, batch, opened, row
 from tests.fakes.tokenizers import sentencepiece
 

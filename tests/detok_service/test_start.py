@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from sluice.ring.inbox import Inbox
-from sluice.ring.keys import Security
-from sluice.ring.wire import ToDetokenizer
+from sluice.lanes.inbox import Inbox
+from sluice.lanes.keys import Security
+from sluice.wire.requests import ToDetokenizer
 from tests.detok_service.processes import SECONDS
 from tests.fakes.tokenizers import TINY
 

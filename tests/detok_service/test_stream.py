@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from detok_service.decoders import decoders_of
 from detok_service.stops import StopSearch, StopStrings
 from detok_service.stream import MAX_TEXTLESS, TextStream
-from sluice.ring.errors import ErrorCode, FinishReason
-from sluice.ring.params import TextParams
-from sluice.ring.rows import End, Open, TextRow, Times, TokenLogprob
+from sluice.wire.errors import ErrorCode, FinishReason
+from sluice.wire.params import TextParams
+from sluice.wire.rows import End, Open, TextRow, Times, TokenLogprob
 from tests.detok_service.test_stops import oracle
 from tests.fakes.tokenizers import byte_char, byte_level, sentencepiece
 

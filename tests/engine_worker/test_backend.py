@@ -8,7 +8,7 @@ import pytest
 from engine_worker.backend import check_openvino, check_servable, load_runner, requires_openvino
 from engine_worker.runner.config import DraftConfig, RunnerConfig
 from sluice import tiny_model
-from sluice.ring.checkpoint import CheckpointError, open_checkpoint
+from sluice.checkpoint.folder import CheckpointError, open_checkpoint
 
 
 def config(**options: object) -> RunnerConfig:

@@ -5,8 +5,8 @@ import math
 import pytest
 
 from engine_worker.beams import BeamSearch, Child
-from sluice.ring.errors import FinishReason
-from sluice.ring.params import BeamSearchParams, StopParams
+from sluice.wire.errors import FinishReason
+from sluice.wire.params import BeamSearchParams, StopParams
 
 EOS, STOP = 0, 9
 

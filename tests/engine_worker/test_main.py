@@ -15,13 +15,13 @@ import zmq
 
 import sluice.tiny_model
 from engine_worker.__main__ import progress_log
-from sluice.ring.errors import FinishReason
-from sluice.ring.heartbeats import EngineHeartbeat, Hello, KeepAlive
-from sluice.ring.inbox import Inbox
-from sluice.ring.lane import Lane
-from sluice.ring.rows import TokenBatch
+from sluice.lanes.inbox import Inbox
+from sluice.lanes.lane import Lane
 from sluice.settings.read import load_settings
 from sluice.settings.services import EngineSettings
+from sluice.wire.errors import FinishReason
+from sluice.wire.heartbeats import EngineHeartbeat, Hello, KeepAlive
+from sluice.wire.rows import TokenBatch
 from tests.fakes.clock import Clock
 from tests.fakes.engine import spec_of
 from tests.fakes.lanes import connected

@@ -13,9 +13,9 @@ from engine_worker.sampling.callbacks import CallbackError
 from router import errors as router
 from sluice.client import InvalidRequest, RankAnswer, Violation
 from sluice.executor import CollectiveRpcError, RequestError
+from sluice.lanes.inbox import ListenError
 from sluice.launch import RingError
 from sluice.llm import UnsupportedNameError
-from sluice.ring.inbox import ListenError
 from sluice.trtllm import OptionError, UnsupportedOptionError
 
 INVALID = InvalidRequest("seed: is -1", reason="INVALID", violations=(Violation("seed", "is -1"),), retry_after=2.0)

@@ -3,7 +3,7 @@
 from collections import Counter
 
 from engine_worker.step import AdapterLoad
-from sluice.ring.adapters import Adapter
+from sluice.wire.adapters import Adapter
 
 
 def adapter(name: str) -> Adapter:

@@ -1,9 +1,9 @@
 """Beam search over the scripted model's candidates, without KV cache and steps: the oracle of the engine's."""
 
 from engine_worker.beams import BeamSearch
-from sluice.ring.errors import FinishReason
-from sluice.ring.tables import VirtualTokens
-from sluice.ring.wire import Submit
+from sluice.wire.errors import FinishReason
+from sluice.wire.requests import Submit
+from sluice.wire.tables import VirtualTokens
 from tests.fakes.adapters import initial_digest
 from tests.fakes.scripted_tokens import VOCAB, candidates, digest, shown_to_model
 

@@ -4,8 +4,8 @@ from typing import NamedTuple
 
 from engine_worker.kvcache.events import EventLog
 from engine_worker.kvcache.tiers import Tiers
-from sluice.ring.cache_events import CacheEvent, Created, Removed, Stored, Tier, Updated
-from sluice.ring.hashing import short_hash
+from sluice.wire.cache_events import CacheEvent, Created, Removed, Stored, Tier, Updated
+from sluice.wire.hashing import short_hash
 
 
 class Block(NamedTuple):

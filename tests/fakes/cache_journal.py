@@ -1,6 +1,6 @@
 """An engine's journal of prefix cache changes, of which routers are told in heartbeats."""
 
-from sluice.ring.heartbeats import CacheChanges
+from sluice.wire.heartbeats import CacheChanges
 
 
 class FakeJournal:

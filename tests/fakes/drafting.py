@@ -6,7 +6,7 @@ import numpy as np
 
 from engine_worker.core.engine import Engine
 from engine_worker.speculative.cost import FIRST
-from sluice.ring.params import DraftLogits, Speculation
+from sluice.wire.params import DraftLogits, Speculation
 
 MAX_BATCH_SIZE = 64
 

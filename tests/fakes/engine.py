@@ -5,20 +5,20 @@ from dataclasses import asdict
 import structlog
 
 from engine_worker.core.engine import Engine
-from engine_worker.core.intake import Terms, longest_sequence
+from engine_worker.core.intake import EngineLimits, longest_sequence
 from engine_worker.hooks import Hooks, Report
 from engine_worker.protocol import Runner
 from engine_worker.ringside.mailbox import Mailbox
 from engine_worker.ringside.outbox import Outbox
 from engine_worker.ringside.tensor_outbox import TensorOutbox
 from engine_worker.sequence import State
-from sluice.ring.adapters import Adapter
-from sluice.ring.errors import FinishReason
-from sluice.ring.params import BeamSearchParams, RetentionParams, SamplingParams, Speculation, StopParams, TextParams
-from sluice.ring.tables import NO_TABLES, PromptTables
-from sluice.ring.tensors import NO_TENSORS, TensorParams
-from sluice.ring.wire import Cancel, Submit
 from sluice.settings.engine import Batching, SchedulerNames
+from sluice.wire.adapters import Adapter
+from sluice.wire.errors import FinishReason
+from sluice.wire.params import BeamSearchParams, RetentionParams, SamplingParams, Speculation, StopParams, TextParams
+from sluice.wire.requests import Cancel, Submit
+from sluice.wire.tables import NO_TABLES, PromptTables
+from sluice.wire.tensors import NO_TENSORS, TensorParams
 from tests.fakes.adapters import ScriptedAdapters
 from tests.fakes.clock import Clock
 from tests.fakes.drafting import draft_from_the_first_step
@@ -148,7 +148,7 @@ class EngineBench:
         longest = max_sequence_tokens or longest_sequence(self.runner, batching, MAX_CONTEXT)
         self.engine = Engine(
             self.runner,
-            Terms(
+            EngineLimits(
                 "fingerprint",
                 VOCAB,
                 longest,

@@ -7,7 +7,7 @@ from typing import Any
 import zmq
 
 from router.ring_side import RouterInbox
-from sluice.ring.wire import Cancel
+from sluice.wire.requests import Cancel
 from tests.fakes.ring_peers import FakeDetokenizer, FakeEngine
 from tests.fakes.ring_scripts import Call, Script, generate
 

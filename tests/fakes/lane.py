@@ -1,10 +1,10 @@
 """Lanes in memory, and a receiver of rows that fails on repetitions, gaps and second terminal rows."""
 
-from sluice.ring.heartbeats import KeepAlive
-from sluice.ring.message import Message
-from sluice.ring.prompt_logprobs import Row, unpack
-from sluice.ring.rows import End, Open, TokenBatch, TokenRow
-from sluice.ring.tensors import TensorBatch, TensorRows
+from sluice.wire.heartbeats import KeepAlive
+from sluice.wire.message import Message
+from sluice.wire.prompt_logprobs import Row, unpack
+from sluice.wire.rows import End, Open, TokenBatch, TokenRow
+from sluice.wire.tensors import TensorBatch, TensorRows
 from tests.fakes.rows import rows_of
 
 

@@ -3,10 +3,10 @@
 import time
 from collections.abc import Callable, Iterator
 
-from sluice.ring.heartbeats import DetokenizerHeartbeat
-from sluice.ring.lane import Lane
-from sluice.ring.message import Message
-from sluice.ring.rows import TextBatch, TextRow
+from sluice.lanes.lane import Lane
+from sluice.wire.heartbeats import DetokenizerHeartbeat
+from sluice.wire.message import Message
+from sluice.wire.rows import TextBatch, TextRow
 
 WAIT_SECONDS = 60.0
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import msgspec
 
-from sluice.ring.adapters import Adapter, AdapterFiles, join_parts
-from sluice.ring.errors import ErrorCode, Fault
+from sluice.wire.adapters import Adapter, AdapterFiles, join_parts
+from sluice.wire.errors import ErrorCode, Fault
 
 
 def files(text: str, size: int = 100) -> AdapterFiles:

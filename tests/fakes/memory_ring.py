@@ -9,12 +9,12 @@ from struct import pack
 from msgspec.structs import replace
 
 from router.peers.peers import DetokenizerPeer, EnginePeer, Peer
-from sluice.ring.errors import Fault, FinishReason
-from sluice.ring.heartbeats import DetokenizerHeartbeat, EngineHeartbeat
-from sluice.ring.prompt_logprobs import PromptLogprobs
-from sluice.ring.rows import End, Started, TextBatch, TextRow, Times
-from sluice.ring.stats import StepStats
-from sluice.ring.wire import Cancel, Submit
+from sluice.wire.errors import Fault, FinishReason
+from sluice.wire.heartbeats import DetokenizerHeartbeat, EngineHeartbeat
+from sluice.wire.prompt_logprobs import PromptLogprobs
+from sluice.wire.requests import Cancel, Submit
+from sluice.wire.rows import End, Started, TextBatch, TextRow, Times
+from sluice.wire.stats import StepStats
 from tests.fakes.lanes import FakeLane
 from tests.fakes.rows import text_batch
 

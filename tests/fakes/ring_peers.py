@@ -12,17 +12,17 @@ import structlog
 from engine_worker.kvcache.events import EventLog
 from engine_worker.ringside.adapters import AdapterMessage, Adapters
 from engine_worker.ringside.prompt_adapters import PromptAdapters
-from sluice.ring.cache_events import CacheEvents, ReadCacheEvents
-from sluice.ring.calls import Call as EngineCall
-from sluice.ring.calls import CallAnswer, MethodCall, RankAnswer
-from sluice.ring.heartbeats import DetokenizerHeartbeat, EngineHeartbeat, Hello
-from sluice.ring.inbox import Gap, Inbox
-from sluice.ring.lane import Lane
-from sluice.ring.message import Message
-from sluice.ring.prompt_adapters import PromptAdapterMessage, ReadPromptAdapter, StorePromptAdapter
-from sluice.ring.rows import Started, TextRow
-from sluice.ring.stats import RequestStats, StepStats
-from sluice.ring.wire import Cancel, Drop, Flush, Submit, ToDetokenizer, ToEngine
+from sluice.lanes.inbox import Gap, Inbox
+from sluice.lanes.lane import Lane
+from sluice.wire.cache_events import CacheEvents, ReadCacheEvents
+from sluice.wire.calls import Call as EngineCall
+from sluice.wire.calls import CallAnswer, MethodCall, RankAnswer
+from sluice.wire.heartbeats import DetokenizerHeartbeat, EngineHeartbeat, Hello
+from sluice.wire.message import Message
+from sluice.wire.prompt_adapters import PromptAdapterMessage, ReadPromptAdapter, StorePromptAdapter
+from sluice.wire.requests import Cancel, Drop, Flush, Submit, ToDetokenizer, ToEngine
+from sluice.wire.rows import Started, TextRow
+from sluice.wire.stats import RequestStats, StepStats
 from tests.fakes.cache_journal import FakeJournal
 from tests.fakes.library import FakeLibrary
 from tests.fakes.ring_scripts import Call, refuse

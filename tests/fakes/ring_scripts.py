@@ -8,9 +8,9 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from sluice.ring.errors import Fault, FinishReason
-from sluice.ring.rows import End, Started, TextRow, Times
-from sluice.ring.wire import Submit
+from sluice.wire.errors import Fault, FinishReason
+from sluice.wire.requests import Submit
+from sluice.wire.rows import End, Started, TextRow, Times
 
 if TYPE_CHECKING:
     from tests.fakes.ring_peers import FakeEngine

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from sluice.ring.rows import Started, TextBatch, TextRow, TokenBatch, TokenRow
+from sluice.wire.rows import Started, TextBatch, TextRow, TokenBatch, TokenRow
 
 
 def text_batch(detokenizer: str, started: list[Started], rows: Sequence[TextRow], epoch: int = 0) -> TextBatch:

@@ -8,11 +8,11 @@ from msgspec.structs import replace
 
 from engine_worker.protocol import Preparation
 from engine_worker.step import DeviceLostError, Draw, Drawn, Kept, KeptRows, Move, MoveKind, Slice, Step
-from sluice.ring.calls import MethodCall, RankAnswer, failed
-from sluice.ring.errors import ErrorCode, Fault
-from sluice.ring.params import derive_seed
-from sluice.ring.tables import VirtualTokens
-from sluice.ring.wire import Submit
+from sluice.wire.calls import MethodCall, RankAnswer, failed
+from sluice.wire.errors import ErrorCode, Fault
+from sluice.wire.params import derive_seed
+from sluice.wire.requests import Submit
+from sluice.wire.tables import VirtualTokens
 from tests.fakes.adapters import ScriptedAdapters, initial_digest
 from tests.fakes.scripted_cache import ScriptedCache
 from tests.fakes.scripted_launch import ScriptedLaunch, draws_of, with_own_tokens

@@ -8,9 +8,9 @@ from collections.abc import Collection, Iterable, Sequence
 from struct import pack
 
 from engine_worker.step import LOGITS
-from sluice.ring.params import DraftLogits, SamplingParams, Speculation, StopParams, derive_seed
-from sluice.ring.rows import TokenLogprob
-from sluice.ring.tables import VirtualTokens
+from sluice.wire.params import DraftLogits, SamplingParams, Speculation, StopParams, derive_seed
+from sluice.wire.rows import TokenLogprob
+from sluice.wire.tables import VirtualTokens
 from tests.fakes.adapters import initial_digest
 
 MASK = (1 << 64) - 1

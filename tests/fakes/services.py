@@ -18,7 +18,7 @@ import sys
 import time
 from pathlib import Path
 
-from sluice.ring.process import die_with_parent, run_service
+from sluice.host.process import die_with_parent, run_service
 from sluice.telemetry.service_status import ProgressBeacon, ServiceStatus, StatusFile
 from tests.fakes.server import serve
 from tests.fakes.server_script import Script

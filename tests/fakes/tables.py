@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from sluice.ring.tables import FloatType, Table
+from sluice.wire.tables import FloatType, Table
 
 
 def floats(rows: int, hidden_size: int, seed: int, scale: float = 1.0) -> torch.Tensor:

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from sluice.ring.tensors import TensorRows
+from sluice.wire.tensors import TensorRows
 
 
 def tensor_rows(

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 
 from engine_worker.protocol import HostUsage, Preparation
 from engine_worker.step import AdapterLoad
-from sluice.ring.adapters import Adapter, AdapterChanges, AdapterEntry
-from sluice.ring.errors import ErrorCode, Fault
-from sluice.ring.prompt_adapters import version_of
-from sluice.ring.tables import Table
-from sluice.ring.wire import Submit
+from sluice.wire.adapters import Adapter, AdapterChanges, AdapterEntry
+from sluice.wire.errors import ErrorCode, Fault
+from sluice.wire.prompt_adapters import version_of
+from sluice.wire.requests import Submit
+from sluice.wire.tables import Table
 from tests.fakes.adapters import ScriptedAdapters
 from tests.fakes.library import FakeLibrary, FakeLoading, files
 from tests.fakes.runner import ScriptedRunner

@@ -10,14 +10,14 @@ from tokenizers import Tokenizer
 
 from detok_service.decoders import load_decoders
 from detok_service.service import Detokenizer, Identity
-from sluice.ring.errors import Fault, FinishReason
-from sluice.ring.heartbeats import Hello, KeepAlive
-from sluice.ring.inbox import Inbox
-from sluice.ring.lane import Lane
-from sluice.ring.message import Message
-from sluice.ring.params import TextParams
-from sluice.ring.rows import End, Open, TextBatch, Times, TokenBatch, TokenLogprob, TokenRow
-from sluice.ring.wire import Drop, ToDetokenizer, ToRouter
+from sluice.lanes.inbox import Inbox
+from sluice.lanes.lane import Lane
+from sluice.wire.errors import Fault, FinishReason
+from sluice.wire.heartbeats import Hello, KeepAlive
+from sluice.wire.message import Message
+from sluice.wire.params import TextParams
+from sluice.wire.requests import Drop, ToDetokenizer, ToRouter
+from sluice.wire.rows import End, Open, TextBatch, Times, TokenBatch, TokenLogprob, TokenRow
 from tests.fakes.tokenizers import TINY
 from tests.fuzz.frames import Mutator
 from tests.fuzz.sender import Deadline, Sender, flood

@@ -9,16 +9,17 @@ import structlog
 import zmq
 
 from engine_worker.ringside.worker import Worker
-from sluice.ring.adapters import AdapterEntries, AdapterLoaded, AdapterPart, LoadAdapter, parts_of
-from sluice.ring.cache_events import CacheEvents, ReadCacheEvents
-from sluice.ring.calls import Call, CallAnswer, MethodCall
-from sluice.ring.checkpoint import Checkpoint
-from sluice.ring.errors import FinishReason
-from sluice.ring.heartbeats import EngineHeartbeat, Hello, KeepAlive
-from sluice.ring.inbox import Inbox
-from sluice.ring.lane import Lane
-from sluice.ring.message import Message
-from sluice.ring.params import (
+from sluice.checkpoint.folder import Checkpoint
+from sluice.lanes.inbox import Inbox
+from sluice.lanes.lane import Lane
+from sluice.settings.services import EngineSettings
+from sluice.wire.adapters import AdapterEntries, AdapterLoaded, AdapterPart, LoadAdapter, parts_of
+from sluice.wire.cache_events import CacheEvents, ReadCacheEvents
+from sluice.wire.calls import Call, CallAnswer, MethodCall
+from sluice.wire.errors import FinishReason
+from sluice.wire.heartbeats import EngineHeartbeat, Hello, KeepAlive
+from sluice.wire.message import Message
+from sluice.wire.params import (
     Guide,
     GuideKind,
     RangeRetention,
@@ -28,10 +29,9 @@ from sluice.ring.params import (
     StopParams,
     TextParams,
 )
-from sluice.ring.prompt_adapters import PromptAdapterRead, ReadPromptAdapter, StorePromptAdapter
-from sluice.ring.rows import TokenBatch
-from sluice.ring.wire import Cancel, Flush, Submit
-from sluice.settings.services import EngineSettings
+from sluice.wire.prompt_adapters import PromptAdapterRead, ReadPromptAdapter, StorePromptAdapter
+from sluice.wire.requests import Cancel, Flush, Submit
+from sluice.wire.rows import TokenBatch
 from tests.fakes.rows import rows_of
 from tests.fakes.scripted_tokens import VOCAB, continuation
 from tests.fuzz.adapters import ADAPTER, BY_PATH, ENTRIES, FOLDER, PROMPT_ENTRY, PROMPT_REMOVED, TABLE, UPLOADED, Runner

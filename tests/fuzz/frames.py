@@ -5,8 +5,8 @@ from typing import Any
 
 import msgspec
 
-from sluice.ring.lane import HEADER, MAGIC
-from sluice.ring.message import VERSION, Message
+from sluice.lanes.lane import HEADER, MAGIC
+from sluice.wire.message import VERSION, Message
 
 NUMBERS = (0, 1, -1, 2, 127, 128, 4096, 2**31, 2**32 - 1, 2**32, 2**53, 2**63 - 1, 2**63, 2**64 - 1, -(2**31), -(2**63))
 FLOATS = (0.0, -0.0, 0.5, 1e300, -1e300, float("nan"), float("inf"), float("-inf"), 5e-324)

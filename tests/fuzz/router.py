@@ -10,21 +10,21 @@ import grpc
 import structlog
 
 from router.app import RouterApp
-from sluice.ring.adapters import AdapterChanges, AdapterLoaded
-from sluice.ring.cache_events import CacheEvents, Removed, Stored, Updated
-from sluice.ring.calls import CallAnswer, RankAnswer, failed
-from sluice.ring.checkpoint import open_checkpoint
-from sluice.ring.errors import Fault, FinishReason
-from sluice.ring.heartbeats import CacheChanges, DetokenizerHeartbeat, EngineHeartbeat, KeepAlive
-from sluice.ring.message import Message
-from sluice.ring.prompt_adapters import PromptAdapterRead
-from sluice.ring.rows import End, Started, TextRow, Times, TokenLogprob
-from sluice.ring.stats import RequestStats, Stage, StepStats
-from sluice.ring.tensors import TensorBatch, TensorRows
+from sluice.checkpoint.folder import open_checkpoint
 from sluice.settings.services import RouterSettings
 from sluice.tiny_model import path
 from sluice.v1 import generation_pb2 as pb
 from sluice.v1 import generation_pb2_grpc
+from sluice.wire.adapters import AdapterChanges, AdapterLoaded
+from sluice.wire.cache_events import CacheEvents, Removed, Stored, Updated
+from sluice.wire.calls import CallAnswer, RankAnswer, failed
+from sluice.wire.errors import Fault, FinishReason
+from sluice.wire.heartbeats import CacheChanges, DetokenizerHeartbeat, EngineHeartbeat, KeepAlive
+from sluice.wire.message import Message
+from sluice.wire.prompt_adapters import PromptAdapterRead
+from sluice.wire.rows import End, Started, TextRow, Times, TokenLogprob
+from sluice.wire.stats import RequestStats, Stage, StepStats
+from sluice.wire.tensors import TensorBatch, TensorRows
 from tests.fakes.fake_ring import FakeRing
 from tests.fakes.ring_scripts import Call, generate
 from tests.fakes.rows import text_batch

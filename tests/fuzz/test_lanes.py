@@ -4,7 +4,7 @@ from typing import get_args
 
 import pytest
 
-from sluice.ring.wire import ToDetokenizer, ToEngine, ToRouter
+from sluice.wire.requests import ToDetokenizer, ToEngine, ToRouter
 from tests.fuzz import detokenizer, engine, router
 from tests.fuzz.lanes import TARGETS, Watch
 

@@ -20,7 +20,7 @@ import pytest
 
 from sluice import tiny_model
 from sluice.client import Client
-from sluice.ring.keys import ROLES, generate
+from sluice.lanes.keys import ROLES, generate
 from tests.fakes.processes import wait_until
 
 ROOT = Path(__file__).parents[2]

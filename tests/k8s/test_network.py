@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from sluice.ring.keys import SENDERS
+from sluice.lanes.keys import SENDERS
 from tests.k8s.chart import VALUE_SETS, Object, Pod, kinds, objects_of, pods, selects, values_of
 
 WITH_POLICIES = [name for name in VALUE_SETS if values_of(name).get("networkPolicy", {}).get("enabled", True)]

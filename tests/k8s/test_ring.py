@@ -18,7 +18,7 @@ import pytest
 
 from sluice import tiny_model
 from sluice.client import Client
-from sluice.ring.keys import ROLES, generate
+from sluice.lanes.keys import ROLES, generate
 from tests.fakes.processes import LIMIT, wait_until
 from tests.k8s.chart import Pod, kinds, objects_from, pods
 

@@ -4,9 +4,9 @@ import importlib.util
 
 import pytest
 
+from sluice.host.extras import NEEDED
 from sluice.launch import OptionsError, Ring
 from sluice.launch.installed import EXTRAS, check_installed
-from sluice.ring.extras import NEEDED
 
 
 @pytest.fixture
@@ -15,7 +15,7 @@ def without(monkeypatch):
     real = importlib.util.find_spec
 
     def hide(*names):
-        monkeypatch.setattr("sluice.ring.extras.find_spec", lambda name: None if name in names else real(name))
+        monkeypatch.setattr("sluice.host.extras.find_spec", lambda name: None if name in names else real(name))
 
     return hide
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from sluice import Client
+from sluice.checkpoint.folder import CheckpointError
+from sluice.host.process import PARENT_VARIABLE
 from sluice.launch import LogLine, OptionsError, Ring, RingError, local_ring
-from sluice.ring.checkpoint import CheckpointError
-from sluice.ring.process import PARENT_VARIABLE
 from tests.fakes.ports import free_ports
 from tests.fakes.processes import is_alive, wait_until
 

@@ -47,7 +47,7 @@ def test_a_service_can_have_its_own_drain_timeout() -> None:
 
 
 def test_engines_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    """tests/ring/test_cores.py tests the quota of a container."""
+    """tests/host/test_cores.py tests the quota of a container."""
     monkeypatch.setattr("sluice.launch.plan.usable_cores", lambda: 5)
     for engines, threads in ((1, "5"), (2, "2"), (6, "1")):
         engine_services = [

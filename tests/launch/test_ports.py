@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from sluice.host.ports import Port
 from sluice.launch import OptionsError
 from sluice.launch.plan import Plan, services
-from sluice.ring.ports import Port
 
 
 def listed(environment: dict[str, str], **options) -> list[Port]:

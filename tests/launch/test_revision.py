@@ -6,9 +6,9 @@ import sys
 import pytest
 
 from sluice import tiny_model
+from sluice.checkpoint.folder import CheckpointError
 from sluice.executor import GenerationExecutor
 from sluice.launch import Ring
-from sluice.ring.checkpoint import CheckpointError
 
 REFUSAL = "revision 'v2' applies only to Hugging Face models"
 

@@ -11,7 +11,7 @@ import torch
 
 from engine_worker.backend import load_runner
 from engine_worker.core.engine import Engine
-from engine_worker.core.intake import Terms, longest_sequence
+from engine_worker.core.intake import EngineLimits, longest_sequence
 from engine_worker.guided.guides import Guides
 from engine_worker.hooks import Hooks, Report
 from engine_worker.parallel.leader import Leader
@@ -23,15 +23,15 @@ from engine_worker.runner.config import DraftConfig, RunnerConfig
 from engine_worker.runner.debug_tensors import DebugTensors
 from engine_worker.runner.extensions import Extensions
 from engine_worker.sampling.processors import find_processors
-from sluice.ring.adapters import Adapter
-from sluice.ring.checkpoint import open_checkpoint
-from sluice.ring.params import Guide, SamplingParams, Speculation, StopParams, TextParams
-from sluice.ring.prompt_logprobs import Row
-from sluice.ring.stats import RequestStats, StepStats
-from sluice.ring.tables import NO_TABLES, PromptTables
-from sluice.ring.tensors import NO_TENSORS, TensorParams
-from sluice.ring.wire import Submit
+from sluice.checkpoint.folder import open_checkpoint
 from sluice.settings.engine import Batching, ChunkingPolicy, ProcessorNames, RecomputeMode
+from sluice.wire.adapters import Adapter
+from sluice.wire.params import Guide, SamplingParams, Speculation, StopParams, TextParams
+from sluice.wire.prompt_logprobs import Row
+from sluice.wire.requests import Submit
+from sluice.wire.stats import RequestStats, StepStats
+from sluice.wire.tables import NO_TABLES, PromptTables
+from sluice.wire.tensors import NO_TENSORS, TensorParams
 from tests.fakes.clock import Clock
 from tests.fakes.drafting import draft_from_the_first_step
 from tests.fakes.lane import Receiver, Stream
@@ -150,7 +150,7 @@ class EngineHarness:
         self._numbers = iter(range(1, 1 << 30))
         self.engine = Engine(
             runner,
-            Terms(
+            EngineLimits(
                 checkpoint.fingerprint,
                 checkpoint.vocab_size,
                 longest,

@@ -8,7 +8,7 @@ from detok_service.decoders import Decoders, load_decoders
 from detok_service.stops import StopSearch, StopStrings
 from detok_service.stream import TextStream
 from sluice import tiny_model
-from sluice.ring.rows import End, Open, TokenLogprob, TokenRow
+from sluice.wire.rows import End, Open, TokenLogprob, TokenRow
 
 
 class Read(NamedTuple):

@@ -2,7 +2,7 @@
 
 import torch
 
-from sluice.ring.params import SamplingParams, StopParams
+from sluice.wire.params import SamplingParams, StopParams
 
 GREEDY = SamplingParams(temperature=0.0)
 MAX_TOKENS = 12

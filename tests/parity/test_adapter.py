@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from sluice.ring.params import SamplingParams
+from sluice.wire.params import SamplingParams
 from tests.engine_worker.models.checkpoints import write_checkpoint
 from tests.engine_worker.models.foreign import ADAPTED, WINDOWED
 from tests.parity.conftest import greedy

@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from sluice.ring.params import BeamSearchParams, SamplingParams, StopParams
+from sluice.wire.params import BeamSearchParams, SamplingParams, StopParams
 from tests.parity.harness import EngineHarness
 
 pytestmark = pytest.mark.timeout(900)

@@ -7,8 +7,8 @@ import pytest
 
 from sluice import tiny_model
 from sluice.executor.callbacks import Callbacks
-from sluice.ring.params import SamplingParams
 from sluice.settings.engine import BATCHED, ProcessorNames
+from sluice.wire.params import SamplingParams
 from tests.fakes import callback_processors
 from tests.fakes.callback_processors import steer, steer_all
 from tests.parity.harness import EngineHarness

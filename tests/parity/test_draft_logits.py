@@ -10,10 +10,10 @@ from msgspec.structs import replace
 from engine_worker.guided.guides import Guides
 from engine_worker.guided.processes import Model
 from sluice import tiny_model
+from sluice.checkpoint.folder import open_checkpoint
 from sluice.client.draft_logits import pack_draft_logits
-from sluice.ring.checkpoint import open_checkpoint
-from sluice.ring.params import DraftLogits, Guide, GuideKind, SamplingParams, Speculation, StopParams
 from sluice.settings.engine import GuideLimits
+from sluice.wire.params import DraftLogits, Guide, GuideKind, SamplingParams, Speculation, StopParams
 from tests.engine_worker.guided.tools import prepared
 from tests.engine_worker.sampling.test_distribution import assert_follows
 from tests.fakes.drafting import proposing

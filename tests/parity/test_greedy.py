@@ -2,7 +2,7 @@
 
 import pytest
 
-from sluice.ring.params import SamplingParams
+from sluice.wire.params import SamplingParams
 from tests.parity.conftest import greedy_oracle
 from tests.parity.harness import EngineHarness, check_preemptions_change_nothing
 

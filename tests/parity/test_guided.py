@@ -11,10 +11,10 @@ from tokenizers import Tokenizer
 
 from engine_worker.guided.guides import Guides
 from engine_worker.guided.processes import Model
-from sluice.ring.checkpoint import open_checkpoint
-from sluice.ring.errors import ErrorCode, FinishReason
-from sluice.ring.params import Guide, GuideKind, SamplingParams, Speculation, StopParams
+from sluice.checkpoint.folder import open_checkpoint
 from sluice.settings.engine import GuideLimits
+from sluice.wire.errors import ErrorCode, FinishReason
+from sluice.wire.params import Guide, GuideKind, SamplingParams, Speculation, StopParams
 from tests.engine_worker.guided.tools import prepared
 from tests.parity.harness import EngineHarness
 

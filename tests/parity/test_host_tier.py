@@ -1,7 +1,7 @@
 """With a host tier, a working set of three times the KV cache can be revisited almost without computing it again."""
 
 from sluice import tiny_model
-from sluice.ring.params import SamplingParams
+from sluice.wire.params import SamplingParams
 from tests.parity.harness import EngineHarness
 
 POOL_TOKENS = 640

@@ -6,9 +6,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from sluice.ring.checkpoint import CheckpointError
-from sluice.ring.images import Image
-from sluice.ring.tables import PromptTables
+from sluice.checkpoint.folder import CheckpointError
+from sluice.wire.images import Image
+from sluice.wire.tables import PromptTables
 from tests.fakes.llava import ROWS, picture, write_llava
 from tests.fakes.tables import table_of
 from tests.parity.harness import EngineHarness

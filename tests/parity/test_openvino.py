@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from sluice import tiny_model
-from sluice.ring.params import SamplingParams, StopParams
+from sluice.wire.params import SamplingParams, StopParams
 from tests.engine_worker.models.checkpoints import SIZES, write_checkpoint
 from tests.parity.conftest import greedy, greedy_oracle
 from tests.parity.harness import EngineHarness

@@ -2,7 +2,7 @@
 
 import pytest
 
-from sluice.ring.params import SamplingParams
+from sluice.wire.params import SamplingParams
 from tests.parity.harness import EngineHarness
 
 pytestmark = pytest.mark.one_model

@@ -15,10 +15,10 @@ from msgspec.structs import replace
 from engine_worker.guided.guides import Guides
 from engine_worker.guided.processes import Model
 from sluice import tiny_model
-from sluice.ring.checkpoint import open_checkpoint
-from sluice.ring.params import SamplingParams, Speculation, StopParams
-from sluice.ring.prompt_logprobs import Row
+from sluice.checkpoint.folder import open_checkpoint
 from sluice.settings.engine import GuideLimits, ProcessorNames
+from sluice.wire.params import SamplingParams, Speculation, StopParams
+from sluice.wire.prompt_logprobs import Row
 from tests.engine_worker.guided.tools import prepared
 from tests.examples import examples
 from tests.fakes import rank_processors

@@ -6,7 +6,7 @@ With the tiny model and a small pool, which holds three or four requests until t
 import pytest
 
 from sluice import tiny_model
-from sluice.ring.params import SamplingParams
+from sluice.wire.params import SamplingParams
 from tests.parity.harness import EngineHarness
 
 POOL = {"kv_cache_tokens": 200, "tokens_per_block": 2, "max_batch_size": 32, "max_tokens_per_step": 32}

@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from sluice.ring.params import SamplingParams
+from sluice.wire.params import SamplingParams
 from tests.parity.conftest import greedy
 from tests.parity.harness import EngineHarness
 

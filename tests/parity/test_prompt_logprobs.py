@@ -9,8 +9,8 @@ from transformers import AutoModelForCausalLM
 
 from engine_worker.runner import forward
 from engine_worker.runner.forward import LEAST_ROWS
-from sluice.ring.params import SamplingParams, StopParams
-from sluice.ring.prompt_logprobs import Row
+from sluice.wire.params import SamplingParams, StopParams
+from sluice.wire.prompt_logprobs import Row
 from tests.parity.harness import EngineHarness
 
 GREEDY = SamplingParams(temperature=0.0)

@@ -4,11 +4,11 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from engine_worker.positions import Positions
-from sluice.ring.checkpoint import open_checkpoint
-from sluice.ring.images import Image
-from sluice.ring.pictures import upright_size
-from sluice.ring.scaling import Grid
-from sluice.ring.tables import PromptTables
+from sluice.checkpoint.folder import open_checkpoint
+from sluice.checkpoint.scaling import Grid
+from sluice.pictures.decode import upright_size
+from sluice.wire.images import Image
+from sluice.wire.tables import PromptTables
 from tests.fakes.llava import picture
 from tests.fakes.qwen_vl import ARCHITECTURES, SCALING, write_qwen_vl
 from tests.parity.harness import EngineHarness

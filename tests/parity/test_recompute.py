@@ -12,9 +12,9 @@ from openvino import Core
 
 from bench.harness.adapters import write_adapter
 from sluice import tiny_model
-from sluice.ring.adapters import Adapter
-from sluice.ring.params import SamplingParams, StopParams
-from sluice.ring.wire import Speculation
+from sluice.wire.adapters import Adapter
+from sluice.wire.params import SamplingParams, StopParams
+from sluice.wire.requests import Speculation
 from tests.parity.harness import EngineHarness
 
 PRECISIONS = {

@@ -6,8 +6,8 @@ import pytest
 
 from engine_worker.parallel import leader
 from sluice import tiny_model
-from sluice.ring.params import SamplingParams, StopParams
 from sluice.settings.engine import BATCHED, ProcessorNames
+from sluice.wire.params import SamplingParams, StopParams
 from tests.fakes import rank_processors
 from tests.fakes.processes import wait_until
 from tests.parity import harness

@@ -4,7 +4,7 @@ from itertools import cycle
 
 import pytest
 
-from sluice.ring.params import SamplingParams, StopParams
+from sluice.wire.params import SamplingParams, StopParams
 from tests.parity.harness import EngineHarness
 from tests.parity.near import check_ranks
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from sluice.ring.params import SamplingParams, derive_seed
+from sluice.wire.params import SamplingParams, derive_seed
 from tests.parity.harness import EngineHarness
 
 MAX_TOKENS = 40

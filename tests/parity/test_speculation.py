@@ -2,7 +2,7 @@
 
 import pytest
 
-from sluice.ring.params import SamplingParams, Speculation, StopParams
+from sluice.wire.params import SamplingParams, Speculation, StopParams
 from tests.parity.draft_models import draft_model
 from tests.parity.harness import EngineHarness
 from tests.parity.near import check_ranks

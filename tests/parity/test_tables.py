@@ -8,9 +8,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from sluice import tiny_model
-from sluice.ring.params import BeamSearchParams, SamplingParams, Speculation, StopParams
-from sluice.ring.tables import PromptTables, Table
-from sluice.ring.tensors import TensorParams
+from sluice.wire.params import BeamSearchParams, SamplingParams, Speculation, StopParams
+from sluice.wire.tables import PromptTables, Table
+from sluice.wire.tensors import TensorParams
 from tests.engine_worker.models.checkpoints import write_checkpoint
 from tests.engine_worker.models.foreign import ADAPTED
 from tests.fakes.tables import table_of

@@ -8,9 +8,9 @@ from msgspec.structs import replace
 from engine_worker.guided.guides import Guides
 from engine_worker.guided.processes import Model
 from sluice import tiny_model
-from sluice.ring.checkpoint import open_checkpoint
-from sluice.ring.params import Guide, GuideKind, SamplingParams, Speculation, StopParams
+from sluice.checkpoint.folder import open_checkpoint
 from sluice.settings.engine import GuideLimits
+from sluice.wire.params import Guide, GuideKind, SamplingParams, Speculation, StopParams
 from tests.engine_worker.models.checkpoints import CONFIGS, write_checkpoint
 from tests.fakes.drafting import proposing
 from tests.parity.harness import EngineHarness

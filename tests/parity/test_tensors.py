@@ -11,8 +11,8 @@ from transformers import AutoModelForCausalLM
 
 from engine_worker.runner import forward
 from engine_worker.runner.forward import LEAST_ROWS
-from sluice.ring.params import SamplingParams, StopParams
-from sluice.ring.tensors import CONTEXT_LOGITS, GENERATION_LOGITS, HIDDEN_STATES, TensorParams
+from sluice.wire.params import SamplingParams, StopParams
+from sluice.wire.tensors import CONTEXT_LOGITS, GENERATION_LOGITS, HIDDEN_STATES, TensorParams
 from tests.parity.harness import EngineHarness
 
 GREEDY = SamplingParams(temperature=0.0)

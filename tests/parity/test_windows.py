@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, MistralConfig, PreTrainedConfig, Qwen2Config, Qwen3Config, Qwen3MoeConfig
 
-from sluice.ring.params import SamplingParams
+from sluice.wire.params import SamplingParams
 from tests.engine_worker.models.checkpoints import SIZES, write_checkpoint
 from tests.parity.conftest import greedy
 from tests.parity.harness import EngineHarness, check_preemptions_change_nothing

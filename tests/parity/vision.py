@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterable
 from contextlib import closing
 
-from sluice.ring.params import BeamSearchParams, SamplingParams, Speculation, StopParams
-from sluice.ring.tables import PromptTables
+from sluice.wire.params import BeamSearchParams, SamplingParams, Speculation, StopParams
+from sluice.wire.tables import PromptTables
 from tests.parity.harness import EngineHarness
 
 GREEDY = SamplingParams(temperature=0.0)

@@ -13,7 +13,7 @@ from google.rpc import error_details_pb2, status_pb2
 
 from router.app import RouterApp
 from router.peers.peers import Peer, Peers
-from sluice.ring.checkpoint import open_checkpoint
+from sluice.checkpoint.folder import open_checkpoint
 from sluice.settings.services import RouterSettings
 from sluice.tiny_model import path
 from sluice.v1 import generation_pb2 as pb

@@ -11,11 +11,11 @@ from grpc_health.v1.health_pb2_grpc import HealthStub
 
 from router.access.principal import Principal
 from router.errors import RequestError, abort
-from sluice.ring.errors import ErrorCode
-from sluice.ring.stats import StepStats
 from sluice.v1 import generation_pb2 as pb
 from sluice.v1.generation_pb2_grpc import GenerationServiceStub
 from sluice.v1.sampling_pb2 import SamplingParams
+from sluice.wire.errors import ErrorCode
+from sluice.wire.stats import StepStats
 from tests.fakes.ring_scripts import generate, hang
 from tests.router.conftest import refused, text_spec
 

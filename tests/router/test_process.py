@@ -15,11 +15,11 @@ from grpc_health.v1 import health_pb2
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
 from router.__main__ import with_template
-from sluice.ring.checkpoint import open_checkpoint
-from sluice.ring.heartbeats import Hello
-from sluice.ring.inbox import Inbox
-from sluice.ring.keys import Security
+from sluice.checkpoint.folder import open_checkpoint
+from sluice.lanes.inbox import Inbox
+from sluice.lanes.keys import Security
 from sluice.tiny_model import path
+from sluice.wire.heartbeats import Hello
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
 

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from random import Random
 
-from sluice.ring.params import StopParams
 from sluice.v1 import generation_pb2 as pb
+from sluice.wire.params import StopParams
 from tests.fakes.scripted_tokens import VOCAB, continuation
 from tests.sim.clients import ClientPlan
 from tests.sim.services import Poison

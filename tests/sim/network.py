@@ -8,12 +8,12 @@ from random import Random
 import msgspec
 import structlog
 
-from sluice.ring.inbox import Inbox
-from sluice.ring.lane import HEADER, MAGIC
-from sluice.ring.limited_log import LimitedLog
-from sluice.ring.message import VERSION
-from sluice.ring.timing import RECONNECT_SECONDS
-from sluice.ring.wire import Submit
+from sluice.host.limited_log import LimitedLog
+from sluice.lanes.inbox import Inbox
+from sluice.lanes.lane import HEADER, MAGIC
+from sluice.wire.message import VERSION
+from sluice.wire.requests import Submit
+from sluice.wire.timing import RECONNECT_SECONDS
 
 USUAL_SECONDS = 0.0005
 """Mean delay of a frame."""

@@ -14,10 +14,10 @@ from detok_service.decoder import ByteDecoder
 from detok_service.decoders import Decoders
 from detok_service.service import Detokenizer, Identity
 from router.access.principal import Principal
-from sluice.ring.timing import HEARTBEAT_SECONDS
-from sluice.ring.wire import ToDetokenizer
 from sluice.settings.services import EngineSettings, RouterSettings
 from sluice.v1 import generation_pb2 as pb
+from sluice.wire.requests import ToDetokenizer
+from sluice.wire.timing import HEARTBEAT_SECONDS
 from tests.fakes.runner import ScriptedRunner
 from tests.sim.network import Network, SimInbox
 from tests.sim.world import GENERATIONS, checkpoint, tables

@@ -15,9 +15,9 @@ import router.ring_side
 from detok_service.decoder import BytesByToken
 from router.api.generation_service import GenerationService
 from router.text.tokenizer_pool import TokenizerPool
-from sluice.ring.checkpoint import open_checkpoint
-from sluice.ring.wire import ToRouter
+from sluice.checkpoint.folder import open_checkpoint
 from sluice.tiny_model import path
+from sluice.wire.requests import ToRouter
 from tests.fakes.scripted_tokens import VOCAB
 from tests.sim.loop import VirtualLoop
 from tests.sim.network import Network, SimInbox

@@ -15,9 +15,9 @@ from peft import PromptTuningConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 
 from sluice import Client, tiny_model
+from sluice.checkpoint.folder import open_checkpoint
 from sluice.client import Unavailable
 from sluice.launch import Ring
-from sluice.ring.checkpoint import open_checkpoint
 from tests.fakes.processes import LIMIT, wait_until
 from tests.fakes.prompt_files import write
 from tests.system.followed_streams import disturbed_streams

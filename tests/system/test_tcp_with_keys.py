@@ -16,7 +16,7 @@ import zmq
 
 from sluice import tiny_model
 from sluice.client import Client, SluiceError
-from sluice.ring.keys import ROLES, Role, generate, retire
+from sluice.lanes.keys import ROLES, Role, generate, retire
 from tests.fakes.ports import free_ports
 from tests.fakes.processes import LIMIT, wait_until
 

@@ -7,12 +7,12 @@ import urllib.request
 import pytest
 from prometheus_client import CollectorRegistry
 
-from sluice.ring.stats import StepStats
 from sluice.telemetry.pages import Page, PortOwner
 from sluice.telemetry.server import Health, StatusServer
 from sluice.telemetry.service_status import ProgressBeacon
 from sluice.telemetry.startup import Startup
 from sluice.telemetry.status_report import EngineReport, ServiceReport
+from sluice.wire.stats import StepStats
 from tests.fakes.clock import Clock
 
 OWNER = PortOwner("engine", "engine-0", "tiny")

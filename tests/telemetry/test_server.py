@@ -155,7 +155,7 @@ def test_a_connection_that_was_answered_later_is_closed_later():
 CHILD = """
 import json, os, resource, sys
 from prometheus_client import CollectorRegistry
-from sluice.ring.descriptors import raise_limit
+from sluice.host.descriptors import raise_limit
 from sluice.telemetry.connections import Connections
 from sluice.telemetry.pages import Page
 from sluice.telemetry.server import Health, StatusServer

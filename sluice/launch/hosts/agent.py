@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from sluice.host.ports import Port, PortError, check_ports
+from sluice.lanes.keys import Role
 from sluice.launch.folder import Folder, remove_stale
 from sluice.launch.hosts.process import ChildProcess
 from sluice.launch.logs import LogLine
 from sluice.launch.plan import PYTHON, Service, child_environment
-from sluice.ring.keys import Role
-from sluice.ring.ports import Port, PortError, check_ports
 from sluice.telemetry.service_status import STATUS_VARIABLE, StatusFileReader, Version
 
 MAX_LINES = 10_000

@@ -4,12 +4,12 @@ from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from typing import Protocol
 
+from sluice.lanes.keys import Role
 from sluice.launch.child import Child
 from sluice.launch.gpus import OptionsError
 from sluice.launch.hosts.local import LocalHosts
 from sluice.launch.logs import Observe
 from sluice.launch.plan import Plan, Service
-from sluice.ring.keys import Role
 from sluice.settings.services import EngineSettings
 from sluice.telemetry.service_status import StatusSource
 

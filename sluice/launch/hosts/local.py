@@ -4,15 +4,15 @@ import os
 import socket
 from collections.abc import Callable, Mapping
 
+from sluice.host.listener import LISTENER_VARIABLE, bound
+from sluice.host.ports import PortError
+from sluice.lanes.keys import Role
 from sluice.launch.child import Child
 from sluice.launch.folder import Folder, remove_stale
 from sluice.launch.gpus import gpus_of_engines
 from sluice.launch.hosts.process import ChildProcess
 from sluice.launch.logs import Observe
 from sluice.launch.plan import Plan, Service, child_environment, services
-from sluice.ring.keys import Role
-from sluice.ring.listener import LISTENER_VARIABLE, bound
-from sluice.ring.ports import PortError
 from sluice.settings.gateway import GatewaySettings
 from sluice.settings.services import EngineSettings
 from sluice.telemetry.service_status import STATUS_VARIABLE, StatusFileReader, StatusSource

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import IO
 
+from sluice.host.process import PARENT_VARIABLE, START_FAILED
 from sluice.launch.child import TAIL_LINES
 from sluice.launch.logs import Observe, parse_line
-from sluice.ring.process import PARENT_VARIABLE, START_FAILED
 
 MAX_LINE_BYTES = 1 << 16
 """A longer line is split, so that a service that never writes a newline does not fill the launcher's memory."""

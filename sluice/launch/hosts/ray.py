@@ -19,6 +19,7 @@ from ray.exceptions import ActorUnavailableError, RayActorError, RayError
 from ray.util import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from sluice.lanes.keys import ROLES, Role, generate
 from sluice.launch.child import Child
 from sluice.launch.errors import RingError
 from sluice.launch.gpus import OptionsError
@@ -28,7 +29,6 @@ from sluice.launch.hosts.remote_child import AgentLostError, AgentUnavailableErr
 from sluice.launch.logs import Observe
 from sluice.launch.plan import PYTHON, Plan, Service, remote_environment, services
 from sluice.launch.rank import ranks_of, ranks_per_node
-from sluice.ring.keys import ROLES, Role, generate
 from sluice.settings.process import is_loopback
 from sluice.settings.services import EngineSettings
 from sluice.telemetry.service_status import StatusSource

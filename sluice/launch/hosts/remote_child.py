@@ -7,12 +7,12 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
+from sluice.host.process import START_FAILED
+from sluice.lanes.keys import Role
 from sluice.launch.child import TAIL_LINES
 from sluice.launch.hosts.agent import Report
 from sluice.launch.logs import Observe, launcher_line
 from sluice.launch.plan import Service
-from sluice.ring.keys import Role
-from sluice.ring.process import START_FAILED
 from sluice.telemetry.service_status import NO_VERSION, Version
 
 REPORT_SECONDS = 0.25

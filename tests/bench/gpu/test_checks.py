@@ -28,7 +28,7 @@ from bench.gpu.shapes import LARGE, SMALL, tiny
 from engine_worker.attention.cache import KVCache
 from engine_worker.sampling.choose import Filtered
 from engine_worker.step import Draw, Drawn
-from sluice.ring.rows import TokenLogprob
+from sluice.wire.rows import TokenLogprob
 from tests.engine_worker.parallel import two_ranks
 
 pytestmark = pytest.mark.slow

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from msgspec.structs import replace
 
-from sluice.ring.tables import NO_TABLES
-from sluice.ring.tensors import NO_TENSORS
 from sluice.settings.engine import SchedulerNames
+from sluice.wire.tables import NO_TABLES
+from sluice.wire.tensors import NO_TENSORS
 from tests.engine_worker.core.machine_checks import FailOnWarning, OutcomeChecks, RouterView, require_growth
 from tests.engine_worker.core.machine_inputs import ADAPTER_PAGES, ENGINES, LANES, RANDOM_CHOICES, REQUESTS
 from tests.engine_worker.core.machine_oracle import Oracle

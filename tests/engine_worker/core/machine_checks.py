@@ -4,9 +4,9 @@ from typing import Any, NoReturn
 
 from engine_worker.kvcache.cache import KvCacheManager
 from engine_worker.request import remaining
-from sluice.ring.errors import FinishReason
-from sluice.ring.hashing import short_hash
-from sluice.ring.wire import Submit
+from sluice.wire.errors import FinishReason
+from sluice.wire.hashing import short_hash
+from sluice.wire.requests import Submit
 from tests.engine_worker.core.machine_oracle import Oracle
 from tests.fakes.engine import EngineBench
 

@@ -2,9 +2,9 @@
 
 from hypothesis import strategies as st
 
-from sluice.ring.params import BeamSearchParams, RangeRetention, RetentionParams
-from sluice.ring.tables import NO_TABLES, PromptTables, Table
-from sluice.ring.tensors import NO_TENSORS, TensorParams
+from sluice.wire.params import BeamSearchParams, RangeRetention, RetentionParams
+from sluice.wire.tables import NO_TABLES, PromptTables, Table
+from sluice.wire.tensors import NO_TENSORS, TensorParams
 from tests.fakes.adapters import adapter
 from tests.fakes.scripted_tokens import HIDDEN_SIZE, VOCAB
 

@@ -1,9 +1,9 @@
 """The expected results of each request of the engine's state machine, computed without an engine."""
 
-from sluice.ring.prompt_logprobs import Row
-from sluice.ring.tables import VirtualTokens
-from sluice.ring.tensors import LOGITS_NAMES, TensorRows
-from sluice.ring.wire import Submit
+from sluice.wire.prompt_logprobs import Row
+from sluice.wire.requests import Submit
+from sluice.wire.tables import VirtualTokens
+from sluice.wire.tensors import LOGITS_NAMES, TensorRows
 from tests.fakes.adapters import initial_digest
 from tests.fakes.beams import search_alone
 from tests.fakes.scripted_tokens import VOCAB, continuation, digest, prompt_row, shown_to_model, tensor_row

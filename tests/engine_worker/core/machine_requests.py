@@ -4,8 +4,8 @@ from random import Random
 
 from msgspec.structs import replace
 
-from sluice.ring.params import Speculation
-from sluice.ring.wire import Submit
+from sluice.wire.params import Speculation
+from sluice.wire.requests import Submit
 from tests.engine_worker.core.machine_oracle import Oracle
 from tests.fakes.scripted_tokens import VOCAB, draft_logits
 

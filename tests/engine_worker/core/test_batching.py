@@ -3,7 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
-from sluice.ring.stats import StepStats
+from sluice.wire.stats import StepStats
 from tests.fakes.engine import EngineBench
 
 pytestmark = pytest.mark.usefixtures("both_overlaps")

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sluice.ring.errors import FinishReason
-from sluice.ring.params import BeamSearchParams
 from sluice.settings.engine import SchedulerNames
+from sluice.wire.errors import FinishReason
+from sluice.wire.params import BeamSearchParams
 from tests.examples import examples
 from tests.fakes.beams import search_alone
 from tests.fakes.engine import EngineBench

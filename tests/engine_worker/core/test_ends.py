@@ -3,7 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
-from sluice.ring.errors import FinishReason
+from sluice.wire.errors import FinishReason
 from tests.fakes.engine import EngineBench
 from tests.fakes.runner import ScriptedRunner
 

@@ -3,8 +3,8 @@
 import pytest
 
 from engine_worker.step import DeviceLostError
-from sluice.ring.errors import Fault, FinishReason
-from sluice.ring.stats import Stage
+from sluice.wire.errors import Fault, FinishReason
+from sluice.wire.stats import Stage
 from tests.fakes.adapters import ScriptedAdapters, adapter
 from tests.fakes.engine import EngineBench
 

@@ -6,7 +6,7 @@ import pytest
 
 from engine_worker.core.stats import REFRESH_SECONDS
 from engine_worker.sequence import State
-from sluice.ring.stats import RequestStats, Stage
+from sluice.wire.stats import RequestStats, Stage
 from tests.fakes.engine import EngineBench
 
 BLOCK = 4

@@ -7,7 +7,7 @@ import pytest
 from engine_worker.core.intake import fingerprint
 from engine_worker.runner.config import RunnerConfig
 from engine_worker.runner.load import load_runner
-from sluice.ring.checkpoint import open_checkpoint
+from sluice.checkpoint.folder import open_checkpoint
 from sluice.tiny_model import path
 
 

@@ -3,8 +3,8 @@
 import pytest
 
 from engine_worker.step import MoveKind
-from sluice.ring.errors import FinishReason
-from sluice.ring.params import derive_seed
+from sluice.wire.errors import FinishReason
+from sluice.wire.params import derive_seed
 from tests.fakes.engine import EngineBench
 
 pytestmark = pytest.mark.usefixtures("both_overlaps")

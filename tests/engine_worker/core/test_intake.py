@@ -2,7 +2,7 @@
 
 import pytest
 
-from sluice.ring.errors import FinishReason
+from sluice.wire.errors import FinishReason
 from tests.fakes.engine import EPOCH, EngineBench
 
 pytestmark = pytest.mark.usefixtures("both_overlaps")

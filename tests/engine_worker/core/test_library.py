@@ -5,11 +5,11 @@ from itertools import count
 import structlog
 
 from engine_worker.core.engine import Engine
-from engine_worker.core.intake import Terms
+from engine_worker.core.intake import EngineLimits
 from engine_worker.hooks import Hooks, Stop
-from sluice.ring.errors import FinishReason
-from sluice.ring.stats import Stage
 from sluice.settings.engine import Batching
+from sluice.wire.errors import FinishReason
+from sluice.wire.stats import Stage
 from tests.fakes.engine import spec_of
 from tests.fakes.runner import ScriptedRunner
 from tests.fakes.scripted_tokens import VOCAB, continuation
@@ -29,7 +29,7 @@ class Driver:
         ticks = count()
         self.engine = Engine(
             ScriptedRunner(num_blocks=32, tokens_per_block=4),
-            Terms("fingerprint", VOCAB, max_sequence_tokens=100, max_requests=max_requests),
+            EngineLimits("fingerprint", VOCAB, max_sequence_tokens=100, max_requests=max_requests),
             Batching(max_batch_size=4, max_tokens_per_step=16),
             hooks,
             lambda: float(next(ticks)),

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine_worker.sequence import State
-from sluice.ring.errors import Fault, FinishReason
 from sluice.settings.engine import SchedulerNames
+from sluice.wire.errors import Fault, FinishReason
 from tests.examples import examples
 from tests.fakes.engine import EngineBench
 

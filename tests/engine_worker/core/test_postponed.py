@@ -2,8 +2,8 @@
 
 import pytest
 
-from sluice.ring.errors import ErrorCode, Fault, FinishReason
-from sluice.ring.params import BeamSearchParams, Speculation
+from sluice.wire.errors import ErrorCode, Fault, FinishReason
+from sluice.wire.params import BeamSearchParams, Speculation
 from tests.engine_worker.core.test_beams import check
 from tests.engine_worker.core.test_preparation import Making
 from tests.fakes.engine import EngineBench

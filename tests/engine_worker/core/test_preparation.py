@@ -2,7 +2,7 @@
 
 import pytest
 
-from sluice.ring.errors import ErrorCode, Fault, FinishReason
+from sluice.wire.errors import ErrorCode, Fault, FinishReason
 from tests.fakes.engine import EngineBench
 
 pytestmark = pytest.mark.usefixtures("both_overlaps")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from sluice.ring.params import DraftLogits, Speculation
+from sluice.wire.params import DraftLogits, Speculation
 from tests.fakes.engine import EngineBench
 from tests.fakes.scripted_tokens import VOCAB, continuation, draft_logits
 

@@ -3,8 +3,8 @@
 import pytest
 
 from engine_worker.core.quarantine import HOLD_SECONDS
-from sluice.ring.errors import FinishReason
-from sluice.ring.wire import PROBATION_TOKENS
+from sluice.wire.errors import FinishReason
+from sluice.wire.requests import PROBATION_TOKENS
 from tests.fakes.engine import EngineBench
 
 pytestmark = pytest.mark.usefixtures("both_overlaps")

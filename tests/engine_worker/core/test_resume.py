@@ -6,10 +6,10 @@ import pytest
 
 from engine_worker.scheduling.build import POLICIES
 from engine_worker.sequence import State
-from sluice.ring.errors import FinishReason
-from sluice.ring.rows import PROMPT_END_TOKENS
-from sluice.ring.stats import Stage
 from sluice.settings.engine import SchedulerNames
+from sluice.wire.errors import FinishReason
+from sluice.wire.rows import PROMPT_END_TOKENS
+from sluice.wire.stats import Stage
 from tests.fakes.engine import EngineBench, spec_of
 from tests.fakes.rows import rows_of
 from tests.fakes.scripted_tokens import continuation

@@ -6,8 +6,8 @@ import pytest
 from msgspec.structs import replace
 
 from engine_worker.core import intake
-from sluice.ring.images import Image
-from sluice.ring.tables import PromptTables
+from sluice.wire.images import Image
+from sluice.wire.tables import PromptTables
 from tests.fakes.engine import VOCAB, EngineBench, spec_of
 from tests.fakes.tables import random_table
 

@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import HealthCheck
 
-from sluice.ring.params import RetentionParams
+from sluice.wire.params import RetentionParams
 from tests.engine_worker.core.machine import EngineMachine
 from tests.engine_worker.core.machine_inputs import BASES
 from tests.examples import examples

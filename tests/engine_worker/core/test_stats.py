@@ -7,10 +7,10 @@ import pytest
 
 from engine_worker.core.stats import REFRESH_SECONDS, REFRESHED_PER_STEP
 from engine_worker.ringside import metrics
-from sluice.ring.errors import FinishReason
-from sluice.ring.stats import RequestStats, Stage, StatsSource, StepStats, request_json, step_json
 from sluice.settings.engine import SchedulerNames
 from sluice.v1 import admin_pb2 as pb
+from sluice.wire.errors import FinishReason
+from sluice.wire.stats import RequestStats, Stage, StatsSource, StepStats, request_json, step_json
 from tests.fakes.engine import EngineBench
 
 

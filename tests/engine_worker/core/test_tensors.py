@@ -2,8 +2,8 @@
 
 import pytest
 
-from sluice.ring.errors import FinishReason
-from sluice.ring.tensors import CONTEXT_LOGITS, GENERATION_LOGITS, TensorParams
+from sluice.wire.errors import FinishReason
+from sluice.wire.tensors import CONTEXT_LOGITS, GENERATION_LOGITS, TensorParams
 from tests.fakes.engine import EngineBench
 
 OUTPUT = TensorParams(output=(GENERATION_LOGITS,))

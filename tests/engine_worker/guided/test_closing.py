@@ -6,7 +6,7 @@ import pytest
 
 from engine_worker.guided.matchers import compile_guide
 from engine_worker.guided.vocabulary import load_tokens
-from sluice.ring.params import Guide, GuideKind
+from sluice.wire.params import Guide, GuideKind
 from tests.engine_worker.guided.tools import END, TOKENIZER_FILE, VOCAB, allowed, followed, ids, make, mask
 
 B = {"properties": {"b": {"properties": {"c": {}}}}}

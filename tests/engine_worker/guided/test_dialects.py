@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from sluice.ring.errors import ErrorCode
-from sluice.ring.params import Guide, GuideKind
+from sluice.wire.errors import ErrorCode
+from sluice.wire.params import Guide, GuideKind
 from tests.engine_worker.guided.tools import END, allowed, followed, ids, mask, prepared, texts
 
 pytestmark = pytest.mark.process

@@ -3,7 +3,7 @@
 import pytest
 
 from engine_worker.guided.grammars import numbered_tokens
-from sluice.ring.params import Guide, GuideKind
+from sluice.wire.params import Guide, GuideKind
 from tests.engine_worker.guided.tools import END, allowed, followed, ids, mask, regex, texts
 
 pytestmark = pytest.mark.process

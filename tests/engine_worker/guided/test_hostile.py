@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from engine_worker.guided.masks import MaskRequest
-from sluice.ring.errors import ErrorCode, Fault
-from sluice.ring.params import Guide, GuideKind
+from sluice.wire.errors import ErrorCode, Fault
+from sluice.wire.params import Guide, GuideKind
 from tests.engine_worker.guided.tools import allowed, followed, make, masked, prepared, regex
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]

@@ -15,8 +15,8 @@ import pytest
 
 from engine_worker.guided.masks import MaskRequest, take_all
 from engine_worker.guided.processes import WorkerLink
-from sluice.ring.errors import ErrorCode
-from sluice.ring.params import Guide, GuideKind
+from sluice.wire.errors import ErrorCode
+from sluice.wire.params import Guide, GuideKind
 from tests.engine_worker.guided.tools import (
     END,
     allowed,

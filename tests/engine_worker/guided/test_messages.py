@@ -6,7 +6,7 @@ import pytest
 
 from engine_worker.guided.matchers import GuideError, compile_guide
 from engine_worker.guided.vocabulary import load_tokens
-from sluice.ring.params import Guide, GuideKind
+from sluice.wire.params import Guide, GuideKind
 from tests.engine_worker.guided.tools import TOKENIZER_FILE, VOCAB, allowed, followed, mask, regex
 
 STATES = "its regular expressions have too many states together"

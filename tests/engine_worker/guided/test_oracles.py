@@ -10,8 +10,8 @@ import regex
 
 from engine_worker.guided.matchers import compile_guide
 from engine_worker.guided.vocabulary import load_tokens
-from sluice.ring.params import Guide, GuideKind
-from sluice.ring.vocabulary import Vocabulary
+from sluice.checkpoint.vocabulary import Vocabulary
+from sluice.wire.params import Guide, GuideKind
 from tests.engine_worker.guided.tools import TOKENIZER_FILE, VOCAB, tokenizer
 
 PATTERNS = [

@@ -17,8 +17,8 @@ from engine_worker.guided.guides import Preparation
 from engine_worker.guided.messages import key_of
 from engine_worker.guided.processes import HUNG_SECONDS, Model, TemplateLink
 from engine_worker.guided.template import Template
-from sluice.ring.errors import ErrorCode
-from sluice.ring.params import Guide, GuideKind
+from sluice.wire.errors import ErrorCode
+from sluice.wire.params import Guide, GuideKind
 from tests.engine_worker.guided.tools import END, TOKENIZER_FILE, allowed, followed, make, mask, prepared, regex
 from tests.fakes.processes import wait_until
 

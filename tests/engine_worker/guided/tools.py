@@ -12,9 +12,9 @@ from engine_worker.guided.guides import Guides
 from engine_worker.guided.masks import GuidedSequence, MaskRequest
 from engine_worker.guided.processes import Model
 from sluice import tiny_model
-from sluice.ring.errors import Fault
-from sluice.ring.params import Guide, GuideKind
 from sluice.settings.engine import GuideLimits
+from sluice.wire.errors import Fault
+from sluice.wire.params import Guide, GuideKind
 from tests.fakes.processes import LIMIT, wait_until
 
 VOCAB = 4096

@@ -3,7 +3,7 @@
 from engine_worker.kvcache.cache import KvCacheManager
 from engine_worker.request import Request
 from engine_worker.sequence import Sequence
-from sluice.ring.params import RetentionParams
+from sluice.wire.params import RetentionParams
 from tests.fakes.engine import spec_of
 
 

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from engine_worker.kvcache.events import EventLog
 from engine_worker.sequence import Content
-from sluice.ring.adapters import Adapter
-from sluice.ring.cache_events import MAX_EVENTS, MAX_ITEMS, MAX_REMOVED, Created, Removed, Stored, Tier, Updated
-from sluice.ring.hashing import block_chain, root_hash, short_hash
-from sluice.ring.params import RangeRetention, RetentionParams
+from sluice.wire.adapters import Adapter
+from sluice.wire.cache_events import MAX_EVENTS, MAX_ITEMS, MAX_REMOVED, Created, Removed, Stored, Tier, Updated
+from sluice.wire.hashing import block_chain, root_hash, short_hash
+from sluice.wire.params import RangeRetention, RetentionParams
 from tests.examples import examples
 from tests.fakes.cache_follower import CacheFollower, contents
 from tests.fakes.engine import EngineBench, spec_of

@@ -5,7 +5,7 @@ import pytest
 from engine_worker.kvcache.cache import KvCacheManager
 from engine_worker.sequence import State
 from engine_worker.step import Move, MoveKind
-from sluice.ring.params import RangeRetention, RetentionParams
+from sluice.wire.params import RangeRetention, RetentionParams
 from tests.engine_worker.kvcache.sequences import computed, one
 from tests.fakes.engine import EngineBench
 

@@ -4,8 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine_worker.kvcache.tiers import Journal
-from sluice.ring.hashing import short_hash
-from sluice.ring.heartbeats import CacheChanges
+from sluice.wire.hashing import short_hash
+from sluice.wire.heartbeats import CacheChanges
 
 
 def digest(block: int) -> bytes:

@@ -15,7 +15,7 @@ from engine_worker.kvcache.eviction import (
     remaining_phases,
     requested,
 )
-from sluice.ring.params import RangeRetention, RetentionParams
+from sluice.wire.params import RangeRetention, RetentionParams
 from tests.fakes.clock import Clock
 
 PARAMS = RetentionParams((RangeRetention(0, 10, 100, 5.0), RangeRetention(16, 20, 0)), 50, 2.0)

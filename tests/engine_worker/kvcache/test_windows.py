@@ -3,7 +3,7 @@
 import pytest
 
 from engine_worker.kvcache.cache import KvCacheManager
-from sluice.ring.params import RangeRetention, RetentionParams
+from sluice.wire.params import RangeRetention, RetentionParams
 from tests.engine_worker.kvcache.sequences import computed, one, request
 from tests.fakes.engine import EngineBench
 

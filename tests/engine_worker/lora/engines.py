@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from engine_worker.backend import load_runner
 from engine_worker.runner.config import RunnerConfig
 from engine_worker.runner.runner import ModelRunner
-from sluice.ring.adapters import Adapter, AdapterFiles, parts_of
+from sluice.wire.adapters import Adapter, AdapterFiles, parts_of
 from tests.engine_worker.models.checkpoints import open_written
 from tests.fakes.engine import EngineBench, spec_of
 from tests.fakes.lanes import until

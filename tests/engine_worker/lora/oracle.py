@@ -10,8 +10,8 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM
 
-from sluice.ring.adapters import Adapter, AdapterFiles
-from sluice.ring.peft import CONFIG, WEIGHTS
+from sluice.checkpoint.peft import CONFIG, WEIGHTS
+from sluice.wire.adapters import Adapter, AdapterFiles
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 MLP = ("gate_proj", "up_proj", "down_proj")

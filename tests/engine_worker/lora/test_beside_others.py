@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from sluice.ring.tables import PromptTables
-from sluice.ring.tensors import TensorParams
+from sluice.wire.tables import PromptTables
+from sluice.wire.tensors import TensorParams
 from tests.engine_worker.lora.engines import OPENVINO, finish, load_first, lora_runner, submit
 from tests.engine_worker.lora.oracle import adapter_of, write_adapter
 from tests.engine_worker.lora.test_peft import prompt

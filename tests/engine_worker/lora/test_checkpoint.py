@@ -19,8 +19,8 @@ from engine_worker.layers.shard import Span
 from engine_worker.lora.adapter_config import AdapterError
 from engine_worker.lora.checkpoint import read_adapter, read_files
 from engine_worker.lora.tensor_file import read_matrices
-from sluice.ring.adapters import AdapterFiles
-from sluice.ring.tensor_file import TensorFileError
+from sluice.checkpoint.tensor_file import TensorFileError
+from sluice.wire.adapters import AdapterFiles
 from tests.engine_worker.lora.oracle import changed_config
 from tests.examples import examples
 

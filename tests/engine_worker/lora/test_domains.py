@@ -9,9 +9,9 @@ from hypothesis import HealthCheck, Phase, given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from sluice.ring.adapters import Adapter
-from sluice.ring.params import BeamSearchParams, Speculation
 from sluice.settings.engine import SchedulerNames
+from sluice.wire.adapters import Adapter
+from sluice.wire.params import BeamSearchParams, Speculation
 from tests.engine_worker.lora.engines import finish, lora_engine
 from tests.engine_worker.lora.oracle import ATTENTION, files_of, write_adapter
 from tests.examples import examples

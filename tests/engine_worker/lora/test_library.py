@@ -13,8 +13,8 @@ import structlog
 import torch
 
 from engine_worker.ringside.adapters import Adapters
-from sluice.ring.adapters import Adapter, AdapterFiles, AdapterLoaded, LoadAdapter, join_parts, parts_of
-from sluice.ring.errors import FinishReason
+from sluice.wire.adapters import Adapter, AdapterFiles, AdapterLoaded, LoadAdapter, join_parts, parts_of
+from sluice.wire.errors import FinishReason
 from tests.engine_worker.lora.engines import ended, finish, lora_engine, lora_runner, offer, submit
 from tests.engine_worker.lora.oracle import adapter_of, files_of
 from tests.engine_worker.lora.test_checkpoint import zip_of_zeros

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from engine_worker.lora.checkpoint import read_adapter
-from sluice.ring.params import Speculation
+from sluice.wire.params import Speculation
 from tests.engine_worker.lora.engines import BACKENDS, OPENVINO, finish, lora_engine, submit
 from tests.engine_worker.lora.oracle import ATTENTION, MLP, Oracle, adapter_of, files_of, write_adapter
 from tests.engine_worker.models.checkpoints import CONFIGS, write_checkpoint

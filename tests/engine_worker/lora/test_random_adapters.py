@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from engine_worker.lora.checkpoint import read_adapter
-from sluice.ring.adapters import Adapter
+from sluice.wire.adapters import Adapter
 from tests.engine_worker.lora.engines import OPENVINO, load_first, lora_engine, lora_runner, submit
 from tests.engine_worker.lora.oracle import ATTENTION, MLP, adapter_of, files_of, write_adapter
 from tests.engine_worker.lora.test_peft import check, prompt

@@ -14,7 +14,7 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
-from sluice.ring.checkpoint import Checkpoint, open_checkpoint
+from sluice.checkpoint.folder import Checkpoint, open_checkpoint
 
 LLAMA3_ROPE = {
     "rope_type": "llama3",

@@ -4,7 +4,7 @@ import torch
 
 from engine_worker.protocol import Runner
 from engine_worker.step import Draw, Slice, Step
-from sluice.ring.params import SamplingParams
+from sluice.wire.params import SamplingParams
 
 EVERYTHING = SamplingParams(temperature=0.0, logprobs=97)
 

@@ -9,7 +9,7 @@ from engine_worker.layers.shard import Place
 from engine_worker.models.registry import model_class
 from engine_worker.runner.torch_forward import TorchForward
 from engine_worker.step import Draw, Slice
-from sluice.ring.params import SamplingParams
+from sluice.wire.params import SamplingParams
 from tests.engine_worker.models.checkpoints import CONFIGS
 from tests.fakes.kernels import CountedKernels
 

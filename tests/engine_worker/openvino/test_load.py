@@ -7,7 +7,7 @@ import pytest
 from engine_worker.openvino import trial
 from engine_worker.openvino.adapters import GraphAdapters
 from engine_worker.openvino.forward import OpenVinoForward
-from sluice.ring.calls import MethodCall, parse_json
+from sluice.wire.calls import MethodCall, parse_json
 from tests.engine_worker.models.checkpoints import CONFIGS, write_checkpoint
 from tests.engine_worker.openvino.loaded import load
 from tests.engine_worker.runner.generate import generate

@@ -7,7 +7,7 @@ from engine_worker.openvino.compiled import has_bfloat16
 from engine_worker.openvino.forward import OpenVinoForward
 from engine_worker.step import Draw, Slice
 from sluice import tiny_model
-from sluice.ring.params import SamplingParams
+from sluice.wire.params import SamplingParams
 from tests.engine_worker.openvino.loaded import load, load_adapter
 
 DRAW = Draw(SamplingParams(temperature=0.0), 0, 0)

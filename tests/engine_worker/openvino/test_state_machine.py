@@ -16,11 +16,11 @@ from hypothesis.stateful import initialize
 from msgspec.structs import replace
 
 from engine_worker.runner.runner import ModelRunner
-from sluice.ring.params import RetentionParams, derive_seed
-from sluice.ring.prompt_logprobs import Row
-from sluice.ring.tensors import CONTEXT_LOGITS, GENERATION_LOGITS, HIDDEN_STATES, NO_TENSORS, TensorParams, TensorRows
-from sluice.ring.wire import Submit
 from sluice.settings.engine import SchedulerNames
+from sluice.wire.params import RetentionParams, derive_seed
+from sluice.wire.prompt_logprobs import Row
+from sluice.wire.requests import Submit
+from sluice.wire.tensors import CONTEXT_LOGITS, GENERATION_LOGITS, HIDDEN_STATES, NO_TENSORS, TensorParams, TensorRows
 from tests.engine_worker.core.machine import EVENT_BUFFER, QUIET, EngineMachine
 from tests.engine_worker.core.machine_oracle import Oracle
 from tests.engine_worker.models.checkpoints import CONFIGS, write_checkpoint

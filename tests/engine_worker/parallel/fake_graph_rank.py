@@ -17,9 +17,9 @@ from engine_worker.protocol import Runner
 from engine_worker.runner import load
 from engine_worker.runner.config import RunnerConfig
 from engine_worker.step import Draw, Slice, Step
-from sluice.ring.checkpoint import open_checkpoint
-from sluice.ring.params import SamplingParams
+from sluice.checkpoint.folder import open_checkpoint
 from sluice.telemetry import configure
+from sluice.wire.params import SamplingParams
 from tests.fakes.graphs import WeakCapture
 from tests.fakes.paged_attention import PagedTorch
 

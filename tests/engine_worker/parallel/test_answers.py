@@ -7,7 +7,7 @@ from torch.distributed import DistError, TCPStore
 
 from engine_worker.parallel.answers import StoredAnswers, store_answer
 from engine_worker.parallel.commands import Heartbeat, encode
-from sluice.ring.calls import RankAnswer, failed
+from sluice.wire.calls import RankAnswer, failed
 from tests.fakes.command_sender import CommandSender
 
 

@@ -11,10 +11,10 @@ from engine_worker.parallel.leader import without_rows
 from engine_worker.runner.batch import StepArrays, build_arrays
 from engine_worker.runner.config import RunnerConfig
 from engine_worker.step import Draw, Kept, Move, MoveKind, Slice
-from sluice.ring.calls import MethodCall
-from sluice.ring.params import SamplingParams
-from sluice.ring.tables import PromptTables, VirtualTokens
 from sluice.settings.engine import ProcessorNames
+from sluice.wire.calls import MethodCall
+from sluice.wire.params import SamplingParams
+from sluice.wire.tables import PromptTables, VirtualTokens
 from tests.examples import examples
 from tests.fakes.tables import random_table
 

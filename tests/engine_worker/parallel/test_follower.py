@@ -14,9 +14,9 @@ from engine_worker.parallel.channel import EXIT_GROUP_LOST
 from engine_worker.parallel.commands import CallMethod, Command, Heartbeat, LoadModel, Shutdown, encode
 from engine_worker.parallel.follower import Follower
 from engine_worker.parallel.rank_env import RankEnv
-from sluice.ring.calls import MethodCall
-from sluice.ring.checkpoint import open_checkpoint
+from sluice.checkpoint.folder import open_checkpoint
 from sluice.settings.engine import ProcessorNames
+from sluice.wire.calls import MethodCall
 from tests.engine_worker.parallel.fake_group import CONFIG
 
 

@@ -12,7 +12,7 @@ from engine_worker.parallel.leader import Leader
 from engine_worker.parallel.rank_env import RankEnv
 from engine_worker.runner.config import RunnerConfig
 from engine_worker.step import Slice, Step
-from sluice.ring.checkpoint import open_checkpoint
+from sluice.checkpoint.folder import open_checkpoint
 from tests.engine_worker.parallel.fake_group import CONFIG, FakeProcesses, ignore
 from tests.fakes.processes import wait_until
 

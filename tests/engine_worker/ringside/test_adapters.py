@@ -4,7 +4,7 @@ import structlog
 from msgspec.structs import replace
 
 from engine_worker.ringside.adapters import KEPT_SECONDS, MAX_LOADING, MAX_UPLOADS, Adapters
-from sluice.ring.adapters import (
+from sluice.wire.adapters import (
     PART_BYTES,
     AdapterEntries,
     AdapterEntry,

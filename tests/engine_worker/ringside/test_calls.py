@@ -4,7 +4,7 @@ import pytest
 import structlog
 
 from engine_worker.ringside.calls import MAX_PENDING, Calls
-from sluice.ring.calls import Call, CallAnswer, MethodCall, RankAnswer
+from sluice.wire.calls import Call, CallAnswer, MethodCall, RankAnswer
 from tests.fakes.runner import ScriptedRunner
 
 EPOCH = 7

@@ -7,8 +7,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from engine_worker.ringside.worker import Worker
-from sluice.ring.errors import FinishReason
-from sluice.ring.wire import Cancel
+from sluice.wire.errors import FinishReason
+from sluice.wire.requests import Cancel
 from tests.engine_worker.ringside.world import LIMIT, stall
 from tests.fakes.lanes import FakeLane
 from tests.fakes.processes import wait_until

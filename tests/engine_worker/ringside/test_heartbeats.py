@@ -8,13 +8,13 @@ from engine_worker.kvcache.events import EventLog
 from engine_worker.ringside.event_reads import EventReads
 from engine_worker.ringside.heartbeats import PAUSE_SECONDS, Heartbeats, RouterTable
 from engine_worker.ringside.stats_log import StatsLog
-from sluice.ring.cache_events import CacheEvents, Created, ReadCacheEvents
-from sluice.ring.calls import CallAnswer, RankAnswer
-from sluice.ring.heartbeats import EngineHeartbeat, Hello
-from sluice.ring.inbox import Inbox
-from sluice.ring.lane import Lane
-from sluice.ring.stats import RequestStats, Stage, StepStats
-from sluice.ring.timing import HEARTBEAT_SECONDS, ROUTER_SILENCE_SECONDS
+from sluice.lanes.inbox import Inbox
+from sluice.lanes.lane import Lane
+from sluice.wire.cache_events import CacheEvents, Created, ReadCacheEvents
+from sluice.wire.calls import CallAnswer, RankAnswer
+from sluice.wire.heartbeats import EngineHeartbeat, Hello
+from sluice.wire.stats import RequestStats, Stage, StepStats
+from sluice.wire.timing import HEARTBEAT_SECONDS, ROUTER_SILENCE_SECONDS
 from tests.fakes.clock import Clock
 from tests.fakes.lane import MemoryLane
 

@@ -2,13 +2,13 @@
 
 import pytest
 
-from engine_worker.core.intake import Terms
+from engine_worker.core.intake import EngineLimits
 from engine_worker.ringside.identity import why_context_is_limited
-from sluice.ring.hashing import block_chain, root_hash, short_hash
-from sluice.ring.stats import Stage, StepStats
-from sluice.ring.timing import HEARTBEAT_SECONDS
-from sluice.ring.wire import Flush
 from sluice.settings.services import EngineSettings
+from sluice.wire.hashing import block_chain, root_hash, short_hash
+from sluice.wire.requests import Flush
+from sluice.wire.stats import Stage, StepStats
+from sluice.wire.timing import HEARTBEAT_SECONDS
 from tests.engine_worker.ringside.world import CHECKPOINT, FINGERPRINT, LIMIT, stall
 
 pytestmark = pytest.mark.slow
@@ -122,7 +122,7 @@ def test_a_limit_below_the_models_context(start):
     ],
 )
 def test_a_cache_that_holds_less_than_the_models_context(held, settings, setting):
-    terms = Terms(FINGERPRINT, 10, held, 9)
+    terms = EngineLimits(FINGERPRINT, 10, held, 9)
     reason = why_context_is_limited(EngineSettings(model="nowhere", **settings), CHECKPOINT, terms)
     if setting is None:
         assert reason is None

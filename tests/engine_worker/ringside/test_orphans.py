@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from sluice.ring.errors import FinishReason
+from sluice.wire.errors import FinishReason
 from tests.engine_worker.ringside.world import LIMIT, stall
 
 pytestmark = pytest.mark.slow

@@ -5,10 +5,10 @@ import structlog
 from msgspec.structs import replace
 
 from engine_worker.ringside.outbox import TOKENS_PER_MESSAGE, Outbox
-from sluice.ring.errors import FinishReason
-from sluice.ring.params import TextParams
-from sluice.ring.prompt_logprobs import PART_ROWS, parts, row_bytes
-from sluice.ring.rows import End, Open, Times
+from sluice.wire.errors import FinishReason
+from sluice.wire.params import TextParams
+from sluice.wire.prompt_logprobs import PART_ROWS, parts, row_bytes
+from sluice.wire.rows import End, Open, Times
 from tests.engine_worker.ringside.token_rows import OPENED, row
 from tests.fakes.engine import EngineBench
 from tests.fakes.rows import rows_of

@@ -5,11 +5,11 @@ import structlog
 import zmq
 
 from engine_worker.ringside.outbox import Outbox
-from sluice.ring.heartbeats import KeepAlive
-from sluice.ring.inbox import Inbox
-from sluice.ring.lane import Lane
-from sluice.ring.rows import TokenBatch
-from sluice.ring.timing import CUT_OFF_FORGET_SECONDS, CUT_OFF_SECONDS, LANE_FORGET_SECONDS
+from sluice.lanes.inbox import Inbox
+from sluice.lanes.lane import Lane
+from sluice.wire.heartbeats import KeepAlive
+from sluice.wire.rows import TokenBatch
+from sluice.wire.timing import CUT_OFF_FORGET_SECONDS, CUT_OFF_SECONDS, LANE_FORGET_SECONDS
 from tests.engine_worker.ringside.token_rows import OPENED, row
 from tests.fakes.clock import Clock
 from tests.fakes.lanes import connected, until

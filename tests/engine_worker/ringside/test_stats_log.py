@@ -8,7 +8,7 @@ import structlog
 
 from engine_worker.hooks import Report
 from engine_worker.ringside.stats_log import Cursor, StatsCallback, StatsLog
-from sluice.ring.stats import RequestStats, Stage, StatsSource, StepStats
+from sluice.wire.stats import RequestStats, Stage, StatsSource, StepStats
 
 PATIENCE = 60
 START = Cursor(0, 0)

@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from engine_worker.ringside.tensor_outbox import MAX_LANES, TensorOutbox
-from sluice.ring.heartbeats import KeepAlive
-from sluice.ring.inbox import Gap, Inbox
-from sluice.ring.lane import Lane
-from sluice.ring.message import Message
-from sluice.ring.tensors import PART_BYTES, TensorBatch
-from sluice.ring.timing import KEEP_ALIVE_SECONDS, LANE_FORGET_SECONDS
+from sluice.lanes.inbox import Gap, Inbox
+from sluice.lanes.lane import Lane
+from sluice.wire.heartbeats import KeepAlive
+from sluice.wire.message import Message
+from sluice.wire.tensors import PART_BYTES, TensorBatch
+from sluice.wire.timing import KEEP_ALIVE_SECONDS, LANE_FORGET_SECONDS
 from tests.fakes.clock import Clock
 from tests.fakes.lane import Receiver
 from tests.fakes.lanes import connected, until

@@ -11,12 +11,12 @@ import zmq
 from structlog.testing import capture_logs
 
 from engine_worker.step import DeviceLostError
-from sluice.ring.calls import Call, MethodCall, RankAnswer
-from sluice.ring.errors import FinishReason
-from sluice.ring.heartbeats import Hello
-from sluice.ring.params import StopParams
-from sluice.ring.rows import TokenBatch
 from sluice.telemetry.service_status import ProgressBeacon
+from sluice.wire.calls import Call, MethodCall, RankAnswer
+from sluice.wire.errors import FinishReason
+from sluice.wire.heartbeats import Hello
+from sluice.wire.params import StopParams
+from sluice.wire.rows import TokenBatch
 from tests.engine_worker.ringside.world import LIMIT, World, stall
 from tests.fakes.clock import Clock
 from tests.fakes.ports import free_ports

@@ -1,7 +1,7 @@
 """The tokens of one stream, as an engine puts them into its outbox."""
 
-from sluice.ring.params import TextParams
-from sluice.ring.rows import End, Open, TokenLogprob, TokenRow
+from sluice.wire.params import TextParams
+from sluice.wire.rows import End, Open, TokenLogprob, TokenRow
 
 OPENED = Open(1, 0, 1, TextParams(), "mem://router", 3, 0)
 

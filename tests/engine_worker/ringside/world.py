@@ -10,15 +10,15 @@ import zmq
 
 from engine_worker.core.intake import fingerprint
 from engine_worker.ringside.worker import Worker
-from sluice.ring.calls import CallAnswer
-from sluice.ring.checkpoint import Checkpoint
-from sluice.ring.heartbeats import EngineHeartbeat, Hello, KeepAlive
-from sluice.ring.inbox import Inbox
-from sluice.ring.lane import Lane
-from sluice.ring.params import SamplingParams, StopParams, TextParams
-from sluice.ring.rows import TokenBatch
-from sluice.ring.wire import Submit
+from sluice.checkpoint.folder import Checkpoint
+from sluice.lanes.inbox import Inbox
+from sluice.lanes.lane import Lane
 from sluice.settings.services import EngineSettings
+from sluice.wire.calls import CallAnswer
+from sluice.wire.heartbeats import EngineHeartbeat, Hello, KeepAlive
+from sluice.wire.params import SamplingParams, StopParams, TextParams
+from sluice.wire.requests import Submit
+from sluice.wire.rows import TokenBatch
 from tests.fakes.lanes import connected
 from tests.fakes.rows import rows_of
 from tests.fakes.runner import ScriptedRunner

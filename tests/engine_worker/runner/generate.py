@@ -3,7 +3,7 @@
 from engine_worker.protocol import Runner
 from engine_worker.sampling.program import build_programs
 from engine_worker.step import Draw, Slice, Step
-from sluice.ring.params import SamplingParams
+from sluice.wire.params import SamplingParams
 
 
 class Sequence:

@@ -10,8 +10,8 @@ from engine_worker.runner.batch import StepArrays, build_arrays
 from engine_worker.runner.buffers import ContextBuffers, GenerationBuffers
 from engine_worker.runner.draws import StepDraws
 from engine_worker.step import Draw, Kept, Scored, Slice
-from sluice.ring.params import SamplingParams
-from sluice.ring.tables import PromptTables, VirtualTokens
+from sluice.wire.params import SamplingParams
+from sluice.wire.tables import PromptTables, VirtualTokens
 from tests.examples import examples
 from tests.fakes.tables import table_of
 

@@ -9,7 +9,7 @@ from engine_worker.runner.config import RunnerConfig
 from engine_worker.runner.load import load_runner
 from engine_worker.runner.runner import ModelRunner
 from engine_worker.step import Slice, Step
-from sluice.ring.calls import MethodCall, RankAnswer
+from sluice.wire.calls import MethodCall, RankAnswer
 from tests.engine_worker.models.checkpoints import CONFIGS, open_written, write_checkpoint
 
 STEP = Step((Slice([1, 2], 0, [0], ()),))

@@ -10,8 +10,8 @@ import pytest
 
 from engine_worker.runner.debug_tensors import DebugTensors
 from sluice import tiny_model
-from sluice.ring.params import SamplingParams
 from sluice.settings.engine import DEBUG_INPUTS, DebugOptions
+from sluice.wire.params import SamplingParams
 from tests.parity.harness import EngineHarness
 
 ALL = (*DEBUG_INPUTS, "logits")

@@ -22,7 +22,7 @@ from engine_worker.runner.runner import ModelRunner
 from engine_worker.runner.torch_forward import TorchForward
 from engine_worker.runner.weights import load_weights
 from engine_worker.step import Draw, Kept, Slice, Step
-from sluice.ring.params import SamplingParams
+from sluice.wire.params import SamplingParams
 from tests.engine_worker.models.checkpoints import CONFIGS, open_written, write_checkpoint
 from tests.engine_worker.runner.generate import generate
 from tests.fakes.graphs import FakeCapture

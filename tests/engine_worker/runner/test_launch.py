@@ -10,7 +10,7 @@ from engine_worker.sampling.filters import torch_thresholds
 from engine_worker.sampling.fused import TORCH, SamplingKernels
 from engine_worker.sampling.program import build_programs
 from engine_worker.step import Draw, Slice, Step
-from sluice.ring.params import SamplingParams
+from sluice.wire.params import SamplingParams
 from tests.engine_worker.models.checkpoints import CONFIGS, open_written, write_checkpoint
 
 PROMPTS = [[5, 6, 7, 8], [9, 10], [11, 12, 13]]

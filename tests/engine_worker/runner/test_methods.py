@@ -10,7 +10,7 @@ import torch
 
 from engine_worker.attention.cache import KVCache
 from engine_worker.runner.methods import GROUP, Methods, Rank
-from sluice.ring.calls import MAX_ERROR_CHARS, MAX_JSON_BYTES, MethodCall
+from sluice.wire.calls import MAX_ERROR_CHARS, MAX_JSON_BYTES, MethodCall
 
 CPU = torch.device("cpu")
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from engine_worker.runner import results
-from engine_worker.runner.results import StepResults
+from engine_worker.runner.results import SampledResults
 from engine_worker.sampling.sampler import NO_PROGRAMS, Sampled
 
 
@@ -30,7 +30,7 @@ def events(monkeypatch):
 )
 def test_blocks_only_if_the_next_step_is_queued_before_the_wait(events, overlap, flagged, blocks):
     on_device = torch.empty(2, device="meta")
-    StepResults(
+    SampledResults(
         Sampled(on_device, on_device, None, on_device if flagged else None), [], NO_PROGRAMS, overlapped=overlap
     )
     assert events == [{"blocking": blocks}]
@@ -38,5 +38,5 @@ def test_blocks_only_if_the_next_step_is_queued_before_the_wait(events, overlap,
 
 def test_a_cpu_has_no_events(events):
     empty = torch.zeros(0)
-    StepResults(Sampled(empty, empty, None, None), [], NO_PROGRAMS, overlapped=True)
+    SampledResults(Sampled(empty, empty, None, None), [], NO_PROGRAMS, overlapped=True)
     assert events == []

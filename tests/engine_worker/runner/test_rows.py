@@ -17,8 +17,8 @@ BLOCK = rows_per_block(VOCAB) * VOCAB * 4
 CHILD = """
 import resource, sys
 from pathlib import Path
-from sluice.ring.params import SamplingParams, StopParams
-from sluice.ring.tensors import CONTEXT_LOGITS, NO_TENSORS, TensorParams
+from sluice.wire.params import SamplingParams, StopParams
+from sluice.wire.tensors import CONTEXT_LOGITS, NO_TENSORS, TensorParams
 from tests.fakes.lane import Receiver
 from tests.parity.harness import EngineHarness
 

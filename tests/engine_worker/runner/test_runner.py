@@ -9,9 +9,9 @@ from engine_worker.runner.config import RunnerConfig
 from engine_worker.runner.load import load_runner
 from engine_worker.step import Draw, Move, MoveKind, Slice, Step
 from sluice import tiny_model
-from sluice.ring.checkpoint import CheckpointError, open_checkpoint
-from sluice.ring.errors import ErrorCode
-from sluice.ring.params import SamplingParams, derive_seed
+from sluice.checkpoint.folder import CheckpointError, open_checkpoint
+from sluice.wire.errors import ErrorCode
+from sluice.wire.params import SamplingParams, derive_seed
 from tests.engine_worker.models.checkpoints import CONFIGS, open_written, write_checkpoint
 from tests.engine_worker.runner.generate import generate
 from tests.fakes.products import exact, inexact, other_in_small_batches

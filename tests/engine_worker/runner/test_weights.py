@@ -14,8 +14,8 @@ from engine_worker.runner.config import RunnerConfig
 from engine_worker.runner.load import load_runner
 from engine_worker.runner.weights import fill_weights, load_weights, random_weights
 from engine_worker.step import Draw, Slice, Step
-from sluice.ring.checkpoint import CheckpointError
-from sluice.ring.params import SamplingParams
+from sluice.checkpoint.folder import CheckpointError
+from sluice.wire.params import SamplingParams
 from tests.engine_worker.models.checkpoints import CONFIGS, open_written, write_checkpoint
 
 LLAMA = CONFIGS["llama"]

@@ -13,7 +13,7 @@ from engine_worker.sampling.program import build_programs
 from engine_worker.sampling.programs import DeviceEdits, HostEdits, StepPrograms
 from engine_worker.sampling.sampler import Sampled, SamplingPlan, sample
 from engine_worker.step import Draw, Drawn, Proposal
-from sluice.ring.params import SamplingParams
+from sluice.wire.params import SamplingParams
 
 
 def draw(

@@ -10,7 +10,7 @@ from engine_worker.sampling import thresholds as kernel
 from engine_worker.sampling.filters import Filters, torch_thresholds
 from engine_worker.sampling.fused import SamplingKernels
 from engine_worker.sampling.noise import torch_gumbel_max
-from sluice.ring.params import SamplingParams
+from sluice.wire.params import SamplingParams
 from tests.engine_worker.sampling.draws import draw, tensors
 from tests.examples import examples
 

@@ -5,7 +5,7 @@ from msgspec.structs import replace
 from engine_worker.sampling.program import Processing, build_programs
 from engine_worker.sampling.sampler import SamplingPlan, sample
 from engine_worker.step import Draw, Drawn
-from sluice.ring.params import SamplingParams
+from sluice.wire.params import SamplingParams
 from tests.fakes.engine import spec_of
 
 VOCAB = 50

@@ -11,9 +11,9 @@ import torch
 from engine_worker.sampling.callbacks import Callback, CallbackError
 from engine_worker.sampling.processors import find_processors
 from engine_worker.step import Drawn
-from sluice.ring import callbacks as wire
-from sluice.ring.errors import ErrorCode
 from sluice.settings.engine import BATCHED, ProcessorNames
+from sluice.wire import callbacks as wire
+from sluice.wire.errors import ErrorCode
 from tests.engine_worker.sampling.processor_tools import VOCAB, faults, greedy, run
 from tests.fakes.processes import LIMIT, wait_until
 

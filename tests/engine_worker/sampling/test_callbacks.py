@@ -13,9 +13,9 @@ import torch
 from engine_worker.sampling.processors import find_processors
 from engine_worker.sampling.program import Processing
 from sluice.executor.callbacks import Callbacks, module_name
-from sluice.ring import callbacks as wire
-from sluice.ring.descriptors import raise_limit
+from sluice.host.descriptors import raise_limit
 from sluice.settings.engine import BATCHED, ProcessorNames
+from sluice.wire import callbacks as wire
 from tests.engine_worker.sampling.processor_tools import VOCAB, faults, greedy, run
 from tests.fakes.callback_processors import steer
 from tests.fakes.processes import wait_until

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine_worker.sampling.candidates import _most_likely_keys, most_likely
-from sluice.ring.errors import ErrorCode
+from sluice.wire.errors import ErrorCode
 from tests.engine_worker.sampling.draws import draw, sampled
 
 VOCAB = 300
@@ -26,7 +26,7 @@ def test_candidates_are_the_best_of_the_normalized_logits(logits):
         values, ids = logits[row].log_softmax(0).topk(count)
         assert [token for token, _ in results[row].best] == ids.tolist()
         assert [logprob for _, logprob in results[row].best] == pytest.approx(values.tolist(), abs=1e-5)
-        assert not results[row].drew
+        assert not results[row].has_token
         assert results[row].logprob is None
     alone = sampled(logits[[1, 3]].clone(), [0, 1], [draws[1], draws[3]])
     assert [results[1], results[3]] == alone

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from engine_worker.runner.batch import to_device
 from engine_worker.sampling import choose
 from engine_worker.sampling.filters import Filters, keep
-from sluice.ring.params import SamplingParams
+from sluice.wire.params import SamplingParams
 from tests.engine_worker.sampling.draws import draw, filtered
 from tests.engine_worker.sampling.test_distribution import warped
 from tests.examples import examples

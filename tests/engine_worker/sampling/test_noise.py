@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine_worker.sampling.noise import BITS, gumbel, noise_key, random_bits
-from sluice.ring.params import derive_seed
+from sluice.wire.params import derive_seed
 
 MASK = (1 << 64) - 1
 

@@ -10,9 +10,9 @@ from engine_worker.sampling.processors import BATCHED, Processors, find_processo
 from engine_worker.sampling.program import Processing, build_programs
 from engine_worker.sampling.sampler import SamplingPlan, sample
 from engine_worker.step import Draw
-from sluice.ring.errors import ErrorCode
-from sluice.ring.params import SamplingParams
 from sluice.settings.engine import ProcessorNames
+from sluice.wire.errors import ErrorCode
+from sluice.wire.params import SamplingParams
 from tests.engine_worker.sampling.processor_tools import VOCAB, greedy, run
 from tests.fakes.engine import spec_of
 

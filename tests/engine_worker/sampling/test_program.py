@@ -12,7 +12,7 @@ from engine_worker.sampling.programs import StepPrograms
 from engine_worker.sampling.rules import Edits
 from engine_worker.sampling.seen import PromptTokens, SeenTokens
 from engine_worker.step import Draw
-from sluice.ring.params import SamplingParams
+from sluice.wire.params import SamplingParams
 from tests.engine_worker.sampling.draws import draw, edit
 from tests.examples import examples
 

@@ -5,7 +5,7 @@ import torch
 
 from engine_worker.sampling.prompt_logprobs import PromptScores
 from engine_worker.step import Scored, Slice
-from sluice.ring.prompt_logprobs import unpack
+from sluice.wire.prompt_logprobs import unpack
 
 VOCAB = 50
 

@@ -11,7 +11,7 @@ from engine_worker.sampling.fused import TORCH
 from engine_worker.sampling.noise import noise_key, random_bits, uniform
 from engine_worker.sampling.sampler import SamplingPlan, sample
 from engine_worker.step import Proposal
-from sluice.ring.errors import ErrorCode
+from sluice.wire.errors import ErrorCode
 from tests.engine_worker.sampling.draws import draw, sampled, tensors
 from tests.engine_worker.sampling.test_distribution import DRAWS, assert_follows, warped
 from tests.fakes.graphs import Recording

@@ -14,7 +14,7 @@ from engine_worker.sampling.program import Processing, build_programs
 from engine_worker.sampling.replicas import ReplicatedProcessors, ReplicatedSequences, ReplicatedStep
 from engine_worker.sampling.sampler import SamplingPlan
 from engine_worker.step import Draw
-from sluice.ring.params import SamplingParams
+from sluice.wire.params import SamplingParams
 from tests.examples import examples
 from tests.fakes.engine import spec_of
 

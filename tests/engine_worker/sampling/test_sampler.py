@@ -4,8 +4,8 @@ import pytest
 import torch
 from transformers import RepetitionPenaltyLogitsProcessor
 
-from sluice.ring.errors import ErrorCode
-from sluice.ring.params import derive_seed
+from sluice.wire.errors import ErrorCode
+from sluice.wire.params import derive_seed
 from tests.engine_worker.sampling.draws import draw, edit, sampled, tensors
 
 VOCAB = 700

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sluice.ring.errors import FinishReason
-from sluice.ring.params import place_in_line
+from sluice.wire.errors import FinishReason
+from sluice.wire.params import place_in_line
 from tests.fakes.engine import EngineBench
 
 LOW, HIGH = 1, 3

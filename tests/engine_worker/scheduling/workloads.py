@@ -4,9 +4,9 @@ from typing import NamedTuple
 
 from hypothesis import strategies as st
 
-from sluice.ring.errors import FinishReason
-from sluice.ring.wire import Submit
 from sluice.settings.engine import SchedulerNames
+from sluice.wire.errors import FinishReason
+from sluice.wire.requests import Submit
 from tests.fakes.engine import EngineBench, spec_of
 from tests.fakes.scripted_tokens import continuation
 

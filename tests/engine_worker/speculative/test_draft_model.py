@@ -4,7 +4,7 @@ import pytest
 
 from engine_worker.speculative.draft_model import MAX_FAILURES
 from engine_worker.step import DeviceLostError, MoveKind
-from sluice.ring.params import Speculation
+from sluice.wire.params import Speculation
 from tests.fakes.engine import EngineBench, spec_of
 from tests.fakes.scripted_tokens import continuation
 

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from engine_worker.speculative.proposals import Proposals, proposals_problem
 from sluice.client.draft_logits import pack_draft_logits
-from sluice.ring.params import BeamSearchParams, DraftLogits, SamplingParams, Speculation
+from sluice.wire.params import BeamSearchParams, DraftLogits, SamplingParams, Speculation
 from tests.fakes.engine import spec_of
 
 VOCAB = 5

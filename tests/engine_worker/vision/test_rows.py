@@ -5,9 +5,9 @@ import threading
 import pytest
 
 from engine_worker.vision.rows import ImageRows
-from sluice.ring.images import Image
-from sluice.ring.pictures import PictureError
-from sluice.ring.tables import Table
+from sluice.pictures.decode import PictureError
+from sluice.wire.images import Image
+from sluice.wire.tables import Table
 from tests.fakes.lanes import until
 from tests.fakes.processes import LIMIT
 

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 
 from detok_service.decoders import Decoders, decoders_of
 from gateway.answers.text_offsets import TextOffsets
-from sluice.ring.vocabulary import Vocabulary
+from sluice.checkpoint.vocabulary import Vocabulary
 from tests.examples import examples
 from tests.fakes.tokenizers import TABLES
 

@@ -1,8 +1,8 @@
 """Calls that load and list LoRA adapters, and the libraries of fake engines."""
 
-from sluice.ring.adapters import AdapterFiles
 from sluice.v1 import admin_pb2 as admin
 from sluice.v1 import generation_pb2 as pb
+from sluice.wire.adapters import AdapterFiles
 from tests.fakes.library import files
 
 A, B = files("a"), files("b")

@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from sluice.ring.tables import Table
 from sluice.v1 import admin_pb2 as admin
 from sluice.v1 import generation_pb2 as pb
+from sluice.wire.tables import Table
 from tests.fakes.prompt_files import some_rows
 from tests.router.conftest import text_spec
 

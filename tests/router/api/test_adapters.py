@@ -8,9 +8,9 @@ import pytest
 from grpc import StatusCode
 
 from router.api.model_service import MAX_LOADS, MAX_UPLOADS
-from sluice.ring.adapters import MAX_ADAPTERS, PART_BYTES, Adapter, AdapterFiles, LoadAdapter
 from sluice.v1 import admin_pb2 as admin
 from sluice.v1 import generation_pb2 as pb
+from sluice.wire.adapters import MAX_ADAPTERS, PART_BYTES, Adapter, AdapterFiles, LoadAdapter
 from tests.fakes.library import files
 from tests.router.api.adapter_calls import A, B, libraries, listed, load, weights
 from tests.router.conftest import refused, text_spec
@@ -103,7 +103,7 @@ async def test_adapter_files_in_a_request_are_not_hashed_on_the_event_loop(servi
         threads.append(threading.get_ident())
         return blake2b(*args, **options)
 
-    monkeypatch.setattr("sluice.ring.adapters.blake2b", hashing)
+    monkeypatch.setattr("sluice.wire.adapters.blake2b", hashing)
     events = await client.events(text_spec(lora_weights=weights(A)))
     assert events[0].started.model_fingerprint == f"fingerprint.{AdapterFiles(A.config, A.weights).version}"
     # The first hash is the router's; the fake engine, which runs on this event loop, hashes what it receives.

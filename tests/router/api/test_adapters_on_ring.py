@@ -6,10 +6,10 @@ import time
 import pytest
 from grpc import StatusCode
 
-from sluice.ring.adapters import Adapter, AdapterEntries, AdapterEntry
 from sluice.v1 import admin_pb2 as admin
 from sluice.v1 import generation_pb2 as pb
 from sluice.v1.sampling_pb2 import SamplingParams
+from sluice.wire.adapters import Adapter, AdapterEntries, AdapterEntry
 from tests.router.api.adapter_calls import A, B, libraries, listed, load, weights
 from tests.router.conftest import refused, text_spec
 from tests.router.requests.broken_attempts import IDS, Script, check_whole, midway

@@ -3,11 +3,11 @@
 import math
 
 from router.requests.token_log import RequestLog
-from sluice.ring.errors import FinishReason
-from sluice.ring.params import derive_seed
-from sluice.ring.rows import Started, TextRow, TokenLogprob
 from sluice.v1 import generation_pb2 as pb
 from sluice.v1 import sampling_pb2
+from sluice.wire.errors import FinishReason
+from sluice.wire.params import derive_seed
+from sluice.wire.rows import Started, TextRow, TokenLogprob
 from tests.fakes.ring_scripts import end
 from tests.router.conftest import refused, text_spec
 

@@ -8,8 +8,8 @@ from engine_worker.kvcache.events import EventLog
 from engine_worker.kvcache.pool import Priorities
 from engine_worker.sequence import Content
 from router.peers import cache_events
-from sluice.ring.cache_events import MAX_EVENTS, Tier
 from sluice.v1 import admin_pb2 as pb
+from sluice.wire.cache_events import MAX_EVENTS, Tier
 from tests.router.conftest import refused
 
 

@@ -5,8 +5,8 @@ import re
 
 import pytest
 
-from sluice.ring.calls import MAX_JSON_BYTES, MAX_RANKS, CallAnswer, MethodCall, RankAnswer, failed
 from sluice.v1 import admin_pb2 as pb
+from sluice.wire.calls import MAX_JSON_BYTES, MAX_RANKS, CallAnswer, MethodCall, RankAnswer, failed
 from tests.router.conftest import refused
 
 

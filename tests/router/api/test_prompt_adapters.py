@@ -7,9 +7,9 @@ import pytest
 from grpc import StatusCode
 
 from router.peers import prompt_adapters
-from sluice.ring import prompt_adapters as ring_side
 from sluice.v1 import admin_pb2 as admin
 from sluice.v1 import generation_pb2 as pb
+from sluice.wire import prompt_adapters as ring_side
 from tests.fakes.pickles import Trap
 from tests.fakes.prompt_files import BAD_FILES, config_of, some_rows, weights_of, write
 from tests.fakes.ring_scripts import hang

@@ -9,10 +9,10 @@ import pytest
 from grpc import StatusCode
 
 from router.peers import learning, prompt_adapters
-from sluice.ring.adapters import AdapterEntry
-from sluice.ring.prompt_adapters import StorePromptAdapter
-from sluice.ring.tables import Table
 from sluice.v1 import generation_pb2 as pb
+from sluice.wire.adapters import AdapterEntry
+from sluice.wire.prompt_adapters import StorePromptAdapter
+from sluice.wire.tables import Table
 from tests.fakes.prompt_files import some_rows, write
 from tests.router.api.prompt_adapter_calls import A, B, C, listed, load, named, table_of, unload, version_at
 from tests.router.conftest import refused, text_spec

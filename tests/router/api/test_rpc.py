@@ -11,8 +11,8 @@ from grpc import aio
 from router.api.rpc import Context, admit_all, handler
 from router.app import ADMIN
 from router.errors import RequestError
-from sluice.ring.errors import ErrorCode
 from sluice.v1 import admin_pb2
+from sluice.wire.errors import ErrorCode
 
 
 class DisconnectingCall:

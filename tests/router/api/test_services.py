@@ -12,10 +12,10 @@ from grpc_health.v1 import health_pb2
 from grpc_health.v1.health_pb2_grpc import HealthStub
 from grpc_reflection.v1alpha import reflection_pb2
 
-from sluice.ring.stats import StepStats
 from sluice.v1 import admin_pb2
 from sluice.v1 import generation_pb2 as pb
 from sluice.v1.sampling_pb2 import SamplingParams
+from sluice.wire.stats import StepStats
 from tests.fakes.ring_scripts import TIMES, hang
 from tests.router.conftest import refused, rest, text_spec
 

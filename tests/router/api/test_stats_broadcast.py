@@ -5,9 +5,9 @@ import asyncio
 import msgspec
 
 from router.api.stats_broadcast import StatsBroadcast, request_message, step_message
-from sluice.ring.heartbeats import EngineHeartbeat
-from sluice.ring.stats import RequestStats, Stage, StepStats
 from sluice.v1 import admin_pb2
+from sluice.wire.heartbeats import EngineHeartbeat
+from sluice.wire.stats import RequestStats, Stage, StepStats
 
 REQUEST = RequestStats(
     request=7,

@@ -2,11 +2,11 @@ import asyncio
 import math
 
 from router.validate.parse import UNARY_INTERVAL
-from sluice.ring.errors import FinishReason
-from sluice.ring.params import derive_seed
-from sluice.ring.rows import TokenLogprob
 from sluice.v1 import generation_pb2 as pb
 from sluice.v1 import sampling_pb2
+from sluice.wire.errors import FinishReason
+from sluice.wire.params import derive_seed
+from sluice.wire.rows import TokenLogprob
 from tests.fakes.ring_scripts import end, generate, text_of, token_at
 from tests.router.conftest import text_spec
 

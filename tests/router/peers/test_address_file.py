@@ -10,7 +10,7 @@ import zmq
 from router.peers.address import AddressError, parse
 from router.peers.address_file import MAX_ADDRESSES
 from router.peers.discovery import Addresses
-from sluice.ring.keys import PLAIN
+from sluice.lanes.keys import PLAIN
 
 
 class Warnings(list):

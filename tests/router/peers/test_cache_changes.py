@@ -5,10 +5,10 @@ import asyncio
 import pytest
 
 from router.peers.prefix_index import SLICE_BLOCKS
-from sluice.ring.hashing import block_chain, root_hash, short_hash
-from sluice.ring.heartbeats import Hello
 from sluice.v1 import admin_pb2
 from sluice.v1 import generation_pb2 as pb
+from sluice.wire.hashing import block_chain, root_hash, short_hash
+from sluice.wire.heartbeats import Hello
 from tests.fakes.cache_journal import FakeJournal
 
 PROMPT = list(range(100, 420))

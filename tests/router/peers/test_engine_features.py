@@ -5,8 +5,8 @@ import zmq
 
 from router.peers.engine_features import EngineFeatures
 from router.peers.peers import Peers
-from sluice.ring.heartbeats import EngineHeartbeat, Hello
-from sluice.ring.stats import StepStats
+from sluice.wire.heartbeats import EngineHeartbeat, Hello
+from sluice.wire.stats import StepStats
 
 MODEL_TOKENS = 1000
 ADDRESSES = [f"ipc:///nowhere/engine-{number}" for number in range(2)]

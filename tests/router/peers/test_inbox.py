@@ -6,7 +6,7 @@ import structlog
 import zmq
 
 from router.peers.inbox import BATCH_MESSAGES, RouterInbox
-from sluice.ring.lane import Lane
+from sluice.lanes.lane import Lane
 from tests.fakes.lanes import connected
 from tests.fakes.rows import text_batch
 

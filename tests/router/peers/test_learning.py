@@ -9,7 +9,7 @@ import structlog
 from router.errors import RequestError
 from router.peers import learning
 from router.peers.learning import LEARN_SECONDS, Learning
-from sluice.ring.errors import ErrorCode
+from sluice.wire.errors import ErrorCode
 
 LOG = structlog.wrap_logger(structlog.PrintLogger())
 

@@ -7,9 +7,9 @@ import zmq
 from msgspec.structs import replace
 
 from router.peers.peers import HeartbeatSource, Peers
-from sluice.ring.heartbeats import EngineHeartbeat, Hello
-from sluice.ring.inbox import Inbox
-from sluice.ring.stats import StepStats
+from sluice.lanes.inbox import Inbox
+from sluice.wire.heartbeats import EngineHeartbeat, Hello
+from sluice.wire.stats import StepStats
 from tests.fakes.lanes import connected
 
 ADDRESS = "ipc:///nowhere/engine"

@@ -3,10 +3,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.peers.placement import SEQUENCE_WORK, SPREAD_SLACK, Placement
-from sluice.ring.hashing import Domain, block_chain, root_hash, short_hash
-from sluice.ring.heartbeats import CacheChanges, DetokenizerHeartbeat, EngineHeartbeat
-from sluice.ring.stats import StepStats
-from sluice.ring.timing import CACHE_REPORT_SECONDS
+from sluice.wire.hashing import Domain, block_chain, root_hash, short_hash
+from sluice.wire.heartbeats import CacheChanges, DetokenizerHeartbeat, EngineHeartbeat
+from sluice.wire.stats import StepStats
+from sluice.wire.timing import CACHE_REPORT_SECONDS
 
 
 def engine(epoch, fingerprint="f", block=16, active=0):

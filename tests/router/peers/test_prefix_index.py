@@ -5,8 +5,8 @@ from hypothesis import strategies as st
 
 from engine_worker.kvcache.tiers import Journal
 from router.peers.prefix_index import SLICE_BLOCKS, PrefixIndex
-from sluice.ring.heartbeats import CacheChanges
-from sluice.ring.timing import CACHE_REPORT_SECONDS
+from sluice.wire.heartbeats import CacheChanges
+from sluice.wire.timing import CACHE_REPORT_SECONDS
 from tests.fakes.cache_journal import FakeJournal
 
 MAX_BLOCKS = 100_000

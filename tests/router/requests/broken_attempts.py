@@ -2,8 +2,8 @@
 
 import asyncio
 
-from sluice.ring.errors import FinishReason
 from sluice.v1 import generation_pb2 as pb
+from sluice.wire.errors import FinishReason
 from tests.fakes.ring_scripts import Call, end, generate, text_of, token_at
 
 LENGTH = 24

@@ -27,11 +27,11 @@ from router.requests.request_state import RequestState
 from router.requests.serving_model import ServingModel
 from router.requests.suspects import Suspects
 from router.validate.model import describe
-from sluice.ring.checkpoint import open_checkpoint
-from sluice.ring.errors import ErrorCode
+from sluice.checkpoint.folder import open_checkpoint
 from sluice.settings.router import RecoverySettings
 from sluice.tiny_model import path
 from sluice.v1 import generation_pb2 as pb
+from sluice.wire.errors import ErrorCode
 from tests.fakes.admission import make_admission
 from tests.fakes.memory_ring import MemoryRing, length_of, text_of, token_at
 

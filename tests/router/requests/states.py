@@ -9,9 +9,9 @@ from router.requests.admission import Permit
 from router.requests.attempt import Attempt
 from router.requests.request_phase import TRANSITIONS, RequestPhase
 from router.requests.request_state import RequestState
-from sluice.ring.heartbeats import DetokenizerHeartbeat, EngineHeartbeat
-from sluice.ring.params import RetentionParams
-from sluice.ring.stats import StepStats
+from sluice.wire.heartbeats import DetokenizerHeartbeat, EngineHeartbeat
+from sluice.wire.params import RetentionParams
+from sluice.wire.stats import StepStats
 from tests.fakes.admission import make_admission
 
 PAGE = Path(__file__).parents[3] / "docs" / "architecture.md"

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.errors import RequestError
-from sluice.ring.errors import ErrorCode
+from sluice.wire.errors import ErrorCode
 from tests.fakes.admission import make_admission
 
 

@@ -7,9 +7,9 @@ import pytest
 from google.protobuf.duration_pb2 import Duration
 from grpc import StatusCode
 
-from sluice.ring.errors import Fault, FinishReason
 from sluice.v1 import admin_pb2
 from sluice.v1 import generation_pb2 as pb
+from sluice.wire.errors import Fault, FinishReason
 from tests.fakes.ring_scripts import end, generate, hang, token_at
 from tests.router.conftest import Details, nothing_left, refused, rest, text_spec
 

@@ -1,7 +1,7 @@
 """Faults reported by engines reach the client with the invalid field."""
 
 from router.requests.dispatcher import error_of
-from sluice.ring.errors import ErrorCode, Fault
+from sluice.wire.errors import ErrorCode, Fault
 
 
 def test_a_field_becomes_a_violation_that_is_not_logged():

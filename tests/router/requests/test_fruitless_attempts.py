@@ -3,7 +3,7 @@
 import pytest
 from grpc import StatusCode
 
-from sluice.ring.errors import Fault, FinishReason
+from sluice.wire.errors import Fault, FinishReason
 from tests.fakes.ring_scripts import end, generate
 from tests.router.conftest import nothing_left, refused, text_spec
 from tests.router.requests.broken_attempts import IDS, LENGTH, check_whole, tokens

@@ -6,11 +6,11 @@ import PIL.Image
 import pytest
 
 from router.text.tokenizer_pool import TokenizerPool
-from sluice.ring.checkpoint import open_checkpoint
-from sluice.ring.images import Image
-from sluice.ring.tables import PromptTables
+from sluice.checkpoint.folder import open_checkpoint
 from sluice.v1 import admin_pb2
 from sluice.v1 import generation_pb2 as pb
+from sluice.wire.images import Image
+from sluice.wire.tables import PromptTables
 from tests.fakes.llava import picture
 from tests.fakes.qwen_vl import IMAGE, write_files
 from tests.router.conftest import refused, text_spec

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from grpc import StatusCode
 
-from sluice.ring.heartbeats import Hello
+from sluice.wire.heartbeats import Hello
 from tests.router.conftest import nothing_left, refused, text_spec
 
 

@@ -7,12 +7,12 @@ import grpc
 import pytest
 import zmq
 
-from sluice.ring.errors import FinishReason
-from sluice.ring.heartbeats import Hello
-from sluice.ring.lane import HEADER, MAGIC
-from sluice.ring.message import VERSION
+from sluice.lanes.lane import HEADER, MAGIC
 from sluice.v1 import generation_pb2 as pb
 from sluice.v1.generation_pb2_grpc import GenerationServiceStub
+from sluice.wire.errors import FinishReason
+from sluice.wire.heartbeats import Hello
+from sluice.wire.message import VERSION
 from tests.fakes.ring_scripts import end, hang
 from tests.router.conftest import text_spec
 

@@ -9,8 +9,8 @@ import time
 import pytest
 from grpc import StatusCode
 
-from sluice.ring.inbox import Inbox
-from sluice.ring.lane import Lane
+from sluice.lanes.inbox import Inbox
+from sluice.lanes.lane import Lane
 from sluice.v1 import generation_pb2 as pb
 from tests.fakes.lanes import connected
 from tests.fakes.ring_scripts import generate, hang

@@ -5,11 +5,11 @@ import asyncio
 import pytest
 from grpc import StatusCode
 
-from sluice.ring.hashing import block_chain, root_hash, short_hash
 from sluice.v1 import admin_pb2
 from sluice.v1 import generation_pb2 as pb
 from sluice.v1.generation_pb2 import ResumeFrom
 from sluice.v1.sampling_pb2 import SamplingParams
+from sluice.wire.hashing import block_chain, root_hash, short_hash
 from tests.fakes.ring_scripts import generate
 from tests.router.conftest import nothing_left, refused, rest, text_spec
 from tests.router.requests.broken_attempts import IDS, Script, begun, check_whole, midway, silent

@@ -6,9 +6,9 @@ import pytest
 from grpc import StatusCode
 
 from sluice.client.errors import Poison, from_rpc_error
-from sluice.ring.errors import Fault, FinishReason
-from sluice.ring.wire import PROBATION_TOKENS
 from sluice.v1 import generation_pb2 as pb
+from sluice.wire.errors import Fault, FinishReason
+from sluice.wire.requests import PROBATION_TOKENS
 from tests.fakes.ring_scripts import Call, end, generate
 from tests.router.conftest import nothing_left, refused, text_spec
 from tests.router.requests.broken_attempts import IDS, check_whole, tokens

@@ -5,9 +5,9 @@ import time
 
 import pytest
 
-from sluice.ring.errors import Fault, FinishReason
 from sluice.v1 import generation_pb2 as pb
 from sluice.v1 import sampling_pb2
+from sluice.wire.errors import Fault, FinishReason
 from tests.fakes.ring_scripts import end, text_of, token_at
 from tests.router.conftest import nothing_left, text_spec
 from tests.router.requests.broken_attempts import IDS, LENGTH, PHASES, Script, check_whole, midway, tokens

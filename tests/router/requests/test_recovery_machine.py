@@ -12,10 +12,10 @@ from router.errors import RequestError
 from router.requests.request_phase import RequestPhase
 from router.validate.model import limits_of
 from router.validate.parse import parse
-from sluice.ring.errors import ErrorCode
-from sluice.ring.params import RetentionParams
 from sluice.settings.services import RouterSettings
 from sluice.v1 import generation_pb2 as pb
+from sluice.wire.errors import ErrorCode
+from sluice.wire.params import RetentionParams
 from tests.examples import examples
 from tests.router.requests.recovery_system import BOUND, DETOKENIZERS, ENGINES, Client, RecoverySystem, drained, model
 

@@ -10,8 +10,8 @@ import router
 from router.requests.request_phase import PREPARING, SUBMITTED, TRANSITIONS, RequestPhase
 from router.requests.request_state import RequestState
 from router.validate.model import describe
-from sluice.ring.params import RetentionParams
 from sluice.v1 import generation_pb2 as pb
+from sluice.wire.params import RetentionParams
 from tests.router.requests.states import PAGE, attempt, diagram, permit, phase_table, submit
 from tests.router.validate.test_parse import spec_of
 

@@ -3,10 +3,10 @@
 import pytest
 from grpc import StatusCode
 
-from sluice.ring.params import Guide, GuideKind
 from sluice.v1 import generation_pb2 as pb
 from sluice.v1.generation_pb2 import OutputOptions, ResumeFrom
 from sluice.v1.sampling_pb2 import GuidedDecoding, SamplingParams, StoppingCriteria
+from sluice.wire.params import Guide, GuideKind
 from tests.fakes.ring_scripts import generate, text_of
 from tests.router.conftest import nothing_left, refused, text_spec
 

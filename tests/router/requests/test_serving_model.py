@@ -11,11 +11,11 @@ from router.peers.peers import Peer
 from router.requests.request_state import RequestState
 from router.requests.serving_model import ServingModel, engines_by_model
 from router.validate.model import describe
-from sluice.ring.errors import ErrorCode
-from sluice.ring.heartbeats import EngineHeartbeat
-from sluice.ring.rows import Started, TextRow
-from sluice.ring.stats import StepStats
 from sluice.v1 import generation_pb2 as pb
+from sluice.wire.errors import ErrorCode
+from sluice.wire.heartbeats import EngineHeartbeat
+from sluice.wire.rows import Started, TextRow
+from sluice.wire.stats import StepStats
 from tests.router.requests.states import submit
 from tests.router.validate.test_parse import spec_of
 

@@ -7,9 +7,9 @@ import grpc
 import pytest
 from grpc import StatusCode
 
-from sluice.ring.errors import FinishReason
 from sluice.v1 import generation_pb2 as pb
 from sluice.v1.generation_pb2_grpc import GenerationServiceStub
+from sluice.wire.errors import FinishReason
 from tests.fakes.ring_scripts import end, generate
 from tests.router.conftest import nothing_left, refused, rest, text_spec
 

@@ -6,10 +6,10 @@ from struct import pack
 import pytest
 
 from router.shares import SharedSpace
-from sluice.ring.hashing import block_chain, root_hash, short_hash
-from sluice.ring.tables import PromptTables, Table, VirtualTokens
 from sluice.v1 import admin_pb2
 from sluice.v1 import generation_pb2 as pb
+from sluice.wire.hashing import block_chain, root_hash, short_hash
+from sluice.wire.tables import PromptTables, Table, VirtualTokens
 from tests.fakes.ring_scripts import hang
 from tests.router.conftest import Details, refused, text_spec
 from tests.router.requests.broken_attempts import IDS, Script, check_whole, midway

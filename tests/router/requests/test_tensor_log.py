@@ -6,7 +6,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_sta
 
 from router.requests.appended import Appended
 from router.requests.tensor_log import TensorLog
-from sluice.ring.tensors import TensorParams
+from sluice.wire.tensors import TensorParams
 from tests.examples import examples
 from tests.fakes.tensors import first_values, tensor_rows
 

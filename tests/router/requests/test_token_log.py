@@ -5,9 +5,9 @@ from hypothesis import strategies as st
 
 from router.errors import RequestError
 from router.requests.token_log import Appended, RequestLog
-from sluice.ring.errors import ErrorCode, FinishReason
-from sluice.ring.prompt_logprobs import PromptLogprobs
-from sluice.ring.rows import End, Started, TextRow, Times
+from sluice.wire.errors import ErrorCode, FinishReason
+from sluice.wire.prompt_logprobs import PromptLogprobs
+from sluice.wire.rows import End, Started, TextRow, Times
 from tests.fakes.memory_ring import prompt_rows
 
 STARTED = Started(1, 0, 3, 0)

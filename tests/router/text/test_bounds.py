@@ -10,7 +10,7 @@ from router.errors import RequestError
 from router.text.bounds import MAX_ITEMS
 from router.text.chat_template import ChatTemplate
 from router.validate.chat import ChatPrompt
-from sluice.ring.checkpoint import CheckpointError
+from sluice.checkpoint.folder import CheckpointError
 
 LIMIT = 1 << 20
 MEMORY = 24 * LIMIT

@@ -12,7 +12,7 @@ from router.errors import RequestError, Violations
 from router.text.chat_template import ChatTemplate, ChatTemplates
 from router.validate.chat import ChatPrompt
 from router.validate.prompt import parse_prompt
-from sluice.ring.checkpoint import CheckpointError, open_checkpoint
+from sluice.checkpoint.folder import CheckpointError, open_checkpoint
 from sluice.v1 import generation_pb2 as pb
 from tests.router.conftest import refused
 

@@ -8,7 +8,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoTokenizer
 
 from router.text.tokenizer_pool import INLINE_BYTES, TokenizerPool
-from sluice.ring.checkpoint import open_checkpoint
+from sluice.checkpoint.folder import open_checkpoint
 from sluice.tiny_model import path
 from sluice.v1 import generation_pb2 as pb
 from tests.fakes.tokenizers import metaspace, sentencepiece

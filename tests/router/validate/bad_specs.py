@@ -3,10 +3,10 @@
 from google.protobuf.duration_pb2 import Duration
 from grpc import StatusCode
 
-from sluice.ring.tensors import MAX_NAMES
 from sluice.v1 import generation_pb2 as pb
 from sluice.v1.generation_pb2 import KvCacheOptions, OutputOptions, TokenRangeRetention
 from sluice.v1.sampling_pb2 import SamplingParams
+from sluice.wire.tensors import MAX_NAMES
 from tests.router.conftest import text_spec
 from tests.router.validate.bad_prompts import BAD_PROMPTS
 from tests.router.validate.bad_sampling import BAD_SAMPLING

@@ -5,8 +5,8 @@ import pytest
 from router.errors import Violations
 from router.validate.guide import parse_guide
 from router.validate.model import Limits
-from sluice.ring.params import Guide, GuideKind
 from sluice.v1.sampling_pb2 import ChoiceList, GuidedDecoding, JsonObject
+from sluice.wire.params import Guide, GuideKind
 
 LIMITS = Limits(1, 1)
 SCHEMA = '{"type": "object", "properties": {"a": {"type": "integer"}}}'

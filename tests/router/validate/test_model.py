@@ -3,9 +3,9 @@ import dataclasses
 import pytest
 
 from router.validate.model import describe
-from sluice.ring.checkpoint import CheckpointError
-from sluice.ring.params import SamplingParams
+from sluice.checkpoint.folder import CheckpointError
 from sluice.settings.services import RouterSettings
+from sluice.wire.params import SamplingParams
 
 
 def defaults(checkpoint, **generation):

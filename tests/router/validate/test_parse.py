@@ -13,16 +13,16 @@ from router.validate.fields import REJECTED
 from router.validate.model import describe, limits_of
 from router.validate.parse import UNARY_INTERVAL, parse
 from router.validate.request_id import new_request_id
-from sluice.ring.adapters import Adapter
-from sluice.ring.errors import ErrorCode
-from sluice.ring.params import DraftLogits, Guide, GuideKind, SamplingParams, Speculation
-from sluice.ring.tables import Table
-from sluice.ring.vision import Vision
+from sluice.checkpoint.vision import Vision
 from sluice.settings.services import RouterSettings
 from sluice.v1 import generation_pb2 as pb
 from sluice.v1.generation_pb2 import ChatMessage, ChatPrompt, OutputOptions
 from sluice.v1.sampling_pb2 import BeamSearch, GuidedDecoding
 from sluice.v1.sampling_pb2 import SamplingParams as Sampling
+from sluice.wire.adapters import Adapter
+from sluice.wire.errors import ErrorCode
+from sluice.wire.params import DraftLogits, Guide, GuideKind, SamplingParams, Speculation
+from sluice.wire.tables import Table
 from tests.router.validate.spec_samples import SAMPLES, VOCABULARY
 
 

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from router.errors import RequestError, Violations
 from router.validate.model import limits_of
 from router.validate.prompt import parse_retention
-from sluice.ring.params import RangeRetention, RetentionParams
 from sluice.settings.services import RouterSettings
 from sluice.v1 import generation_pb2 as pb
 from sluice.v1.generation_pb2 import KvCacheOptions, TokenRangeRetention
+from sluice.wire.params import RangeRetention, RetentionParams
 from tests.router.conftest import refused
 
 LIMITS = limits_of(RouterSettings(model="m"), 2048)

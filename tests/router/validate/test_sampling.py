@@ -4,7 +4,7 @@ import pytest
 
 from router.errors import RequestError
 from router.validate.sampling import ban_words
-from sluice.ring.params import SamplingParams
+from sluice.wire.params import SamplingParams
 
 
 def banned(*spellings, vocab_size=10, **sampling) -> SamplingParams:

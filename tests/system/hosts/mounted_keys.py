@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from sluice.ring.keys import ROLES, Role, generate, retire
+from sluice.lanes.keys import ROLES, Role, generate, retire
 
 SECRET_MODE = 0o440
 

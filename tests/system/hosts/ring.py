@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from sluice import tiny_model
-from sluice.ring.keys import ROLES, Role
+from sluice.lanes.keys import ROLES, Role
 from sluice.settings.services import RING
 from tests.fakes.processes import wait_until
 from tests.system.hosts.mounted_keys import MountedKeys

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
-from sluice.ring.keys import ROLES, Role
+from sluice.lanes.keys import ROLES, Role
 from tests.system.hosts.ring import Ring, Service
 
 Scenario = Callable[[Ring], None]

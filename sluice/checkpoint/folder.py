@@ -1,0 +1,363 @@
+"""A model folder in Hugging Face layout: the parts that services read in addition to the weights, and fingerprints."""
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from sluice.checkpoint.context import context_of
+from sluice.checkpoint.eos import eos_token_ids, tokenizer_eos
+from sluice.checkpoint.other_formats import why_incomplete, why_no_folder, why_no_weights, why_not_downloaded
+from sluice.checkpoint.sizes import wrong_eos, wrong_size
+from sluice.checkpoint.vision import Vision, VisionError, split_config
+
+FILES = ["*.json", "*.jinja"]
+WEIGHTS = ["*.safetensors"]
+FLOAT = "__float__"
+FLOATS = {text: float(text) for text in ("Infinity", "-Infinity", "NaN")}
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
+MODEL_FILES = (
+    "config.json",
+    "generation_config.json",
+    "chat_template.jinja",
+    *TOKENIZER_FILES,
+    "model.safetensors.index.json",
+)
+"""Files in addition to the weights that affect the output: through prompts, sampling defaults or shapes."""
+PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json", "chat_template.json")
+"""Further such files of vision-language models."""
+TEMPLATE_FOLDER = "additional_chat_templates"
+TOOL_USE_FILE = f"{TEMPLATE_FOLDER}/tool_use.jinja"
+SAMPLES, SAMPLE_BYTES = 512, 1024
+"""Samples of a weight file that are hashed, distributed over its tensors, with at least one in each tensor's middle."""
+MAX_HEADER_BYTES = 100_000_000
+"""The limit of safetensors for a header."""
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+LISTED = 5
+"""Number of names in an error message."""
+LENGTH_BYTES = 8
+"""Size of the header's length, which is at the start of a safetensors file."""
+GIT_LFS = b"version https://git-lfs"
+
+
+class CheckpointError(ValueError):
+    """The folder is not a usable checkpoint. The message names the file at fault."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A checkpoint without its tensors."""
+
+    path: Path
+    name: str
+    """Name under which the model is served; clients put it into the field `model`."""
+    config: dict[str, Any]
+    """config.json. For a vision-language model, the configuration of its decoder."""
+    generation: dict[str, Any]
+    """generation_config.json. {} without that file."""
+    tokenizer_config: dict[str, Any]
+    chat_template: str | None
+    """For chats without tools and, unless there is a `tool_use_template`, for all others."""
+    fingerprint: str
+    """See `model_fingerprint`."""
+    vision: Vision | None = None
+    """None if the model does not accept images."""
+    tool_use_template: str | None = None
+
+    @property
+    def has_chat(self) -> bool:
+        return self.chat_template is not None or self.tool_use_template is not None
+
+    @property
+    def tokenizer_fingerprint(self) -> str:
+        """Hex digest of the tokenizer files. Must be equal in all services of a ring."""
+        return _digest(self.path, TOKENIZER_FILES).hexdigest()
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of rows of the embedding. The tokenizer may have fewer tokens, or, by mistake, more."""
+        return int(self.config["vocab_size"])
+
+    @property
+    def max_context_tokens(self) -> int:
+        """Maximum length of prompt plus output that the model's positions allow."""
+        return context_of(self.config)
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """All ids in generation_config.json and config.json, and the tokenizer's own. Raises CheckpointError."""
+        ids = eos_token_ids(self.generation, self.config)
+        try:
+            own = tokenizer_eos(self.tokenizer_config, self.tokenizer_file)
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise CheckpointError(f"{self.tokenizer_file} is not a tokenizer: {error}") from error
+        if own is not None and own < self.vocab_size:
+            ids.append(own)
+        return tuple(dict.fromkeys(ids))
+
+    @property
+    def tokenizer_file(self) -> Path:
+        return self.path / "tokenizer.json"
+
+
+def open_checkpoint(
+    model: str, name: str | None = None, *, revision: str | None = None, weights: bool = True
+) -> Checkpoint:
+    """Open a local folder, or a Hugging Face id such as "Qwen/Qwen3-0.6B", which is downloaded once.
+
+    `revision`: branch, tag or commit of a Hugging Face model. `weights`: whether to download the tensors too; if not,
+    `fetch_weights` does it later.
+    Raises CheckpointError if a file is missing or not JSON, and if a revision is given for a local folder.
+    """
+    path = _local_folder(model, revision, [*FILES, *WEIGHTS] if weights else FILES)
+    for file_name in ("config.json", "tokenizer.json"):
+        if not (path / file_name).is_file():
+            raise CheckpointError(why_incomplete(path, file_name))
+    try:
+        config, vision = split_config(_read_json(path / "config.json"), _image_processor(path))
+    except VisionError as error:
+        raise CheckpointError(f"{path / 'config.json'}: {error}") from error
+    generation = _read_json(path / "generation_config.json")
+    _check_numbers(path, config, generation)
+    tokenizer_config = _read_json(path / "tokenizer_config.json")
+    templates = _chat_templates(path, tokenizer_config)
+    return Checkpoint(
+        path=path,
+        name=name or (path.name if Path(model).exists() else model),
+        config=config,
+        generation=generation,
+        tokenizer_config=tokenizer_config,
+        chat_template=templates.get("default"),
+        tool_use_template=templates.get("tool_use"),
+        fingerprint=model_fingerprint(path),
+        vision=vision,
+    )
+
+
+def fetch_weights(checkpoint: Checkpoint, model: str) -> Checkpoint:
+    """The checkpoint, after the weights that `open_checkpoint` of this model has not downloaded. Raises
+    CheckpointError."""
+    if Path(model).expanduser().is_dir():
+        return checkpoint
+    # The name of a snapshot's folder is its commit: a branch may have moved since.
+    path = _local_folder(model, checkpoint.path.name, [*FILES, *WEIGHTS])
+    return replace(checkpoint, path=path, fingerprint=model_fingerprint(path))
+
+
+def _check_numbers(path: Path, config: dict[str, Any], generation: dict[str, Any]) -> None:
+    """Raises CheckpointError."""
+    if config.get("vocab_size") is None:
+        raise CheckpointError(f"{path / 'config.json'} has no vocab_size")
+    if (wrong := wrong_size(config) or wrong_eos(config)) is not None:
+        raise CheckpointError(f"{path / 'config.json'}: {wrong}")
+    if (wrong := wrong_eos(generation)) is not None:
+        raise CheckpointError(f"{path / 'generation_config.json'}: {wrong}")
+
+
+def _local_folder(model: str, revision: str | None, files: list[str]) -> Path:
+    path = Path(model).expanduser()
+    if path.is_dir():
+        if revision is not None:
+            raise CheckpointError(
+                f"revision {revision!r} applies only to Hugging Face models, but {model!r} is a local folder"
+            )
+        return path
+    if (problem := why_no_folder(model, path)) is not None:
+        raise CheckpointError(problem)
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(model, revision=revision, allow_patterns=files))
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        raise CheckpointError(why_not_downloaded(model, revision, error)) from error
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """The JSON object in a file. {} if the file does not exist. Raises CheckpointError."""
+    if not path.is_file():
+        return {}
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"), object_hook=_float)
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path} is not JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{path} is not a JSON object")
+    return content
+
+
+def _float(value: dict[str, Any]) -> Any:
+    """transformers writes Infinity as {"__float__": "Infinity"}; older versions and other programs write it plainly."""
+    return FLOATS.get(str(value[FLOAT]), value) if value.keys() == {FLOAT} else value
+
+
+def _image_processor(path: Path) -> dict[str, Any]:
+    """Settings of the image processor, from the files that transformers reads. {} if neither file exists."""
+    processor = _read_json(path / "processor_config.json").get("image_processor")
+    return processor if isinstance(processor, dict) else _read_json(path / "preprocessor_config.json")
+
+
+def _chat_templates(path: Path, tokenizer_config: dict[str, Any]) -> dict[str, str]:
+    """Templates by name, a single one as "default". As in transformers, the templates in separate files replace those
+    in configurations. Raises CheckpointError."""
+    files = [path / "chat_template.jinja", *sorted((path / TEMPLATE_FOLDER).glob("*.jinja"))]
+    separate = {file.stem: _read_text(file) for file in files if file.is_file()}
+    if "chat_template" in separate:
+        separate["default"] = separate.pop("chat_template")
+    if separate:
+        return separate
+    # The processors of vision-language models store their template in chat_template.json.
+    templates = _read_json(path / "chat_template.json").get("chat_template", tokenizer_config.get("chat_template"))
+    if isinstance(templates, list):
+        entries = [entry if isinstance(entry, dict) else {} for entry in templates]
+        templates = {entry.get("name"): entry.get("template") for entry in entries}
+    elif not isinstance(templates, dict):
+        templates = {} if templates is None else {"default": templates}
+    if not all(isinstance(text, str) for item in templates.items() for text in item):
+        raise CheckpointError(f"{path}: chat_template must be a text or a list of objects with name and template")
+    return templates
+
+
+def _read_text(path: Path) -> str:
+    """Raises CheckpointError."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except ValueError as error:
+        raise CheckpointError(f"{path} is not a text in UTF-8: {error}") from error
+
+
+class _Tensor(msgspec.Struct):
+    data_offsets: tuple[int, int] | None = None
+    """Start and end, relative to the end of the header. None for the metadata entry."""
+
+
+def model_fingerprint(folder: Path) -> str:
+    """Hex digest of the configuration, the tokenizer, and samples of every tensor. Independent of paths and dates."""
+    # Absent files are skipped, so that the fingerprints of text-only models do not depend on these names.
+    present = (name for name in (*PROCESSOR_FILES, TOOL_USE_FILE) if (folder / name).is_file())
+    digest = _digest(folder, (*MODEL_FILES, *present))
+    for file in sorted(folder.glob("*.safetensors")):
+        _digest_weights(digest, file)
+    return digest.hexdigest()
+
+
+def _digest(folder: Path, names: tuple[str, ...]) -> blake2b:
+    digest = blake2b(digest_size=8)
+    for name in names:
+        file = folder / name
+        # A missing file is treated as an empty one.
+        digest.update(name.encode() + b"\0" + (file.read_bytes() if file.is_file() else b"") + b"\0")
+    return digest
+
+
+def _digest_weights(digest: blake2b, file: Path) -> None:
+    # Samples of every tensor, because fine-tuned models may differ in a few tensors only. Reading everything would take
+    # minutes.
+    size = file.stat().st_size
+    digest.update(f"{file.name}\0{size}\0".encode())
+    with file.open("rb", buffering=0) as opened:
+        prefix = opened.read(LENGTH_BYTES)
+        length = int.from_bytes(prefix, "little")
+        # A header that is too long is reported when the file is checked.
+        header = opened.read(length) if length <= MAX_HEADER_BYTES else b""
+        digest.update(prefix + header)
+        tensors = _tensors(header, len(prefix) + len(header), size)
+        samples_per_tensor = max(1, SAMPLES // len(tensors))
+        for begin, end in tensors:
+            for offset in _spread(begin, end, samples_per_tensor):
+                opened.seek(offset)
+                digest.update(opened.read(min(SAMPLE_BYTES, end - offset)))
+
+
+def _tensors(header: bytes, start: int, size: int) -> list[tuple[int, int]]:
+    """Begin and end of each tensor in the file.
+
+    If the header is malformed, which loading will report, begin and end of the whole file.
+    """
+    try:
+        ranges = [(start + begin, start + end) for begin, end in _data_offsets(header)]
+    except ValueError:
+        return [(0, size)]
+    return ranges if ranges and all(start <= begin <= end <= size for begin, end in ranges) else [(0, size)]
+
+
+def _data_offsets(header: bytes) -> list[tuple[int, int]]:
+    """`data_offsets` of each tensor. Raises ValueError if the header is malformed."""
+    entries = msgspec.json.decode(header, type=dict[str, _Tensor]).values()
+    return [entry.data_offsets for entry in entries if entry.data_offsets is not None]
+
+
+def _spread(begin: int, end: int, count: int) -> list[int]:
+    """Offsets of `count` samples, spread evenly over a range."""
+    last = max(begin, end - SAMPLE_BYTES)
+    if count == 1:
+        return [(begin + last) // 2]
+    return [begin + (last - begin) * i // (count - 1) for i in range(count)]
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The files of the folder's index, or the single file. Raises CheckpointError if some are missing."""
+    if (folder / SINGLE).is_file():
+        return [folder / SINGLE]
+    index = folder / INDEX
+    if not index.is_file():
+        raise CheckpointError(why_no_weights(folder))
+    try:
+        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        files = [folder / name for name in names]
+        outside = next((name for name in names if name in ("", "..") or Path(name).name != name), None)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise CheckpointError(f"{index} is not an index of weight files: {error!r:.200}") from error
+    if outside is not None:
+        raise CheckpointError(f"{index}: weight_map names {outside[:80]!r}, which is not the name of a file beside it")
+    missing = [file.name for file in files if not file.is_file()]
+    if missing:
+        raise CheckpointError(
+            f"{folder} has {len(files) - len(missing)} of the {len(files)} weight files of its index; "
+            f"missing: {listed(missing)}. Download them again"
+        )
+    return files
+
+
+def check_weight_files(folder: Path) -> None:
+    """Raises CheckpointError if a weight file is missing or truncated. Reads only the headers."""
+    for file in weight_files(folder):
+        _check_file(file)
+
+
+def _check_file(file: Path) -> None:
+    size = file.stat().st_size
+    with file.open("rb") as opened:
+        start = opened.read(len(GIT_LFS))
+        if start == GIT_LFS:
+            raise CheckpointError(f"{file} is a Git LFS pointer instead of weights: run `git lfs pull` in its folder")
+        length = int.from_bytes(start[:LENGTH_BYTES], "little")
+        expected = LENGTH_BYTES + length
+        if MAX_HEADER_BYTES < length <= size:
+            raise CheckpointError(f"{file} has a header of {length} bytes, at most {MAX_HEADER_BYTES} are allowed")
+        if len(start) < LENGTH_BYTES or expected > size:
+            raise CheckpointError(f"{file} ends within its header, after {size} bytes: download it again")
+        opened.seek(LENGTH_BYTES)
+        expected += _data_bytes(file, opened.read(length))
+    if size != expected:
+        raise CheckpointError(f"{file} has {size} bytes instead of {expected} as its header says: download it again")
+
+
+def _data_bytes(file: Path, header: bytes) -> int:
+    """Size of the tensors' data. Raises CheckpointError if the header is malformed."""
+    try:
+        return max((end for _, end in _data_offsets(header)), default=0)
+    except ValueError as error:
+        raise CheckpointError(f"{file} has no valid safetensors header: download it again") from error
+
+
+def listed(names: Iterable[str]) -> str:
+    """The first LISTED names, and the number of the others."""
+    ordered = sorted(names)
+    more = f" and {len(ordered) - LISTED} more" if len(ordered) > LISTED else ""
+    return ", ".join(ordered[:LISTED]) + more

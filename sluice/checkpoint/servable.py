@@ -1,0 +1,79 @@
+"""Checks whether a checkpoint can be served, without torch and without a running service."""
+
+import ast
+import json
+from collections.abc import Iterator, Mapping
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from sluice.checkpoint.folder import Checkpoint, CheckpointError
+
+LIBRARY = "transformers"
+QUANTIZED_KEYS = ("quantization_config", "compression_config")
+QUANTIZED_FILES = ("hf_quant_config.json", "quantize_config.json", "quant_config.json")
+"""Files of ModelOpt, AutoGPTQ and AutoAWQ, which older versions wrote instead of an entry in config.json."""
+TABLE_FILE, TABLE = "models/auto/modeling_auto.py", "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES"
+
+
+def check_servable(checkpoint: Checkpoint) -> None:
+    """Raises CheckpointError if the files other than the weights show that the checkpoint cannot be served."""
+    _check_architecture(checkpoint.path / "config.json", checkpoint.config)
+    _check_quantization(checkpoint.path, checkpoint.config)
+    try:
+        json.loads(checkpoint.tokenizer_file.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{checkpoint.tokenizer_file} is not valid JSON: {error}") from error
+
+
+def _check_architecture(file: Path, config: Mapping[str, Any]) -> None:
+    names = config.get("architectures")
+    if not isinstance(names, list) or not names:
+        raise CheckpointError(f"{file}: `architectures` is missing, so the kind of model is unknown")
+    known = causal_language_models()
+    if known and not known & {str(name) for name in names}:
+        raise CheckpointError(
+            f"{file}: the architecture {', '.join(map(str, names))} is not supported: it is not a decoder-only "
+            f"language model of {LIBRARY} {version(LIBRARY)}; docs/models.md lists the supported models"
+        )
+
+
+def _check_quantization(folder: Path, config: Mapping[str, Any]) -> None:
+    for key in QUANTIZED_KEYS:
+        if (quantization := config.get(key)) is not None:
+            method = quantization.get("quant_method") if isinstance(quantization, Mapping) else None
+            named = key if method is None else f"{key}.quant_method = {method}"
+            raise CheckpointError(
+                f"{folder / 'config.json'}: quantized weights ({named}) are not supported; use the original model"
+            )
+    for name in QUANTIZED_FILES:
+        if (folder / name).is_file():
+            raise CheckpointError(f"{folder / name}: quantized weights are not supported; use the original model")
+
+
+def causal_language_models() -> frozenset[str]:
+    """Architectures of causal language models in the installed transformers.
+
+    Empty if its table is not found; then only the engine can tell whether it supports a model.
+    """
+    # The table is parsed from the source, because importing it takes seconds and needs torch.
+    spec = find_spec(LIBRARY)
+    folders = [] if spec is None else spec.submodule_search_locations or []
+    for folder in folders:
+        try:
+            tree = ast.parse((Path(folder) / TABLE_FILE).read_text(encoding="utf-8"))
+        except (OSError, SyntaxError):
+            continue
+        return frozenset(_architectures(tree))
+    return frozenset()
+
+
+def _architectures(tree: ast.Module) -> Iterator[str]:
+    """The entries of the table, an OrderedDict of (model type, one architecture or a tuple of architectures)."""
+    for statement in tree.body:
+        match statement:
+            case ast.Assign([ast.Name(name)], ast.Call(args=[ast.List(entries)])) if name == TABLE:
+                values = (entry.elts[1] for entry in entries if isinstance(entry, ast.Tuple))
+                constants = (node for value in values for node in ast.walk(value) if isinstance(node, ast.Constant))
+                yield from (str(constant.value) for constant in constants)

@@ -1,0 +1,169 @@
+"""Prompt tables on the ring: rows of embeddings that take the place of tokens in a prompt.
+
+Ids in a prompt that are at least the size of the vocabulary refer to rows of the concatenated tables: vocab_size + i is
+row i, as in TensorRT-LLM's PromptTuningConfig. An image is a table whose rows the engine computes; images come after
+tables.
+"""
+
+from collections.abc import Callable, Sequence
+from hashlib import blake2b
+from itertools import accumulate
+from math import prod
+from typing import Annotated, Literal, NamedTuple
+
+import msgspec
+from msgspec import Meta
+
+from sluice.wire.images import DIGEST_BYTES, MAX_IMAGE_BYTES, MAX_IMAGES, Digest, Image, Size
+from sluice.wire.message import Number
+
+MAX_TABLES = 16
+"""Maximum number of tables in a request."""
+MAX_TABLE_BYTES = 8 << 20
+"""Maximum size of all tables of a request, less than the limits of a lane's frame and of a gRPC message."""
+
+FloatType = Literal["float32", "float16", "bfloat16"]
+FLOAT_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+
+
+class Table(msgspec.Struct, frozen=True, array_like=True):
+    """Rows of embeddings, which are passed to the first layer like those of tokens."""
+
+    digest: Digest
+    """Digest of the fields below, which block hashes include."""
+    rows: Size
+    hidden_size: Size
+    dtype: FloatType
+    data: memoryview
+    """[rows, hidden_size], row-major, little-endian."""
+
+    def __post_init__(self) -> None:
+        size = prod((self.rows, self.hidden_size, FLOAT_BYTES[self.dtype]))
+        if len(self.data) != size:
+            raise ValueError(
+                f"a table of {self.rows} rows of {self.hidden_size} {self.dtype} values must have {size} bytes "
+                f"(got {len(self.data)})"
+            )
+
+    @staticmethod
+    def of(rows: int, hidden_size: int, dtype: FloatType, data: bytes | memoryview) -> "Table":
+        """A table with its digest, which takes a millisecond per megabyte. Raises ValueError if sizes do not match."""
+        return Table(_digest(rows, hidden_size, dtype, data), rows, hidden_size, dtype, memoryview(data))
+
+    @property
+    def intact(self) -> bool:
+        """Whether the digest matches the rows. Takes as long as `of`."""
+        return self.digest == _digest(self.rows, self.hidden_size, self.dtype, self.data)
+
+
+class PromptTables(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The tables and images of a request."""
+
+    tables: Annotated[tuple[Table, ...], Meta(max_length=MAX_TABLES)] = ()
+    extra_ids: tuple[Number, ...] = ()
+    """Empty, or one per token of the prompt: the caller's numbers that block hashes include too."""
+    images: Annotated[tuple[Image, ...], Meta(max_length=MAX_IMAGES)] = ()
+
+    def __post_init__(self) -> None:
+        for kind, parts, limit in (("tables", self.tables, MAX_TABLE_BYTES), ("images", self.images, MAX_IMAGE_BYTES)):
+            size = sum(len(part.data) for part in parts)
+            if size > limit:
+                raise ValueError(f"{kind} may have at most {limit} bytes in total (got {size})")
+
+    def __bool__(self) -> bool:
+        return bool(self.tables or self.images)
+
+    @property
+    def num_rows(self) -> int:
+        return sum(part.rows for part in self.parts)
+
+    @property
+    def parts(self) -> tuple[Table | Image, ...]:
+        """Tables and images in the order of their rows' ids."""
+        return *self.tables, *self.images
+
+    def shared(self, take: "Callable[[tuple[Table | Image, ...]], tuple[Table | Image, ...]]") -> "PromptTables":
+        """The same with the parts that `take` returns for its parts, see `SharedTables.take`."""
+        taken = take(self.parts)
+        tables = tuple(part for part in taken if isinstance(part, Table))
+        images = tuple(part for part in taken if isinstance(part, Image))
+        return msgspec.structs.replace(self, tables=tables, images=images)
+
+    def truncated(self, num_tokens: int) -> "PromptTables":
+        """The same for the last `num_tokens` of the prompt."""
+        return msgspec.structs.replace(self, extra_ids=self.extra_ids[-num_tokens:])
+
+
+NO_TABLES = PromptTables()
+
+
+class PlacedTable(NamedTuple):
+    """A table or an image among those of a request."""
+
+    table: Table | Image
+    first: int
+    """Number of its first row: the row's id minus the size of the vocabulary."""
+
+    def has(self, rows: Sequence[int]) -> bool:
+        """Whether it contains any of these rows."""
+        return any(self.first <= row < self.first + self.table.rows for row in rows)
+
+
+class VirtualTokens:
+    """The meaning of the ids in a prompt that are at least `vocab_size`."""
+
+    def __init__(self, vocab_size: int, placed: tuple[PlacedTable, ...], extra_ids: tuple[int, ...] = ()) -> None:
+        self.vocab_size = vocab_size
+        self.placed = placed
+        self._extra_ids = extra_ids
+
+    @staticmethod
+    def of(vocab_size: int, tables: PromptTables) -> "VirtualTokens | None":
+        """The virtual tokens of a request. None if it has no tables or images."""
+        parts = tables.parts
+        starts = accumulate((part.rows for part in parts), initial=0)
+        placed = tuple(map(PlacedTable, parts, starts))
+        return VirtualTokens(vocab_size, placed, tables.extra_ids) if placed else None
+
+    def computed(self, ids: Sequence[int], rows_of: Callable[[Image], Table]) -> "VirtualTokens":
+        """The tables that these ids refer to, with the tables of `rows_of` in place of images."""
+        rows = self._rows(ids)
+        used = [placed for placed in self.placed if placed.has(rows)]
+        tables = [placed.table if isinstance(placed.table, Table) else rows_of(placed.table) for placed in used]
+        return VirtualTokens(
+            self.vocab_size, tuple(PlacedTable(table, placed.first) for table, placed in zip(tables, used, strict=True))
+        )
+
+    def occur(self, ids: Sequence[int]) -> bool:
+        """Whether any of these ids refers to a row."""
+        return max(ids, default=0) >= self.vocab_size
+
+    def without(self, ids: Sequence[int]) -> list[int]:
+        """The ids that are tokens of the vocabulary."""
+        return [token for token in ids if token < self.vocab_size]
+
+    def key(self, start: int, ids: Sequence[int]) -> bytes:
+        """A key for a block's hash that distinguishes these ids from equal ids that refer to other tables.
+
+        `start`: position of the first id. Empty if the ids are tokens of the vocabulary without extra ids.
+        """
+        rows = self._rows(ids)
+        used = [placed.table.digest + placed.first.to_bytes(8, "little") for placed in self.placed if placed.has(rows)]
+        extra = self._extra_ids[start : start + len(ids)]
+        if not used and not any(extra):
+            return b""
+        # Tokens after the prompt have no extra ids, which is equivalent to ids of 0.
+        padded = [*extra, *[0] * (len(ids) - len(extra))] if any(extra) else []
+        numbers = [number.to_bytes(8, "little") for number in padded]
+        return b"".join([len(used).to_bytes(1, "little"), *used, *numbers])
+
+    def _rows(self, ids: Sequence[int]) -> list[int]:
+        return [token - self.vocab_size for token in ids if token >= self.vocab_size]
+
+
+def _digest(rows: int, hidden_size: int, dtype: str, data: bytes | memoryview) -> bytes:
+    digest = blake2b(digest_size=DIGEST_BYTES, person=b"sluice-table")
+    # Of fixed length. Otherwise another shape could yield the same bytes.
+    digest.update(b"".join(size.to_bytes(8, "little") for size in (rows, hidden_size)) + dtype.ljust(8).encode())
+    digest.update(data)
+    return digest.digest()
