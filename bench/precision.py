@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 from transformers import AutoTokenizer
 
+from bench.tiny_model.corpus import read
 from engine_worker.backend import load_runner
 from engine_worker.openvino.compiled import has_bfloat16
 from engine_worker.runner.config import RunnerConfig
@@ -20,7 +21,6 @@ from engine_worker.runner.runner import ModelRunner
 from engine_worker.step import Draw, Slice, Step
 from sluice import tiny_model
 from sluice.checkpoint.folder import open_checkpoint
-from sluice.tiny_model.corpus import read
 from sluice.wire.params import SamplingParams
 
 Precision = tuple[str, str, str, str]

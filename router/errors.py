@@ -48,7 +48,6 @@ class Reason(Enum):
     DUPLICATE = "the value occurs more than once"
     CONFLICT = "the field cannot be combined with another field"
     NOT_SUPPORTED = "this model or this server does not support it"
-    NOT_BUILT = "not implemented yet by any server"
 
 
 class Violation(NamedTuple):

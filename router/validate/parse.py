@@ -6,7 +6,6 @@ from typing import NamedTuple
 from router.errors import Reason, Violations
 from router.validate.adapter import Began, Find, parse_adapter
 from router.validate.beams import parse_beams
-from router.validate.fields import reject_unbuilt
 from router.validate.guide import parse_guide
 from router.validate.images import parse_images
 from router.validate.logprobs import parse_logprobs
@@ -65,13 +64,12 @@ def parse(
 ) -> Spec:
     """`hashed`: the files in `spec.lora_weights`, if their version was computed already.
 
-    Raises RequestError: MODEL_NOT_FOUND, else NOT_BUILT_YET, else ADAPTER_NOT_FOUND, ADAPTER_MISSING or MODEL_CHANGED,
+    Raises RequestError: MODEL_NOT_FOUND, else ADAPTER_NOT_FOUND, ADAPTER_MISSING or MODEL_CHANGED,
     else INVALID_ARGUMENT with every invalid field.
     """
     # First the errors that make all violations pointless, then all violations in one error.
     if find_adapter(spec.model) is None:
         check_model(spec.model, model, "spec.model")
-    reject_unbuilt(spec)
     bad = Violations()
     began = parse_began(spec.resume, bad)
     adapter, adapter_files = parse_adapter(spec, model, find_adapter, began.adapter, bad, hashed)

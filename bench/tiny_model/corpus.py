@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from sluice.tiny_model.tokenizer import END_OF_TEXT
+from bench.tiny_model.tokenizer import END_OF_TEXT
 
 Message = dict[str, str]
 

@@ -1,10 +1,10 @@
 import pytest
 import torch
 
-from sluice.tiny_model import train
-from sluice.tiny_model.corpus import Windows, _functions, in_order
-from sluice.tiny_model.muon import Muon
-from sluice.tiny_model.train import Schedule
+from bench.tiny_model import train
+from bench.tiny_model.corpus import Windows, _functions, in_order
+from bench.tiny_model.muon import Muon
+from bench.tiny_model.train import Schedule
 
 
 def rates(schedule: Schedule) -> list[float]:

@@ -1,4 +1,4 @@
-"""Train the checkpoint: python -m sluice.tiny_model.train --out DIR --minutes N --seed N --threads N."""
+"""Train the checkpoint: python -m bench.tiny_model.train --out DIR --minutes N --seed N --threads N."""
 
 import argparse
 import itertools
@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from sluice.tiny_model import corpus, tokenizer
-from sluice.tiny_model.muon import Muon
+from bench.tiny_model import corpus, tokenizer
+from bench.tiny_model.muon import Muon
 
 VOCAB_SIZE = 4096
 MAX_LENGTH = 2048
