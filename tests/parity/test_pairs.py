@@ -52,9 +52,11 @@ ENGINES: dict[str, dict[str, Any]] = {
     },
     "draft model, openvino": {"backend": "openvino", "draft_model": {"num_layers": 3}},
 }  # fmt: skip
-COVERED = {"overlap", "pauses, chunks", "draft model", "two ranks, pauses, chunks, overlap"}
-"""Engines that others of this table or other modules cover almost."""
 """`draft_model`: see `tests.parity.draft_models`. With one, half of the requests bring no draft tokens."""
+COVERED = {
+    "overlap", "pauses, chunks", "few at a time, uncached", "draft model", "two ranks, pauses, chunks, overlap",
+}  # fmt: skip
+"""Engines that others of this table or other modules cover almost."""
 
 
 @pytest.fixture(scope="module")

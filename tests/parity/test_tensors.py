@@ -87,7 +87,7 @@ def test_prompts_of_all_lengths_share_a_batch_with_requests_without_tensors(
 @pytest.mark.parametrize(
     ("rows", "overlap", "backend"),
     [
-        (1, True, "torch"),
+        pytest.param(1, True, "torch", marks=pytest.mark.long),
         pytest.param(1, False, "openvino", marks=pytest.mark.long),
         pytest.param(50, False, "torch", marks=pytest.mark.long),
         (50, True, "openvino"),

@@ -151,7 +151,8 @@ async def test_streams_continue_on_another_peer(doomed_ring, undisturbed, victim
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("victim", [pytest.param("engine-0", marks=pytest.mark.long), "detok-0"])
+@pytest.mark.parametrize("victim", ["engine-0", "detok-0"])
+@pytest.mark.long
 async def test_streams_wait_for_the_restart_of_the_only_peer(lone_ring, undisturbed, victim):
     async def die():
         os.kill(lone_ring.pids[victim], signal.SIGKILL)
