@@ -4,11 +4,12 @@ import asyncio
 import contextlib
 import statistics
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from pathlib import Path
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 
 import grpc
 
+from bench.harness.machine import descendants
+from bench.harness.memory import resident_bytes
 from sluice.v1 import generation_pb2 as pb
 from sluice.v1.generation_pb2_grpc import GenerationServiceStub
 
@@ -39,27 +40,10 @@ class Memory:
     def _read(self) -> dict[str, int]:
         sizes = {name: resident_bytes(pid) for name, pid in self._pids.items()}
         below = {
-            f"below {name}": max(map(resident_bytes, descendants(pid)), default=0) for name, pid in self._pids.items()
+            f"below {name}": max(map(resident_bytes, descendants(pid)[1:]), default=0)
+            for name, pid in self._pids.items()
         }
         return sizes | below
-
-
-def resident_bytes(pid: int) -> int:
-    """0 if the process has ended."""
-    try:
-        status = Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return 0
-    size = status.partition("VmRSS:")[2].split()
-    return int(size[0]) << 10 if size else 0
-
-
-def descendants(pid: int) -> Iterator[int]:
-    with contextlib.suppress(OSError):
-        for thread in Path(f"/proc/{pid}/task").iterdir():
-            for child in (thread / "children").read_text().split():
-                yield int(child)
-                yield from descendants(int(child))
 
 
 async def first_token_seconds(stub: GenerationServiceStub, spec: pb.GenerationSpec, timeout: float = 60.0) -> float:

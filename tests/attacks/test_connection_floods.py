@@ -12,9 +12,10 @@ import httpx
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from bench.harness.memory import resident_bytes
 from sluice.launch import Ring
 from sluice.launch.plan import PYTHON
-from tests.attacks.damage import Memory, check, resident_bytes
+from tests.attacks.damage import Memory, check
 from tests.fakes.ports import free_ports
 
 pytestmark = [pytest.mark.long, pytest.mark.process]

@@ -6,7 +6,6 @@ import re
 import shutil
 import signal
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -26,7 +25,6 @@ from tests.trtllm.lora_tensors import lora_config
 
 pytestmark = pytest.mark.timeout(300)
 
-long = partial(pytest.param, marks=pytest.mark.long)
 ROOT = Path(__file__).parents[2]
 PROMPT = [40, 41, 42, 300, 301, 302, 17, 5]
 SHORT = {"max_tokens": 12, "ignore_eos": True, "temperature": 0.0, "token_ids": True}
@@ -207,7 +205,8 @@ async def test_streams_keep_the_weights_with_which_they_began(ring, client, fold
     assert tokens(client, lora_id="a") == expected["other"]
 
 
-@pytest.mark.parametrize("service", list(map(long, ("engine-0", "router-0", "engine-1", "router-1"))))
+@pytest.mark.long
+@pytest.mark.parametrize("service", ["engine-0", "router-0", "engine-1", "router-1"])
 async def test_streams_with_adapters_survive_the_death_of_a_service(ring, client, folders, service) -> None:
     load(client, "by-path", folders["all"], "path")
     load(client, "uploaded", folders["attention"], "upload")
