@@ -109,6 +109,7 @@ class ChatSession:
         width = max(map(len, COMMANDS))
         _note("\n".join(f"{command:{width}}  {meaning}" for command, meaning in COMMANDS.items()))
         _note("Ctrl-C stops an answer. Begin a message that starts with such a word with a space.")
+        _note("From a script: echo 'Why is the sky blue?' | sluice chat")
 
     def _answer(self, text: str) -> None:
         turn = [*self._turns, {"role": "user", "content": text}]

@@ -50,6 +50,7 @@ def test_a_model_without_a_chat_template_is_reported_before_the_first_message(sl
 def test_help_lists_the_commands_and_sends_nothing(sluice, script) -> None:
     result = sluice("chat", stdin="/help\n")
     assert all(command in result.stderr for command in ("/help", "/clear", "/set", "/system", "/exit", "/quit"))
+    assert "| sluice chat" in result.stderr
     assert chats(script) == []
 
 
