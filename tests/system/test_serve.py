@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from bench.harness.machine import descendants
 from tests.fakes.processes import is_alive, wait_until
 
 pytestmark = pytest.mark.timeout(300)
@@ -38,16 +39,6 @@ def ready(process: subprocess.Popen) -> dict:
     raise AssertionError("the launcher ended without being ready")
 
 
-def descendants(pid: int) -> set[int]:
-    """Process ids of all descendants of a process."""
-    listing = subprocess.run(["ps", "-eo", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
-    parents = {int(child): int(parent) for child, parent in map(str.split, listing.splitlines())}
-    family = {pid}
-    while children := {child for child, parent in parents.items() if parent in family} - family:
-        family |= children
-    return family - {pid}
-
-
 @pytest.fixture
 def serve():
     """Starts `sluice serve`, and kills it at the end of the test."""
@@ -70,7 +61,7 @@ def test_a_ring_serves_every_command_and_drains_on_ctrl_c(serve) -> None:
     line = ready(process)
     (address,) = line["addresses"]
     assert line["model"] == "tiny"
-    children = descendants(process.pid)
+    _, *children = descendants(process.pid)
     assert len(children) >= 4
 
     options = ("--address", address, "--max-tokens", "24", "--temperature", "0")

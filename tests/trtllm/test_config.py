@@ -1,12 +1,15 @@
 """Configurations: defaults, order of arguments, checks of every change, pickling."""
 
 import pickle
-from dataclasses import fields
+from dataclasses import asdict, fields
 from datetime import timedelta
 
 import pytest
 
 import sluice.trtllm as trtllm
+from sluice import executor
+from sluice.settings.engine import LoraOptions
+from sluice.trtllm.to_ring import ring_arguments
 
 Range = trtllm.KvCacheRetentionConfig.TokenRangeRetentionConfig
 XGRAMMAR = trtllm.GuidedDecodingConfig.GuidedDecodingBackend.XGRAMMAR
@@ -67,6 +70,26 @@ def test_defaults() -> None:
     assert config.kv_cache_config == trtllm.KvCacheConfig()
     assert (trtllm.KvCacheConfig().enable_block_reuse, trtllm.KvCacheConfig().free_gpu_memory_fraction) == (True, None)
     assert {getattr(trtllm.SamplingConfig(), field.name) for field in fields(trtllm.SamplingConfig)} == {1, None}
+
+
+def test_the_memory_for_adapters_has_tensorrt_llms_defaults() -> None:
+    """Those of its bindings; an engine replaces None by those of its LLM API, which `sluice.executor` also has."""
+    sizes = {"num_host_module_layer": 0, "num_device_module_layer": 0}
+    sizes |= {"optimal_adapter_size": 8, "max_adapter_size": 64}
+    threads = {"num_put_workers": 1, "num_ensure_workers": 1, "num_copy_streams": 1}
+    pages = {"max_pages_per_block_host": 24, "max_pages_per_block_device": 8}
+    unset = {"device_cache_percent": None, "host_cache_size": None, "lora_prefetch_dir": None}
+    # The order counts, since programs also pass them by position.
+    assert list(asdict(trtllm.PeftCacheConfig()).items()) == list((sizes | threads | pages | unset).items())
+    in_effect = sizes | threads | unset | {"device_cache_percent": 0.02, "host_cache_size": 1024**3}
+    served = asdict(executor.PeftCacheConfig())
+    assert served == {name: in_effect[name] for name in served}
+    args = ring_arguments(trtllm.ExecutorConfig(peft_cache_config=trtllm.PeftCacheConfig()))
+    options = LoraOptions(**args["peft_cache_config"].engine_args())
+    assert options.lora
+    settings = {name: getattr(options, f"lora_{name.removeprefix('lora_')}") for name in served}
+    # An engine writes None for no number of ranks.
+    assert settings == {name: value or None for name, value in served.items()}
 
 
 def test_a_nested_configuration_can_be_changed_in_place() -> None:

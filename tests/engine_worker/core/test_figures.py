@@ -23,12 +23,15 @@ class FirstAllocations:
 
     def __init__(self, bench: EngineBench) -> None:
         self.cached_blocks: list[tuple[int, int]] = []
+        self.uncached_tokens: list[int] = []
+        """Tokens that were not in the cache and are computed next."""
         allocate = bench.cache.allocate
 
         def watched(sequences):
             new = [sequence for sequence in sequences if not sequence.blocks]
             allocated = allocate(sequences)
             self.cached_blocks += [(s.request.spec.request, s.num_computed // BLOCK) for s in new if s.blocks]
+            self.uncached_tokens += [s.num_pending for s in new if s.blocks]
             return allocated
 
         bench.cache.allocate = watched
@@ -76,6 +79,34 @@ def test_blocks_reused_after_preemption_are_no_cached_prompt_tokens(pressed):
     assert any(max(allocations.of(request)[1:], default=0) for request in requests)
     assert {stats.cached_tokens for request in requests for stats in reported(bench, request)} == {0}
     assert bench.cache.cached_tokens == 0
+
+
+def test_context_tokens_include_those_that_are_computed_again_after_a_pause(pressed):
+    bench, allocations, requests = pressed
+    bench.run()
+    latest = [report.step for report in bench.reports if report.step is not None]
+    computed = [sum(len(part.tokens) for part in step.slices) for step in bench.runner.steps]
+    assert [step.total_context_tokens + step.generation_requests for step in latest] == computed
+    # A sequence that lacks only its last token generates at once.
+    context = sum(tokens for tokens in allocations.uncached_tokens if tokens > 1)
+    assert sum(step.total_context_tokens for step in latest) == bench.engine.stats.context_tokens == context
+    assert context > PROMPT * len(requests)
+
+
+def test_figures_of_a_step_count_the_outputs_of_each_request():
+    """Two requests of three and two outputs, in a batch of four, with memory for less."""
+    bench = EngineBench(num_blocks=18, tokens_per_block=BLOCK, max_batch_size=4)
+    bench.submit(range(PROMPT), max_tokens=24, n=3)
+    bench.step()
+    bench.submit(range(20, 20 + PROMPT), max_tokens=24, n=2)
+    bench.run()
+    latest = [report.step for report in bench.reports if report.step is not None]
+    counts = [(s.active_requests, s.scheduled_requests, s.queued_requests, s.paused_requests) for s in latest]
+    # The first output of a request computes the prompt for the others.
+    assert counts[:3] == [(1, 1, 2, 0), (2, 4, 1, 0), (2, 4, 1, 0)]
+    assert (2, 2, 1, 2) in counts
+    assert [(s.context_requests, s.generation_requests) for s in latest[:3]] == [(1, 0), (1, 3), (0, 4)]
+    assert [s.scheduled_requests for s in latest] == [len(step.slices) for step in bench.runner.steps]
 
 
 def test_a_preempted_request_is_reported_as_paused(pressed):

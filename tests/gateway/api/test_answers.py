@@ -91,6 +91,18 @@ async def choices_of(gateway, body):
     return [choice for data in events for choice in json.loads(data)["choices"]]
 
 
+@pytest.mark.parametrize("texts", [["Hello", ", ", "world"], []])
+async def test_only_the_first_chunk_of_each_choice_has_the_role(gateway, script, texts):
+    """Clients concatenate the strings of deltas, so a second role would spoil the message; without one it has none."""
+    script.texts = texts
+    choices = await choices_of(gateway, {"messages": USER, "n": 2, "stream": True})
+    for index in range(2):
+        first, *others = [choice["delta"] for choice in choices if choice["index"] == index]
+        assert first == {"role": "assistant", "content": ""}
+        assert [delta.get("content") for delta in others] == [*texts, None]
+        assert not any("role" in delta for delta in others)
+
+
 async def test_the_bytes_of_a_stream(gateway):
     answer = await gateway.post(
         "/v1/chat/completions",
@@ -108,7 +120,7 @@ async def test_the_bytes_of_a_stream(gateway):
     assert all((chunk["id"], chunk["object"]) == ("chatcmpl-r7", "chat.completion.chunk") for chunk in chunks)
     deltas = [chunk["choices"][0]["delta"] for chunk in chunks[:-1]]
     assert deltas == [
-        {"role": "assistant"} | deltas[0],
+        {"role": "assistant", "content": ""},
         {"content": "Hello"},
         {"content": ", "},
         {"content": "world"},
