@@ -1,4 +1,4 @@
-"""The example schedulers and the settings table of docs/scheduling.md."""
+"""The example schedulers, the settings table and the names in docs/scheduling.md."""
 
 import re
 from pathlib import Path
@@ -17,3 +17,13 @@ def settings() -> set[str]:
     """Names of the settings in the table."""
     table = PAGE.read_text(encoding="utf-8").split("## Settings")[1].split("##")[0]
     return set(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE))
+
+
+def code_words(start: str, end: str) -> set[str]:
+    """What is set as code between two phrases of the page."""
+    text = " ".join(PAGE.read_text(encoding="utf-8").split())
+    _, found, rest = text.partition(start)
+    part, found_too, _ = rest.partition(end)
+    assert found, start
+    assert found_too, end
+    return set(re.findall(r"`([^`]+)`", part))

@@ -1,14 +1,23 @@
-"""docs/scheduling.md: its example schedulers work, and its settings exist."""
+"""docs/scheduling.md: its example schedulers work, and its settings exist, as does all that a scheduler may use."""
 
 import sys
+from collections.abc import Callable
+from dataclasses import fields
+from inspect import isfunction, signature
+from operator import attrgetter
 
 import pytest
 
+from engine_worker.kvcache.forecast import Forecast
+from engine_worker.scheduling.context import SchedulerContext
+from engine_worker.scheduling.guaranteed_no_evict import GuaranteedNoEvict
+from engine_worker.scheduling.micro_batch import Chunk, InFlightBatching
+from engine_worker.scheduling.simple import RequestScheduler, Schedule
 from sluice.settings.describe import settings_of
 from sluice.settings.engine import SchedulerNames
 from sluice.settings.services import EngineSettings
 from tests.fakes.engine import EngineBench
-from tests.fakes.scheduling_page import example, settings
+from tests.fakes.scheduling_page import code_words, example, settings
 
 
 @pytest.fixture
@@ -72,3 +81,44 @@ def test_the_settings_on_the_page_exist():
     listed = settings()
     assert {"capacity_scheduler_policy", "scheduler", "priority_aging_seconds"} <= listed
     assert listed <= set(settings_of(EngineSettings))
+
+
+def as_written(function: Callable) -> str:
+    """The call of a function or class as the page writes it."""
+    return f"{function.__name__}({', '.join(name for name in signature(function).parameters if name != 'self')})"
+
+
+def test_the_methods_of_schedulers_and_their_results_are_those_of_the_classes():
+    words = code_words("It needs one method.", "You may read, but never write,")
+    functions = [GuaranteedNoEvict.schedule_request, InFlightBatching.schedule, RequestScheduler.schedule]
+    functions += [RequestScheduler.hold, RequestScheduler.pause, Chunk, Schedule]
+    assert {word for word in words if "(" in word.strip("(")} == set(map(as_written, functions))
+    assert {each.__module__ for each in (Chunk, Schedule, RequestScheduler)} < words
+    assert "static_batch" in words & vars(RequestScheduler).keys()
+
+
+def test_a_scheduler_is_told_of_the_whole_context_and_forecast():
+    context = code_words("with one argument, a `SchedulerContext`:", ". It needs one method")
+    assert context == {field.name for field in fields(SchedulerContext)}
+    methods = {as_written(each) for name, each in vars(Forecast).items() if isfunction(each) and name[0] != "_"}
+    values = {name for name in vars(EngineBench().cache.forecast()) if name[0] != "_"}
+    forecast = code_words("- `cache.forecast()`, a simulation", "With overlap, the previous step")
+    assert forecast - {"admit", "max_tokens"} == methods | values
+
+
+def test_all_that_a_scheduler_may_read_exists():
+    bench = EngineBench()
+    bench.submit([1, 2, 3])
+    bench.step()
+    (sequence,) = bench.cache.holders
+    of_spec = code_words("`request.spec` (", ")")
+    of_sequence = (
+        code_words("these attributes of a `Sequence`:", "The argument of the constructor has the limits") - of_spec
+    )
+    assert {"request.spec", "request.deadline", "num_pending", "generating", "output", "order", "blocks"} < of_sequence
+    of_context = code_words("The argument of the constructor has the limits", "- `cache.forecast()`, a simulation")
+    assert {"cache.holders", "cache.tokens_per_block"} < of_context
+    context = SchedulerContext(bench.cache, max_batch_size=4, max_tokens_per_step=16)
+    for words, owner in ((of_spec, sequence.request.spec), (of_sequence, sequence), (of_context, context)):
+        for word in words:
+            attrgetter(word)(owner)
