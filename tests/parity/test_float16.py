@@ -39,12 +39,12 @@ def test_preempted_and_resumed_streams_in_float16(harness, prompts):
     harness.run()
     assert harness.pauses > 0
     streams = [harness.stream(number) for number in numbers]
-    for request, stream in zip(requests, streams.copy(), strict=True):
-        delivered = stream.tokens[:DELIVERED]
-        number = harness.send(*request, STOPPING, resume={0: delivered}, salt="uncached")
-        harness.run()
-        streams.append(harness.stream(number))
-        assert streams[-1].tokens[:DELIVERED] == delivered
+    delivered = [stream.tokens[:DELIVERED] for stream in streams]
+    for request, tokens in zip(requests, delivered, strict=True):
+        numbers.append(harness.send(*request, STOPPING, resume={0: tokens}, salt="uncached"))
+    harness.run()
+    streams += [harness.stream(number) for number in numbers[3:]]
+    assert [stream.tokens[:DELIVERED] for stream in streams] == delivered * 2
     model = AutoModelForCausalLM.from_pretrained(tiny_model.path(), dtype=torch.float32).eval()
     for (prompt, _), stream in zip(requests * 2, streams, strict=True):
         assert len(stream.tokens) == STOPPING.max_tokens
