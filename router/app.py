@@ -92,7 +92,7 @@ class RouterApp:
         self._prompt_adapters = PromptAdapterCalls(
             self._model,
             self._limits,
-            self.ring.features,
+            self.ring.offers,
             self.ring.prompt_adapters,
             settings.prompt_adapter_folders,
         )
@@ -198,7 +198,7 @@ class RouterApp:
             ring.requests,
             ring.admission,
             ring.dispatcher,
-            ring.features,
+            ring.offers,
             ring.adapters,
             ring.prompt_adapters,
             self.settings.lora_in_requests,
@@ -212,7 +212,7 @@ class RouterApp:
         settings, ring, text, log = self.settings, self.ring, self._text, self._log
         writes = Watchdog(settings.slow_client_timeout)
         generation = GenerationService(self._make_pipeline(), text, self._model, self._limits, writes, log)
-        models = ModelService(self._model, ring.features, ring.adapters, self._prompt_adapters)
+        models = ModelService(self._model, ring.offers, ring.adapters, self._prompt_adapters)
         admin = AdminService(
             settings.id,
             ring.overview,

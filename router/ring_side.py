@@ -14,9 +14,9 @@ from router.peers.adapters import Adapters
 from router.peers.cache_events import CacheEventReaders
 from router.peers.discovery import Addresses
 from router.peers.engine_calls import EngineCalls
-from router.peers.engine_features import EngineFeatures
 from router.peers.inbox import RouterInbox
 from router.peers.membership import Membership
+from router.peers.offers import Offers
 from router.peers.peers import DetokenizerPeer, EnginePeer
 from router.peers.placement import Placement
 from router.peers.prompt_adapters import PromptAdapters
@@ -94,7 +94,7 @@ class RingSide:
         # Quarantine may take half of the recovery time. In the other half, suspects run like other requests.
         self.suspects = Suspects(settings.recovery_timeout / 2, time.monotonic)
         self.serving = ServingModel(settings.allow_mixed_models, log, settings.serving_version)
-        self.features = EngineFeatures(self.membership.engines, context_tokens)
+        self.offers = Offers(self.membership.engines, context_tokens)
         self._connect_requests()
         self.overview = Overview(
             self.membership, self.requests, self.admission, self.dispatcher, self.serving, self.counters
@@ -215,7 +215,7 @@ class RingSide:
             self.placement,
             self.serving,
             suspects,
-            self.features,
+            self.offers,
             self.adapters,
             self.address,
             log,

@@ -25,6 +25,7 @@ from sluice.settings.engine import Batching
 from sluice.wire.errors import ErrorCode, Fault, FinishReason
 from sluice.wire.hashing import root_hash
 from sluice.wire.message import MAX_SEQUENCES
+from sluice.wire.offers import LORA, Offer, offer
 from sluice.wire.requests import Submit
 from sluice.wire.tables import VirtualTokens
 from sluice.wire.tensors import LOGITS_NAMES
@@ -81,6 +82,19 @@ class EngineLimits:
     """See `Runner`."""
     image_rows: int = 0
     """See `Runner`."""
+
+    @property
+    def offers(self) -> frozenset[Offer]:
+        """What requests may need and this engine has."""
+        return frozenset(
+            [
+                *([LORA] if self.has_adapters else []),
+                *(offer("logits_processor", name) for name in self.processors),
+                *(offer("tensor", name) for name in self.tensors),
+                *([offer("prompt_rows", self.hidden_size)] if self.hidden_size else []),
+                *([offer("image_rows", self.image_rows)] if self.image_rows else []),
+            ]
+        )
 
     def drafts(self, spec: Submit) -> int:
         """Limit on draft tokens per sequence and step; 0: no drafts."""

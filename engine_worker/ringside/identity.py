@@ -50,11 +50,7 @@ class Identity:
             tokenizer=self.tokenizer,
             max_batch_size=settings.max_batch_size,
             model_version=settings.model_version,
-            logits_processors=settings.processor_names,
-            tensors=sorted(terms.tensors),
-            has_adapters=terms.has_adapters,
-            hidden_size=terms.hidden_size,
-            image_rows=terms.image_rows,
+            offers=terms.offers,
             version=self.version,
         )
 

@@ -11,13 +11,14 @@ from router.api.prompt_adapters import PromptAdapterCalls
 from router.api.rpc import Context
 from router.errors import Reason, RequestError, Violation, Violations
 from router.peers.adapters import LOAD_SECONDS, Adapters
-from router.peers.engine_features import EngineFeatures
+from router.peers.offers import Offers
 from router.validate.adapter import adapter_not_found, check_id, parse_files
 from router.validate.model import Model, check_model
 from sluice.v1 import admin_pb2 as pb
 from sluice.v1.sampling_pb2 import SamplingParams
 from sluice.wire.adapters import MAX_CONFIG_BYTES, MAX_FILE_BYTES, AdapterEntry, AdapterFiles
 from sluice.wire.errors import ErrorCode
+from sluice.wire.offers import LORA
 from sluice.wire.sampling_ranges import DEFAULT_NAMES
 
 MAX_UPLOADS = 4
@@ -31,7 +32,7 @@ MAX_LOADS = 32
 @dataclass(frozen=True)
 class ModelService:
     _model: Model
-    _features: EngineFeatures
+    _offers: Offers
     _adapters: Adapters
     _prompt_adapters: PromptAdapterCalls
     _uploads: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_UPLOADS))
@@ -147,23 +148,23 @@ class ModelService:
 
     def _describe(self) -> pb.Model:
         model = self._model
-        image_tokens = max(self._features.image_rows or (), default=0)
+        image_tokens = max(self._offers.sizes("image_rows"), default=0)
         capabilities = {
             "chat": model.has_chat,
-            "lora": bool(self._features.has_adapters),
+            "lora": LORA in (self._offers.known or ()),
             "images": image_tokens > 0,
         }
         return pb.Model(
             name=model.name,
-            max_context_tokens=self._features.context_tokens,
+            max_context_tokens=self._offers.context_tokens,
             vocab_size=model.vocab_size,
             dtype=model.dtype,
             capabilities=[name for name, supported in capabilities.items() if supported],
             eos_token_ids=model.eos_token_ids,
             tokenizer_fingerprint=model.tokenizer_fingerprint,
-            tensors=sorted(self._features.tensors or ()),
-            logits_processors=sorted(self._features.processors or ()),
-            hidden_size=max(self._features.hidden_sizes or (), default=0),
+            tensors=self._offers.values("tensor"),
+            logits_processors=self._offers.values("logits_processor"),
+            hidden_size=max(self._offers.sizes("prompt_rows"), default=0),
             image_tokens=image_tokens,
             default_sampling=SamplingParams(**{name: getattr(model.sampling, name) for name in DEFAULT_NAMES}),
         )

@@ -5,12 +5,13 @@ from dataclasses import dataclass, field
 
 from router.api.paging import page_of
 from router.errors import Reason, RequestError, Violations
-from router.peers.engine_features import EngineFeatures
+from router.peers.offers import Offers
 from router.peers.prompt_adapters import PromptAdapters
 from router.validate.adapter import adapter_not_found, check_form
 from router.validate.model import Limits, Model, check_model
+from router.validate.needs import check_needs
 from router.validate.prompt_files import PromptFiles, read_folder, read_rows
-from router.validate.tables import check_hidden_size, check_rows
+from router.validate.tables import check_rows, table_need
 from sluice.v1 import admin_pb2 as pb
 from sluice.v1.generation_pb2 import Embeddings
 from sluice.wire.adapters import AdapterEntry
@@ -28,7 +29,7 @@ CONFIGURED_SECONDS = 1.0
 class PromptAdapterCalls:
     _model: Model
     _limits: Limits
-    _features: EngineFeatures
+    _offers: Offers
     _adapters: PromptAdapters
     _folders: tuple[str, ...]
     """Folders from which files may be read."""
@@ -71,7 +72,7 @@ class PromptAdapterCalls:
             await self._adapters.run()
 
     async def _load_configured(self) -> None:
-        while not self._features.hidden_sizes:
+        while not self._offers.values("prompt_rows"):
             await asyncio.sleep(CONFIGURED_SECONDS)
         # Engines that were running already may know newer changes of these ids.
         await asyncio.sleep(CONFIGURED_SECONDS)
@@ -93,10 +94,10 @@ class PromptAdapterCalls:
         bad.raise_if_any()
         if table is None:
             raise RequestError(ErrorCode.INTERNAL, "rows were refused without a violation")
-        hidden_sizes = self._features.hidden_sizes
-        if hidden_sizes is None:
+        known = self._offers.known
+        if known is None:
             raise RequestError(ErrorCode.NO_ENGINE, "no engine is known to be alive")
-        check_hidden_size(table, hidden_sizes)
+        check_needs([table_need(table)], known)
         return await asyncio.to_thread(table.checked)
 
     def _read(self, field: str, message: pb.LoadPromptAdapterRequest) -> Embeddings:

@@ -26,6 +26,7 @@ from sluice.wire.adapters import (
 )
 from sluice.wire.errors import ErrorCode
 from sluice.wire.heartbeats import EngineHeartbeat
+from sluice.wire.offers import LORA
 
 SYNC_SECONDS = 1.0
 LOAD_SECONDS = 300.0
@@ -165,7 +166,7 @@ class Adapters:
 
     def _engines(self) -> list[EnginePeer]:
         """Live engines that serve adapters."""
-        return [peer for peer in self._membership.engines.alive if peer.heartbeat and peer.heartbeat.has_adapters]
+        return [peer for peer in self._membership.engines.alive if peer.heartbeat and LORA in peer.heartbeat.offers]
 
     def _is_without_adapters(self) -> bool:
         """Whether engines are alive but none of them serves adapters."""

@@ -8,20 +8,20 @@ from structlog.stdlib import BoundLogger
 
 from router.errors import RequestError
 from router.peers.adapters import Adapters
-from router.peers.engine_features import EngineFeatures
 from router.peers.membership import Membership
+from router.peers.offers import Offers, offering
 from router.peers.peers import DetokenizerPeer, EnginePeer
 from router.peers.placement import Placement
 from router.requests.attempt import Attempt
 from router.requests.cancel_queue import CancelQueue
 from router.requests.candidates import Candidates
-from router.requests.features import described, having_features
 from router.requests.registry import Requests
 from router.requests.request_phase import RequestPhase
 from router.requests.request_state import RequestState
 from router.requests.serving_model import ServingModel
 from router.requests.suspects import Suspects
 from router.validate.context import fit
+from router.validate.needs import described
 from sluice.wire.errors import ErrorCode
 from sluice.wire.params import StopParams
 from sluice.wire.requests import Cancel, Drop, Submit
@@ -36,7 +36,7 @@ class AttemptSender:
     _placement: Placement
     _serving: ServingModel
     _suspects: Suspects
-    _features: EngineFeatures
+    _offers: Offers
     _adapters: Adapters
     _address: str
     """Address of this router's inbox, to which the text is sent."""
@@ -52,8 +52,8 @@ class AttemptSender:
         if request.preparing:
             # The pipeline has checked this for all engines. The engines that qualify for this request, known only now,
             # may hold fewer tokens.
-            longest = self._features.longest(self._reachable(request).engines)
-            tokens = fit(request.spec, len(request.prompt), longest, self._features.model_context_tokens)
+            longest = self._offers.longest(self._reachable(request).engines)
+            tokens = fit(request.spec, len(request.prompt), longest, self._offers.model_context_tokens)
             request.settle_max_tokens(tokens)
         candidates = self._candidates(request)
         # Only engines that would accept a Submit: full and unconnected lanes reject it, quarantined engines return it.
@@ -79,8 +79,9 @@ class AttemptSender:
         """The error for a request whose first attempt found no peers."""
         if request.bound and not self._serving.engines_for(request, self._membership.engines.usable):
             return RequestError(ErrorCode.NO_ENGINE, f"no engine with the model {request.model} is available")
-        if not having_features(request, self._membership.engines.usable):
-            return RequestError(ErrorCode.NO_ENGINE, f"no engine that supports {described(request)} is available")
+        if not offering(request.spec.offers_needed, self._membership.engines.usable):
+            needed = described(request.spec.needs)
+            return RequestError(ErrorCode.NO_ENGINE, f"no engine that supports {needed} is available")
         return RequestError(ErrorCode.NO_DETOKENIZER, "no engine can reach a detokenizer")
 
     def can_move(self, request: RequestState) -> bool:
@@ -146,7 +147,7 @@ class AttemptSender:
         """Peers whose engines serve the request's model and support its features, regardless of its length."""
         usable = Candidates.of(self._membership.engines.usable, self._membership.detokenizers.usable)
         serving = self._serving.engines_for(request, usable.engines)
-        return usable._replace(engines=having_features(request, serving))
+        return usable._replace(engines=offering(request.spec.offers_needed, serving))
 
     def _place(self, request: RequestState, candidates: Candidates) -> Attempt:
         choice = self._placement.choose(

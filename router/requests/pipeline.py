@@ -14,7 +14,7 @@ from structlog.stdlib import BoundLogger
 from router.access.principal import Principal
 from router.errors import Reason, RequestError, Violation, Violations, logged
 from router.peers.adapters import Adapters
-from router.peers.engine_features import EngineFeatures
+from router.peers.offers import Offers
 from router.peers.prompt_adapters import PromptAdapters
 from router.requests.admission import Admission
 from router.requests.dispatcher import Dispatcher
@@ -23,15 +23,15 @@ from router.requests.request_state import RequestState
 from router.requests.trace import RequestTrace, trace_ended, trace_refused
 from router.requests.trace_context import TraceContext, new_context, read_traceparent
 from router.text.tokenizer_pool import TokenizerPool
-from router.validate.adapter import check_adapter, files_of
+from router.validate.adapter import files_of
 from router.validate.context import fit
-from router.validate.images import GivenImages, check_image_rows
+from router.validate.images import GivenImages
 from router.validate.logprobs import check_prompt_logprobs
 from router.validate.model import Limits, Model
+from router.validate.needs import check_needs
 from router.validate.parse import parse
-from router.validate.sampling import ban_words, check_processors
-from router.validate.tables import check_hidden_size
-from router.validate.tensors import check_context_rows, check_tensors
+from router.validate.sampling import ban_words
+from router.validate.tensors import check_context_rows
 from sluice.v1.generation_pb2 import GenerationSpec
 from sluice.wire.adapters import AdapterFiles
 from sluice.wire.errors import ErrorCode, FinishReason
@@ -56,7 +56,7 @@ class RequestPipeline:
     _requests: Requests
     _admission: Admission
     _dispatcher: Dispatcher
-    _features: EngineFeatures
+    _offers: Offers
     _adapters: Adapters
     _prompt_adapters: PromptAdapters
     _lora_in_requests: bool
@@ -162,11 +162,8 @@ class RequestPipeline:
         spec = request.spec
         # Check before tokenizing: if the queue is full, the request would be refused afterwards in any case.
         self._admission.check(request.tenant)
-        check_processors(spec.sampling.logits_processors, self._features.processors)
-        check_tensors(spec.tensors, self._features.tensors)
-        check_adapter(spec.adapter, self._features.has_adapters)
-        check_hidden_size(spec.table, self._features.hidden_sizes)
-        check_image_rows(spec.images, self._features.image_rows)
+        if spec.needs:
+            check_needs(spec.needs, self._offers.known)
         tokens = await self._text.tokens(spec.prompt, request.tenant)
         if spec.images is not None:
             sizes = spec.images.sizes
@@ -178,7 +175,7 @@ class RequestPipeline:
         prompt = tokens if spec.keep_prompt_tokens is None else tokens[-spec.keep_prompt_tokens :]
         # Refuse a prompt that no engine can hold now, rather than after waiting in the queue. It is checked again at
         # the first submission, when it is known which engines qualify.
-        fit(spec, len(prompt), self._features.context_tokens, self._features.model_context_tokens)
+        fit(spec, len(prompt), self._offers.context_tokens, self._offers.model_context_tokens)
         check_prompt_logprobs(spec.prompt_logprobs, len(prompt), self._limits)
         check_context_rows(spec.tensors, len(prompt))
         spellings = await self._text.spellings(spec.bad_words, request.tenant)

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from router.errors import Reason, RequestError, Violation, Violations, shown
 from router.validate.model import Model
+from router.validate.needs import Need
 from sluice.v1 import generation_pb2 as pb
 from sluice.wire.adapters import ADAPTER_ID, MAX_CONFIG_BYTES, MAX_ID_CHARS, VERSION_BYTES, Adapter, AdapterFiles
 from sluice.wire.errors import ErrorCode
@@ -74,12 +75,10 @@ def parse_adapter(
     return current, None
 
 
-def check_adapter(adapter: Adapter | None, known: bool | None) -> None:
-    """Raises RequestError if no engine serves adapters. `known`: whether one does; None if no engine has reported
-    it."""
-    if adapter is not None and known is False:
-        description = f"is {shown(adapter.id)}, but no engine serves adapters: engines need the setting lora"
-        raise RequestError.invalid([Violation("spec.lora_id", description, private=True)])
+def adapter_need(adapter: Adapter) -> Need:
+    description = f"is {shown(adapter.id)}, but no engine serves adapters: engines need the setting lora"
+    refusal = Violation("spec.lora_id", description, private=True)
+    return Need("lora", "", "adapters", shown(adapter.id), lambda _: refusal)
 
 
 def check_id(field: str, adapter_id: str, model: Model, bad: Violations) -> None:

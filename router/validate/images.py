@@ -1,6 +1,6 @@
 """Images of a prompt. Each replaces a placeholder among the prompt's tokens."""
 
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain, islice
 from typing import NamedTuple, TypeVar
@@ -8,6 +8,7 @@ from typing import NamedTuple, TypeVar
 from router.errors import Reason, RequestError, Violation, Violations
 from router.validate.chat import MAX_PARTS
 from router.validate.model import Limits, Model
+from router.validate.needs import Need
 from router.validate.tables import TABLE_FIELD, GivenTable
 from sluice.checkpoint.scaling import Grid, ScalingError
 from sluice.checkpoint.vision import Vision
@@ -116,12 +117,11 @@ def parse_images(
     return GivenImages(images[:MAX_IMAGES], model.vision, first)
 
 
-def check_image_rows(images: GivenImages | None, known: Set[int] | None) -> None:
-    """Raises RequestError if no engine supports such images. `known`: numbers of rows per image that engines support;
-    None if no engine has reported it."""
-    if images is not None and images.images and known is not None and images.vision.rows not in known:
-        description = "is an image, but no engine supports images with this model"
-        raise RequestError.invalid([Violation(images.images[0].field, description)])
+def image_need(images: GivenImages) -> Need:
+    """`images` must not be empty."""
+    rows = images.vision.rows
+    refusal = Violation(images.images[0].field, "is an image, but no engine supports images with this model")
+    return Need("image_rows", str(rows), f"images of {rows} tokens", "", lambda _: refusal)
 
 
 def _given(spec: pb.GenerationSpec, limits: Limits) -> tuple[GivenImage, ...]:

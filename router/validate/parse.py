@@ -1,27 +1,36 @@
 """Parses a sluice.v1.GenerationSpec into a `Spec`, with every field set and in range."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from router.errors import Reason, Violations
-from router.validate.adapter import Began, Find, parse_adapter
+from router.validate.adapter import Began, Find, adapter_need, parse_adapter
 from router.validate.beams import parse_beams
 from router.validate.guide import parse_guide
-from router.validate.images import parse_images
+from router.validate.images import GivenImages, image_need, parse_images
 from router.validate.logprobs import parse_logprobs
 from router.validate.model import Limits, Model, check_model
+from router.validate.needs import Need
 from router.validate.prompt import parse_prompt, parse_retention
 from router.validate.request_id import parse_request_id
 from router.validate.resume import check_seed, parse_began, parse_resume
-from router.validate.sampling import Stopping, parse_bad_words, parse_sampling, parse_stopping, parse_strings
+from router.validate.sampling import (
+    Stopping,
+    parse_bad_words,
+    parse_sampling,
+    parse_stopping,
+    parse_strings,
+    processor_needs,
+)
 from router.validate.spec import Spec
 from router.validate.speculation import parse_speculation
-from router.validate.tables import FindTable, GivenTable, no_tables, parse_table
-from router.validate.tensors import parse_tensors
+from router.validate.tables import FindTable, GivenTable, no_tables, parse_table, table_need
+from router.validate.tensors import parse_tensors, tensor_needs
 from sluice.v1 import generation_pb2 as pb
 from sluice.wire.adapters import Adapter, AdapterFiles
 from sluice.wire.params import SamplingParams, TextParams
 from sluice.wire.sampling_ranges import Range
+from sluice.wire.tensors import TensorParams
 
 UNARY_INTERVAL = 128
 """Tokens per text batch of a unary request. A failed attempt loses fewer tokens than this."""
@@ -109,6 +118,8 @@ def _build(
     bad: Violations,
 ) -> Spec:
     text = _text_params(spec.output, outputs.stopping, model, limits, streaming, bad)
+    tensors = parse_tensors(spec, bad)
+    images = parse_images(spec, model, limits, weights.table, bad)
     return Spec(
         request_id=parse_request_id(spec.request_id, bad),
         prompt=parse_prompt(spec, model, limits, bad, weights.table),
@@ -131,9 +142,9 @@ def _build(
         resume_model=weights.began.model,
         adapter=weights.adapter,
         adapter_files=weights.adapter_files,
-        tensors=parse_tensors(spec, bad),
+        tensors=tensors,
         table=weights.table,
-        images=parse_images(spec, model, limits, weights.table, bad),
+        images=images,
         n=outputs.n,
         num_outputs=outputs.num_outputs,
         logprobs=outputs.logprobs,
@@ -141,7 +152,21 @@ def _build(
         sampling=outputs.sampling,
         stopping=outputs.stopping,
         resume=outputs.resume,
+        needs=tuple(_needs(outputs.sampling, tensors, weights, images)),
     )
+
+
+def _needs(
+    sampling: SamplingParams, tensors: TensorParams, weights: _Weights, images: GivenImages | None
+) -> Iterator[Need]:
+    yield from processor_needs(sampling.logits_processors)
+    yield from tensor_needs(tensors)
+    if weights.adapter is not None:
+        yield adapter_need(weights.adapter)
+    if weights.table is not None:
+        yield table_need(weights.table)
+    if images is not None and images.images:
+        yield image_need(images)
 
 
 def _keep_prompt_tokens(spec: pb.GenerationSpec, bad: Violations) -> int | None:

@@ -1,13 +1,14 @@
 """Sampling parameters and stopping criteria of a request, with all defaults applied."""
 
 import secrets
-from collections.abc import Sequence, Set
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import msgspec
 
-from router.errors import Reason, Violations, shown
+from router.errors import Reason, Violations
 from router.validate.model import Limits, Model
+from router.validate.needs import Need, named_need
 from sluice.v1 import sampling_pb2 as pb
 from sluice.wire.message import MAX_WORD_TOKENS, MAX_WORDS_TOKENS
 from sluice.wire.params import SamplingParams
@@ -53,21 +54,9 @@ def parse_bad_words(message: pb.SamplingParams, limits: Limits, bad: Violations)
     return parse_strings(field, message.bad_words, limits.bad_words, "bad words", limits.bad_word_bytes, bad)
 
 
-def check_processors(names: Sequence[str], known: Set[str] | None) -> None:
-    """Raises RequestError if one of these logits processors is not available on any engine. `known`: names that engines
-    have reported; None if no engine has reported yet."""
-    if known is None:
-        return
-    bad = Violations()
+def processor_needs(names: Sequence[str]) -> Iterator[Need]:
     for i, name in enumerate(names):
-        if name not in known:
-            problem = f"must be one of: {', '.join(sorted(known))}" if known else "but no engine has logits processors"
-            bad.add(
-                f"spec.sampling.logits_processors[{i}]",
-                f"is {shown(name)}, {problem}",
-                reason=Reason.UNKNOWN_VALUE,
-            )
-    bad.raise_if_any()
+        yield named_need("logits_processor", name, f"spec.sampling.logits_processors[{i}]", "logits processors")
 
 
 def ban_words(

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from router.validate.adapter import Began
 from router.validate.images import GivenImages
+from router.validate.needs import Need
 from router.validate.prompt import Prompt, Retention
 from router.validate.sampling import Stopping
 from router.validate.tables import GivenTable
@@ -66,8 +67,14 @@ class Spec:
     table: GivenTable | None = None
     images: GivenImages | None = None
     """None if the model does not support images. May be empty."""
+    needs: tuple[Need, ...] = ()
+    """What not every engine offers."""
     engine_deaths: int = 0
     """Successive engine deaths under this request, as reported by other routers."""
+
+    @property
+    def offers_needed(self) -> frozenset[str]:
+        return frozenset(need.offer for need in self.needs)
 
     def began(self, model: str) -> Began:
         """The model and adapters with which the request began. `model`: fingerprint of the model."""
@@ -84,11 +91,6 @@ class Spec:
         return self.n if self.sampling.beam_search is None else self.sampling.beam_search.width
 
     @property
-    def hidden_size(self) -> int | None:
-        """Number of values per row of the request's table, if it has one."""
-        return None if self.table is None else self.table.hidden_size
-
-    @property
     def own_bytes(self) -> int:
         """Bytes of the rows and images that the request contains itself."""
         table = 0 if self.table is None or self.table.table is not None else len(self.table.data)
@@ -98,11 +100,6 @@ class Spec:
     def shared_tables(self) -> tuple[Table, ...]:
         """Tables of prompt adapters, which requests may share."""
         return () if self.table is None or self.table.table is None else (self.table.table,)
-
-    @property
-    def image_rows(self) -> int | None:
-        """Rows per image, if the request has images."""
-        return self.images.vision.rows if self.images is not None and self.images.images else None
 
     @property
     def resumed_tokens(self) -> int:

@@ -2,13 +2,14 @@
 stand for the rows."""
 
 import re
-from collections.abc import Callable, Set
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import get_args
 
 from router.errors import Reason, RequestError, Violation, Violations, shown
 from router.validate.adapter import Began, adapter_not_found, changed, check_form
 from router.validate.model import Limits
+from router.validate.needs import Need
 from sluice.v1 import generation_pb2 as pb
 from sluice.wire.errors import ErrorCode
 from sluice.wire.prompt_adapters import version_of
@@ -128,17 +129,17 @@ def check_rows(field: str, message: pb.Embeddings, limits: Limits, bad: Violatio
     return GivenTable(field, rows, hidden_size, kind, data)
 
 
-def check_hidden_size(table: GivenTable | None, known: Set[int] | None) -> None:
-    """Raises RequestError if no engine supports such rows. `known`: hidden sizes of the engines that support tables;
-    None if no engine has reported yet."""
-    if table is None or known is None or table.hidden_size in known:
-        return
-    reason = "no engine supports embeddings with this model"
-    if known:
-        reason = f"the model's hidden size is {' or '.join(map(str, sorted(known)))}"
-    field = f"{table.field}.shape" if table.table is None else table.field
-    problem = f"has rows of {table.hidden_size} values, but {reason}"
-    raise RequestError.invalid([Violation(field, problem, reason=Reason.CONFLICT)])
+def table_need(table: GivenTable) -> Need:
+    def refuse(sizes: Sequence[str]) -> Violation:
+        reason = f"the model's hidden size is {' or '.join(sizes)}"
+        if not sizes:
+            reason = "no engine supports embeddings with this model"
+        field = f"{table.field}.shape" if table.table is None else table.field
+        problem = f"has rows of {table.hidden_size} values, but {reason}"
+        return Violation(field, problem, reason=Reason.CONFLICT)
+
+    noun = f"prompt tables with rows of {table.hidden_size} values"
+    return Need("prompt_rows", str(table.hidden_size), noun, "", refuse)
 
 
 def _loaded(spec: pb.GenerationSpec, find: FindTable, began: Began, bad: Violations) -> GivenTable | None:

@@ -1,8 +1,9 @@
 """The tensors of the model that a request asks for."""
 
-from collections.abc import Set
+from collections.abc import Iterator
 
 from router.errors import Reason, RequestError, Violation, Violations, shown
+from router.validate.needs import Need, named_need
 from sluice.v1 import generation_pb2 as pb
 from sluice.wire.tensors import CONTEXT_LOGITS, GENERATION_LOGITS, LOGITS_NAMES, MAX_NAMES, TensorParams
 
@@ -24,21 +25,10 @@ def parse_tensors(spec: pb.GenerationSpec, bad: Violations) -> TensorParams:
     return wanted
 
 
-def check_tensors(wanted: TensorParams, known: Set[str] | None) -> None:
-    """Raises RequestError if a tensor is not available on any engine. `known`: names, apart from logits, that engines
-    have reported; None if no engine has reported yet."""
-    if known is None:
-        return
-    bad = Violations()
-    problem = f"must be one of: {', '.join(sorted(known))}" if known else "but no engine has named tensors"
+def tensor_needs(wanted: TensorParams) -> Iterator[Need]:
+    """The named tensors: every engine has logits."""
     for i, name in enumerate(name for name in wanted.output if name not in LOGITS_NAMES):
-        if name not in known:
-            bad.add(
-                f"spec.output.tensors[{i}].name",
-                f"is {shown(name)}, {problem}",
-                reason=Reason.UNKNOWN_VALUE,
-            )
-    bad.raise_if_any()
+        yield named_need("tensor", name, f"spec.output.tensors[{i}].name", "tensors", "named tensors")
 
 
 def check_context_rows(wanted: TensorParams, prompt_tokens: int) -> None:

@@ -7,6 +7,7 @@ from msgspec import Meta
 
 from sluice.wire.adapters import AdapterChanges
 from sluice.wire.message import Count, Finite, Message, Name, Number, Total
+from sluice.wire.offers import Offer
 from sluice.wire.stats import RequestStats, StepStats
 
 MAX_FORMER = 64
@@ -104,22 +105,14 @@ class EngineHeartbeat(Message, frozen=True):
     """The request that the engine runs alone (`Submit.alone`) while it refuses all others."""
     model_version: Name = ""
     """The operator's label of the model (setting `model_version`), by which a router chooses engines."""
-    logits_processors: Annotated[list[Name], Meta(max_length=MAX_LISTED)] = []
-    """Names of the logits processors that requests can refer to."""
-    tensors: Annotated[list[Name], Meta(max_length=MAX_LISTED)] = []
-    """Names of the tensors that requests may ask for, in addition to logits."""
-    has_adapters: bool = False
-    """Whether requests may name LoRA adapters."""
+    offers: Annotated[frozenset[Offer], Meta(max_length=MAX_LISTED)] = frozenset()
+    """What requests may need and not every engine offers."""
     adapters: AdapterChanges | None = None
     """For the router that this heartbeat is sent to."""
     cache_events: bool = False
     """Whether the engine records KV cache events, for `ReadCacheEvents`."""
-    hidden_size: Count = 0
-    """Number of columns of the tables that prompts may have. 0: prompts cannot have tables."""
     prompt_adapters: AdapterChanges | None = None
     """For the router that this heartbeat is sent to."""
-    image_rows: Count = 0
-    """Number of rows of each image that prompts may have. 0: prompts cannot have images."""
     version: Name = ""
     """Version of the engine's build."""
     challenge: Number = 0

@@ -19,6 +19,7 @@ from sluice.wire.calls import Call as EngineCall
 from sluice.wire.calls import CallAnswer, MethodCall, RankAnswer
 from sluice.wire.heartbeats import DetokenizerHeartbeat, EngineHeartbeat, Hello
 from sluice.wire.message import Message
+from sluice.wire.offers import LORA, offer
 from sluice.wire.prompt_adapters import PromptAdapterMessage, ReadPromptAdapter, StorePromptAdapter
 from sluice.wire.requests import Cancel, Drop, Flush, Submit, ToDetokenizer, ToEngine
 from sluice.wire.rows import Started, TextRow
@@ -59,6 +60,14 @@ class FakePeer:
         if address not in self.lanes:
             self.lanes[address] = Lane(self.ring.context, address)
         return self.lanes[address]
+
+    @property
+    def offers(self) -> frozenset[str]:
+        offers = [offer("logits_processor", name) for name in self.logits_processors]
+        offers += [LORA] * (self.adapters is not None)
+        offers += [offer("prompt_rows", self.hidden_size)] * bool(self.hidden_size)
+        offers += [offer("image_rows", self.image_rows)] * bool(self.image_rows)
+        return frozenset(offers)
 
     def heartbeat(self, hello: Hello) -> Message:
         raise NotImplementedError
@@ -163,6 +172,14 @@ class FakeEngine(FakePeer):
         self.adapters = Adapters(self.library, self.epoch, send, structlog.get_logger())
         return self.library
 
+    @property
+    def offers(self) -> frozenset[str]:
+        offers = [offer("logits_processor", name) for name in self.logits_processors]
+        offers += [LORA] * (self.adapters is not None)
+        offers += [offer("prompt_rows", self.hidden_size)] * bool(self.hidden_size)
+        offers += [offer("image_rows", self.image_rows)] * bool(self.image_rows)
+        return frozenset(offers)
+
     def heartbeat(self, hello: Hello) -> EngineHeartbeat:
         steps, self.steps = self.steps, []
         requests, self.requests = self.requests, []
@@ -184,13 +201,10 @@ class FakeEngine(FakePeer):
             cut_off=self.cut_off,
             quarantine=self.quarantine,
             model_version=self.model_version,
-            logits_processors=self.logits_processors,
-            has_adapters=self.adapters is not None,
+            offers=self.offers,
             adapters=None if self.adapters is None else self.adapters.changes_since(hello.adapters_known),
             cache_events=self.events is not None,
-            hidden_size=self.hidden_size,
             max_batch_size=self.max_batch_size,
-            image_rows=self.image_rows,
             challenge=hello.challenge,
             prompt_adapters=self.prompt_adapters.changes_since(hello.prompt_adapters_known),
         )
@@ -258,6 +272,14 @@ class FakeDetokenizer(FakePeer):
         self.drops: list[Drop] = []
         self.missed: dict[int, int] = {}
         super().__init__(ring, name)
+
+    @property
+    def offers(self) -> frozenset[str]:
+        offers = [offer("logits_processor", name) for name in self.logits_processors]
+        offers += [LORA] * (self.adapters is not None)
+        offers += [offer("prompt_rows", self.hidden_size)] * bool(self.hidden_size)
+        offers += [offer("image_rows", self.image_rows)] * bool(self.image_rows)
+        return frozenset(offers)
 
     def heartbeat(self, hello: Hello) -> DetokenizerHeartbeat:
         identity = self.name, self.epoch, self.address

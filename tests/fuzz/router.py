@@ -21,6 +21,7 @@ from sluice.wire.calls import CallAnswer, RankAnswer, failed
 from sluice.wire.errors import Fault, FinishReason
 from sluice.wire.heartbeats import CacheChanges, DetokenizerHeartbeat, EngineHeartbeat, KeepAlive
 from sluice.wire.message import Message
+from sluice.wire.offers import LORA
 from sluice.wire.prompt_adapters import PromptAdapterRead
 from sluice.wire.rows import End, Started, TextRow, Times, TokenLogprob
 from sluice.wire.stats import RequestStats, Stage, StepStats
@@ -64,7 +65,7 @@ def templates(engine: str, detokenizer: str) -> list[Message]:
             requests,
             CacheChanges(0, 3, [1, 2, 3], [], True),
             5,
-            has_adapters=True,
+            offers=frozenset({LORA}),
             adapters=CHANGES,
             prompt_adapters=AdapterChanges(1, [PROMPT_ENTRY]),
         ),

@@ -14,7 +14,7 @@ from router.api.responses import ResponseBuilder, write_stream
 from router.api.watchdog import Watchdog
 from router.errors import RequestError
 from router.peers.adapters import Adapters
-from router.peers.engine_features import EngineFeatures
+from router.peers.offers import Offers
 from router.peers.placement import Placement
 from router.requests import cancel_queue, recovery
 from router.requests import dispatcher as dispatch
@@ -93,9 +93,9 @@ class RecoverySystem(RuleBasedStateMachine):
         self.admission = make_admission(4, 1000, 10**9)
         self.placement = Placement(1000)
         self.suspects, serving = Suspects(0.01), ServingModel(False, SILENT)
-        adapters, features = Adapters(self.ring, "router", 0, {}, SILENT), EngineFeatures(self.ring.engines, 4096)
+        adapters, offers = Adapters(self.ring, "router", 0, {}, SILENT), Offers(self.ring.engines, 4096)
         self.attempts = AttemptSender(
-            self.requests, self.ring, self.placement, serving, self.suspects, features, adapters, "router", SILENT
+            self.requests, self.ring, self.placement, serving, self.suspects, offers, adapters, "router", SILENT
         )
         counters = RequestCounters()
         self.recovery = Recovery(

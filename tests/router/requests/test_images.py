@@ -178,7 +178,7 @@ async def test_only_engines_that_support_images_get_them(ring, start, llava):
     assert "no engine supports images" in details.bad.field_violations[0].description
     await client.generate(text_spec("a text"))
     engine.image_rows = ROWS
-    await client.until(lambda: client.router.ring.membership.engines.all[0].heartbeat.image_rows)
+    await client.until(lambda: client.router.ring.membership.engines.all[0].heartbeat.offers >= {f"image_rows:{ROWS}"})
     (model,) = (await client.models.ListModels(admin_pb2.ListModelsRequest())).models
     assert (model.image_tokens, list(model.capabilities)) == (ROWS, ["chat", "images"])
 
