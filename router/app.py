@@ -21,6 +21,7 @@ from router.api.reflection import reflection_handlers
 from router.api.rpc import admit_all, handler
 from router.api.stats_broadcast import StatsBroadcast
 from router.api.watchdog import Watchdog
+from router.features import all_features
 from router.requests.pipeline import RequestPipeline
 from router.ring_side import RingSide
 from router.text.tokenizer_pool import TokenizerPool
@@ -199,6 +200,7 @@ class RouterApp:
             ring.admission,
             ring.dispatcher,
             ring.offers,
+            all_features(self._model, self._limits),
             ring.adapters,
             ring.prompt_adapters,
             self.settings.lora_in_requests,

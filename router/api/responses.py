@@ -10,7 +10,6 @@ from router.errors import RequestError, duration
 from router.requests.request_state import RequestState
 from router.requests.sequence_log import SequenceLog
 from router.requests.token_log import NO_TIMES
-from router.validate.adapter import joined_fingerprint
 from sluice.checkpoint.vocabulary import Vocabulary
 from sluice.v1 import generation_pb2 as pb
 from sluice.wire.errors import ErrorCode, FinishReason
@@ -77,15 +76,15 @@ class ResponseBuilder:
         self._with_logprobs = request.spec.logprobs is not None
         self._omitted: frozenset[int] = frozenset()
         """Ids of the special tokens that the text omits, for log-probabilities."""
-        if self._with_logprobs or request.spec.prompt_logprobs is not None:
+        if self._with_logprobs or request.log.prompt is not None:
             self._omitted = vocabulary.omitted_ids(text.skip_special_tokens, text.keep_special_tokens)
         self._with_sum = request.spec.sampling.logprobs is not None
 
     async def started(self) -> pb.Started:
         started, model, prompt_logprobs = (
             self._request.log.started,
-            joined_fingerprint(self._spec.began(self._request.model)),
-            self._request.log.prompt.rows(),
+            self._spec.began(self._request.model).fingerprint,
+            self._prompt_rows(),
         )
         # Mark before the first await: from here on, another attempt must use the same model and does not send the
         # log-probabilities again.
@@ -165,7 +164,7 @@ class ResponseBuilder:
             ],
             usage=self._usage(),
             timings=self._timings(),
-            prompt_logprobs=await self._prompt_logprobs(self._request.log.prompt.rows()),
+            prompt_logprobs=await self._prompt_logprobs(self._prompt_rows()),
             prompt_tail=self._prompt_tail(),
         )
         for sequence in sequences:
@@ -197,9 +196,13 @@ class ResponseBuilder:
         count = self._spec.prompt_tail
         return self._vocabulary.prompt_text(self._request.prompt[-count:], False) if count else ""
 
-    async def _prompt_logprobs(self, rows: Iterator[Row]) -> list[pb.TokenLogprob]:
+    def _prompt_rows(self) -> Iterator[Row] | None:
+        log = self._request.log.prompt
+        return None if log is None else log.rows()
+
+    async def _prompt_logprobs(self, rows: Iterator[Row] | None) -> list[pb.TokenLogprob]:
         """One per prompt token if requested; fewer if the request ended early. The first token has no value."""
-        if self._spec.prompt_logprobs is None:
+        if rows is None:
             return []
         prompt = self._request.prompt
         first = prompt[0]

@@ -47,15 +47,12 @@ class AdapterFileStore:
         return version
 
     @contextmanager
-    def using(self, files: AdapterFiles | None) -> Iterator[None]:
+    def using(self, files: AdapterFiles) -> Iterator[None]:
         """Keep a call's uploaded files until the end of the `with` block. If the block succeeds, they stay until their
         room is needed.
 
         Raises RequestError OVERLOADED if there is no room.
         """
-        if files is None:
-            yield
-            return
         version, succeeded = self.add(files), False
         self._users[version] += 1
         try:

@@ -79,8 +79,8 @@ class AttemptSender:
         """The error for a request whose first attempt found no peers."""
         if request.bound and not self._serving.engines_for(request, self._membership.engines.usable):
             return RequestError(ErrorCode.NO_ENGINE, f"no engine with the model {request.model} is available")
-        if not offering(request.spec.offers_needed, self._membership.engines.usable):
-            needed = described(request.spec.needs)
+        if not offering(request.offers_needed, self._membership.engines.usable):
+            needed = described(request.needs)
             return RequestError(ErrorCode.NO_ENGINE, f"no engine that supports {needed} is available")
         return RequestError(ErrorCode.NO_DETOKENIZER, "no engine can reach a detokenizer")
 
@@ -147,7 +147,7 @@ class AttemptSender:
         """Peers whose engines serve the request's model and support its features, regardless of its length."""
         usable = Candidates.of(self._membership.engines.usable, self._membership.detokenizers.usable)
         serving = self._serving.engines_for(request, usable.engines)
-        return usable._replace(engines=offering(request.spec.offers_needed, serving))
+        return usable._replace(engines=offering(request.offers_needed, serving))
 
     def _place(self, request: RequestState, candidates: Candidates) -> Attempt:
         choice = self._placement.choose(
@@ -206,15 +206,11 @@ class AttemptSender:
             resume=request.log.resume,
             ended=request.log.ended,
             alone=alone,
-            speculation=spec.speculation,
-            guide=spec.guide,
-            tenant="" if spec.guide is None else request.tenant,
+            tenant=request.tenant,
             client_id=spec.client_id,
-            # Complete once the first token has arrived, since all of a prompt's log-probabilities precede it.
-            prompt_logprobs=None if request.log.prompt.complete else spec.prompt_logprobs,
-            tensors=request.log.tensors.missing(request.log.live),
             adapter=spec.adapter,
             tables=request.tables,
+            **request.submitted_parts(),
         )
 
     def _send_cancel(self, request: RequestState, sequence: int | None = None) -> None:

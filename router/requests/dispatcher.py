@@ -164,7 +164,7 @@ class Dispatcher:
                 self._attempts.cancel(request, sequence.index)
         if held and request.on_ring and request.all_terminal and not request.log.awaits_rows:
             self._attempts.leave_ring(request, RequestPhase.ENDED)
-        if not request.spec.streaming and request.log.tensors.nbytes > MAX_WHOLE_BYTES:
+        if not request.spec.streaming and request.log.tensor_bytes > MAX_WHOLE_BYTES:
             self.hand_back(request, _too_large())
         self._pause_if_slow(request)
 

@@ -67,7 +67,7 @@ class Losses:
         """Give up the attempts with tensors at this engine, named by its epoch, after frames with tensors were lost.
         Returns their number."""
         at_engine = [request for request in self._requests.on_ring if request.attempt.engine.epoch == engine]
-        affected = [request for request in at_engine if request.spec.tensors]
+        affected = [request for request in at_engine if request.log.tensors is not None]
         for request in affected:
             self.give_up_attempt(request, ErrorCode.ROWS_LOST, f"tensors from {request.engine} were lost")
         return len(affected)

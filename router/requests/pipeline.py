@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -18,6 +18,7 @@ from router.peers.offers import Offers
 from router.peers.prompt_adapters import PromptAdapters
 from router.requests.admission import Admission
 from router.requests.dispatcher import Dispatcher
+from router.requests.part import Feature, parse_parts
 from router.requests.registry import RequestCounters, Requests
 from router.requests.request_state import RequestState
 from router.requests.trace import RequestTrace, trace_ended, trace_refused
@@ -26,12 +27,10 @@ from router.text.tokenizer_pool import TokenizerPool
 from router.validate.adapter import files_of
 from router.validate.context import fit
 from router.validate.images import GivenImages
-from router.validate.logprobs import check_prompt_logprobs
 from router.validate.model import Limits, Model
 from router.validate.needs import check_needs
 from router.validate.parse import parse
 from router.validate.sampling import ban_words
-from router.validate.tensors import check_context_rows
 from sluice.v1.generation_pb2 import GenerationSpec
 from sluice.wire.adapters import AdapterFiles
 from sluice.wire.errors import ErrorCode, FinishReason
@@ -57,6 +56,8 @@ class RequestPipeline:
     _admission: Admission
     _dispatcher: Dispatcher
     _offers: Offers
+    _features: tuple[Feature, ...]
+    """The optional features of requests."""
     _adapters: Adapters
     _prompt_adapters: PromptAdapters
     _lora_in_requests: bool
@@ -74,13 +75,15 @@ class RequestPipeline:
 
         `traceparent`: the call's W3C Trace Context header.
         """
-        trace = read_traceparent(traceparent) or (new_context() if self._on_trace else None)
+        trace = read_traceparent(traceparent) if traceparent else None
+        if trace is None and self._on_trace:
+            trace = new_context()
         request = await self._enter(message, caller, peer, streaming, trace)
         outcome = status = ""
         refusal: dict[str, Any] = {}
         try:
             # Keep the files for later attempts too: engines that do not have them get them from this router.
-            with self._adapters.files.using(request.spec.adapter_files):
+            with self._keeping(request.spec.adapter_files):
                 await self._bring_to_ring(request)
                 yield request
             reasons = sorted({sequence.end.reason.name for sequence in request.log.sequences if sequence.end})
@@ -124,9 +127,12 @@ class RequestPipeline:
             await self._wait_for_adapters(message, caller.tenant)
             find_adapter, find_table = self._adapters.find, self._prompt_adapters.find
             hashed = await _hashed_files(message)
-            spec = parse(message, self._model, self._limits, streaming, find_adapter, find_table, hashed)
+            bad = Violations()
+            spec = parse(message, self._model, self._limits, streaming, bad, find_adapter, find_table, hashed)
+            parts = parse_parts(self._features, message, bad)
+            bad.raise_if_any()
             request_id = spec.request_id
-            return self._requests.add(spec, caller.tenant, trace)
+            return self._requests.add(spec, caller.tenant, trace, parts)
         except BaseException as error:
             outcome, status = _outcome_of(error)
             fields = {"outcome": outcome, "stream": streaming, "tenant": caller.tenant} | _refusal(error, peer)
@@ -143,6 +149,9 @@ class RequestPipeline:
             await self._adapters.settle(message.lora_id or message.model, tenant)
         if message.prompt_adapter_id:
             await self._prompt_adapters.settle(message.prompt_adapter_id, tenant)
+
+    def _keeping(self, files: AdapterFiles | None) -> AbstractContextManager[None]:
+        return nullcontext() if files is None else self._adapters.files.using(files)
 
     async def _bring_to_ring(self, request: RequestState) -> None:
         """Submit the request within its time limit. If it is stopped or out of time before that, it ends here."""
@@ -162,8 +171,8 @@ class RequestPipeline:
         spec = request.spec
         # Check before tokenizing: if the queue is full, the request would be refused afterwards in any case.
         self._admission.check(request.tenant)
-        if spec.needs:
-            check_needs(spec.needs, self._offers.known)
+        if request.needs:
+            check_needs(request.needs, self._offers.known)
         tokens = await self._text.tokens(spec.prompt, request.tenant)
         if spec.images is not None:
             sizes = spec.images.sizes
@@ -176,12 +185,10 @@ class RequestPipeline:
         # Refuse a prompt that no engine can hold now, rather than after waiting in the queue. It is checked again at
         # the first submission, when it is known which engines qualify.
         fit(spec, len(prompt), self._offers.context_tokens, self._offers.model_context_tokens)
-        check_prompt_logprobs(spec.prompt_logprobs, len(prompt), self._limits)
-        check_context_rows(spec.tensors, len(prompt))
         spellings = await self._text.spellings(spec.bad_words, request.tenant)
         sampling = ban_words(spec.sampling, spellings, self._model.vocab_size)
         request.on_tokenized(prompt, sampling, spec.retention.params(len(tokens), len(prompt)))
-        if spec.own_bytes or spec.shared_tables:
+        if spec.has_rows:
             await self._load(request, len(prompt))
         context_tokens = len(prompt) + spec.resumed_tokens
         request.on_admitted(await self._admission.acquire(spec.priority, context_tokens, request.tenant))

@@ -98,7 +98,7 @@ class Recovery:
         if not request.spec.streaming:
             return False
         # Beyond twice the limit, pause even if the client keeps up: tensors may be waiting for a slow detokenizer.
-        return request.log.tensors.nbytes > 2 * settings.max_undelivered_bytes or request.log.reader_behind(
+        return request.log.tensor_bytes > 2 * settings.max_undelivered_bytes or request.log.reader_behind(
             settings.max_undelivered_tokens, settings.max_undelivered_bytes
         )
 
@@ -107,7 +107,7 @@ class Recovery:
         request.on_attempt_lost(ErrorCode.SLOW_CLIENT.name)
         self._attempts.give_up(request, RequestPhase.PAUSED)
         log = request.log
-        message = f"{log.undelivered} tokens and {log.tensors.nbytes} bytes of tensors are waiting for the client"
+        message = f"{log.undelivered} tokens and {log.tensor_bytes} bytes of tensors are waiting for the client"
         self._begin(request, RequestError(ErrorCode.SLOW_CLIENT, message))
 
     def cancel(self, request: RequestState) -> None:

@@ -8,6 +8,7 @@ from collections import Counter, deque
 
 from router.errors import RequestError
 from router.requests.attempt import Attempt
+from router.requests.part import Part
 from router.requests.request_phase import RequestPhase
 from router.requests.request_state import RequestState
 from router.requests.trace_context import TraceContext
@@ -76,7 +77,9 @@ class Requests:
             return False
         return True
 
-    def add(self, spec: Spec, tenant: str = "", trace: TraceContext | None = None) -> RequestState:
+    def add(
+        self, spec: Spec, tenant: str = "", trace: TraceContext | None = None, parts: tuple[Part, ...] = ()
+    ) -> RequestState:
         """Register a new request. Raises RequestError: DRAINING, DUPLICATE_REQUEST if an open request of this tenant
         has the same id, or OVERLOADED."""
         if self.closed:
@@ -85,8 +88,9 @@ class Requests:
             message = f"a request with the id {spec.request_id!r} is live"
             raise RequestError(ErrorCode.DUPLICATE_REQUEST, message, metadata={"request_id": spec.request_id})
         self._check_room(tenant)
-        self._take_tables(spec, tenant)
-        request = RequestState(self._new_number(), spec, tenant, trace)
+        if spec.has_rows:
+            self._take_tables(spec, tenant)
+        request = RequestState(self._new_number(), spec, tenant, trace, parts)
         self._by_id[tenant, spec.request_id] = request
         self._open[request] = None
         self._open_by_tenant[tenant] += 1
@@ -115,8 +119,9 @@ class Requests:
         """Remove a request whose response has ended."""
         self.free_id(request)
         del self._open[request]
-        self._own_bytes.release(request.tenant, request.spec.own_bytes)
-        self._shared_tables.release(request.spec.shared_tables)
+        if request.spec.has_rows:
+            self._own_bytes.release(request.tenant, request.spec.own_bytes)
+            self._shared_tables.release(request.spec.shared_tables)
         self._open_by_tenant[request.tenant] -= 1
         if not self._open_by_tenant[request.tenant]:
             del self._open_by_tenant[request.tenant]

@@ -5,10 +5,11 @@ import asyncio
 import time
 from collections import deque
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 from router.requests.admission import Permit
 from router.requests.attempt import Attempt, LostAttempt
+from router.requests.part import Part
 from router.requests.request_phase import PREPARING, SUBMITTED, TRANSITIONS, WITHOUT_PERMIT, RequestPhase
 from router.requests.suspects import Suspicion
 from router.requests.token_log import RequestLog
@@ -29,10 +30,21 @@ if the engine dies before that. Half a second at 30 ms per token; connecting tak
 class RequestState:
     """The pipeline owns a request until its response ends, the dispatcher until its last attempt has left the ring."""
 
-    def __init__(self, number: int, spec: Spec, tenant: str = "", trace: TraceContext | None = None) -> None:
+    def __init__(
+        self,
+        number: int,
+        spec: Spec,
+        tenant: str = "",
+        trace: TraceContext | None = None,
+        parts: tuple[Part, ...] = (),
+    ) -> None:
         self.number: Final = number
         """The request's id on the ring."""
         self.spec: Final = spec
+        self.parts: Final = parts
+        """What it asks of optional features."""
+        self.needs: Final = (*spec.needs, *(need for part in parts for need in part.needs()))
+        """What not every engine offers."""
         self.tenant: Final = tenant
         """Empty if there is no tenant."""
         self.trace: Final = trace
@@ -97,6 +109,10 @@ class RequestState:
         return self._attempt
 
     @property
+    def offers_needed(self) -> frozenset[str]:
+        return frozenset(need.offer for need in self.needs)
+
+    @property
     def engine(self) -> str | None:
         return self._attempt.engine.name if self._attempt else None
 
@@ -149,7 +165,7 @@ class RequestState:
     def interval(self) -> int:
         """Tokens per row. 1 after an engine died under the request, so that progress is visible token by token; also
         with tensors, whose rows wait for their tokens."""
-        return 1 if self.suspicion.touched or self.spec.tensors else self.spec.text.interval
+        return 1 if self.suspicion.touched or self.log.tensors is not None else self.spec.text.interval
 
     @property
     def past_probation(self) -> bool:
@@ -188,12 +204,15 @@ class RequestState:
             self._preparation.reschedule(asyncio.get_running_loop().time())
 
     def on_tokenized(self, prompt: list[int], sampling: SamplingParams, retention: RetentionParams) -> None:
+        """Raises RequestError if a part does not fit the prompt."""
         self.move_to(RequestPhase.QUEUED)
         self.prompt, self.sampling, self.retention = prompt, sampling, retention
-        if self.spec.prompt_logprobs is not None:
-            self.log.expect_prompt_logprobs(len(prompt) - 1, self.spec.prompt_logprobs)
-        if self.spec.tensors:
-            self.log.expect_tensors(self.spec.tensors, len(prompt))
+        for part in self.parts:
+            part.prepare(len(prompt), self.log)
+
+    def submitted_parts(self) -> dict[str, Any]:
+        """The fields of `Submit` that optional features add for the next attempt."""
+        return {name: value for part in self.parts for name, value in part.submitted(self.log).items()}
 
     def on_tables(self, tables: PromptTables, vocab_size: int) -> None:
         self.tables, self.virtual = tables, VirtualTokens.of(vocab_size, tables)

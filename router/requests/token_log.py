@@ -29,8 +29,10 @@ class RequestLog:
         self.sequences = [SequenceLog(index, (resume or {}).get(index, ())) for index in range(n)]
         self.started: Started | None = None
         self.start_delivered = False
-        self.prompt = PromptLog()
-        self.tensors = TensorLog()
+        self.prompt: PromptLog | None = None
+        """The log-probabilities of the prompt, if requested."""
+        self.tensors: TensorLog | None = None
+        """The tensors, if any are requested."""
         self.fault: RequestError | None = None
         self.received = 0
         """Tokens of all sequences that arrived over the ring."""
@@ -82,7 +84,17 @@ class RequestLog:
     def can_start(self) -> bool:
         """Whether the response can begin: the engine has started, and the prompt's log-probabilities, if requested,
         have arrived."""
-        return self.started is not None and self.prompt.complete
+        return self.started is not None and self.prompt_complete
+
+    @property
+    def prompt_complete(self) -> bool:
+        """Whether no log-probabilities of the prompt are awaited."""
+        return self.prompt is None or self.prompt.complete
+
+    @property
+    def tensor_bytes(self) -> int:
+        """Size of the undelivered rows of tensors."""
+        return 0 if self.tensors is None else self.tensors.nbytes
 
     def expect_prompt_logprobs(self, rows: int, top: int) -> None:
         self.prompt = PromptLog(rows, top)
@@ -91,7 +103,9 @@ class RequestLog:
         self.tensors = TensorLog(wanted, num_prompt, len(self.sequences))
 
     def append_tensor(self, part: TensorRows) -> Appended:
-        if self._closed or self.fault is not None or self.complete or part.sequence >= len(self.sequences):
+        if self.tensors is None or self._closed or self.fault is not None or self.complete:
+            return Appended.SEEN
+        if part.sequence >= len(self.sequences):
             return Appended.SEEN
         updated = self.sequences[part.sequence]
         # After a stop string, the engine samples more tokens until the Cancel arrives.
@@ -108,32 +122,36 @@ class RequestLog:
     @property
     def awaits_rows(self) -> bool:
         """Whether the end of a sequence is held until tensor rows arrive."""
-        return bool(self.tensors) and any(sequence.held_end is not None for sequence in self.sequences)
+        return self.tensors is not None and any(sequence.held_end is not None for sequence in self.sequences)
 
     @property
     def progress(self) -> int:
         """Number of tokens and tensor rows received so far."""
-        return self.received + self.tensors.progress
+        return self.received if self.tensors is None else self.received + self.tensors.progress
 
     def append_prompt_logprobs(self, part: PromptLogprobs) -> Appended:
         if self._closed or self.fault is not None or self.complete:
             return Appended.SEEN
-        appended = self.prompt.append(part)
+        # An engine that sends what was not requested has confused the requests.
+        appended = Appended.HOLE if self.prompt is None else self.prompt.append(part)
         if self.can_start:
             _wake(self._reader)
         return appended
 
     def mark_start_delivered(self) -> None:
         self.start_delivered = True
-        self.prompt.mark_delivered()
+        if self.prompt is not None:
+            self.prompt.mark_delivered()
 
     def forget_start(self) -> None:
         """The attempt was lost. If it produced no token and its start was not delivered, use the next attempt's
         start."""
         if not self.received and not self.start_delivered:
             self.started = None
-            self.prompt.forget()
-            self.tensors.forget()
+            if self.prompt is not None:
+                self.prompt.forget()
+            if self.tensors is not None:
+                self.tensors.forget()
 
     def append(self, row: TextRow) -> Appended:
         sequence = self.sequences[row.sequence]
@@ -142,7 +160,7 @@ class RequestLog:
             return Appended.SEEN
         count = len(row.tokens)
         # A row must not precede the start, and the prompt's log-probabilities are part of the start.
-        startless = self.started is None or (count > 0 and not self.prompt.complete)
+        startless = self.started is None or (count > 0 and not self.prompt_complete)
         if row.offset != sequence.received or startless:
             # A row that overlaps received tokens cannot be split, because its text is not per token.
             seen = row.offset + count <= sequence.received and not startless and row.end is None
@@ -168,7 +186,9 @@ class RequestLog:
     def forget_ends(self) -> None:
         """The attempt was lost. Drop ends that are held until tensor rows arrive: the next attempt finds the same ends.
         Drop tensor rows of tokens that were not received: the next attempt may sample different ones."""
-        for sequence in self.sequences if self.tensors else ():
+        if self.tensors is None:
+            return
+        for sequence in self.sequences:
             sequence.held_end = None
             if sequence.end is None:
                 self.tensors.truncate(sequence.index, sequence.received)
@@ -188,6 +208,8 @@ class RequestLog:
 
     def take_tensors(self, sequence: SequenceLog) -> Iterator[TensorRows]:
         """Remove and return the rows of the prompt and of the delivered tokens."""
+        if self.tensors is None:
+            return
         for part in self.tensors.take(sequence.index, sequence.delivered):
             yield part
             _wake(self._catching_up)
@@ -195,7 +217,7 @@ class RequestLog:
     def reader_behind(self, tokens: int, nbytes: int) -> bool:
         """Whether the reader is writing, with more than `tokens` tokens or `nbytes` bytes of tensors undelivered."""
         # A reader that awaits `changed` has consumed all it can: the rest waits for text, not for the client.
-        return self._reader is None and (self.undelivered > tokens or self.tensors.nbytes > nbytes)
+        return self._reader is None and (self.undelivered > tokens or self.tensor_bytes > nbytes)
 
     def finish(self, reason: FinishReason) -> None:
         """End every live sequence: no more rows are expected."""
@@ -215,8 +237,10 @@ class RequestLog:
         """The reader has stopped: drop everything, and ignore what still arrives."""
         self._closed = True
         self._updated.clear()
-        self.prompt.forget()
-        self.tensors.clear()
+        if self.prompt is not None:
+            self.prompt.forget()
+        if self.tensors is not None:
+            self.tensors.clear()
         for sequence in self.sequences:
             sequence.drop_content()
 
@@ -251,13 +275,14 @@ class RequestLog:
         end = sequence.held_end
         if end is None:
             return
-        if end.reason in EARLY_ENDS or self.tensors.is_complete(sequence.index, sequence.received):
+        awaited = self.tensors is not None and not self.tensors.is_complete(sequence.index, sequence.received)
+        if end.reason in EARLY_ENDS or not awaited:
             self._end(sequence, end)
             self._updated[sequence] = None
 
     def _end(self, sequence: SequenceLog, end: End) -> None:
         sequence.end, sequence.held_end = end, None
-        if self.tensors:
+        if self.tensors is not None:
             self.tensors.truncate(sequence.index, sequence.received)
         self._unfinished -= 1
 

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Callable
-from typing import NamedTuple
 
 from router.errors import Reason, RequestError, Violation, Violations, shown
 from router.validate.model import Model
@@ -12,24 +11,8 @@ from sluice.wire.adapters import ADAPTER_ID, MAX_CONFIG_BYTES, MAX_ID_CHARS, VER
 from sluice.wire.errors import ErrorCode
 
 VERSION = re.compile(rf"[0-9a-f]{{{2 * VERSION_BYTES}}}", re.ASCII)
-SEPARATOR = "."
-"""Separates the model's fingerprint from the adapter's version in `Started.model_fingerprint`."""
-TABLE_SEPARATOR = "+"
-"""Precedes the version of the prompt adapter in `Started.model_fingerprint`."""
 UNNAMED = "lora_weights"
 """Id of an uploaded adapter if the request does not name one."""
-
-
-class Began(NamedTuple):
-    """The model and adapters with which a stream began that the request resumes. A part is empty if it was not used or
-    is unknown."""
-
-    model: str = ""
-    """Fingerprint of the model."""
-    adapter: str = ""
-    """Version of the LoRA adapter."""
-    table: str = ""
-    """Version of the prompt adapter."""
 
 
 Find = Callable[[str], Adapter | None]
@@ -114,20 +97,6 @@ def _check_files(field: str, message: pb.LoraWeights, bad: Violations) -> None:
     for name in ("config_json", "safetensors"):
         if not getattr(message, name):
             bad.add(f"{field}.{name}", "is empty", reason=Reason.MISSING)
-
-
-def split_fingerprint(text: str) -> Began:
-    """The parts of `Started.model_fingerprint`."""
-    both, _, table = text.partition(TABLE_SEPARATOR)
-    model, _, adapter = both.partition(SEPARATOR)
-    return Began(model, adapter, table)
-
-
-def joined_fingerprint(began: Began) -> str:
-    """The value of `Started.model_fingerprint`."""
-    adapter = began.adapter and f"{SEPARATOR}{began.adapter}"
-    table = began.table and f"{TABLE_SEPARATOR}{began.table}"
-    return f"{began.model}{adapter}{table}"
 
 
 def changed(message: str) -> RequestError:

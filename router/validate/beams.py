@@ -15,13 +15,11 @@ DIVERSITY_RANGE = Range(0, 100)
 
 
 def parse_beams(spec: pb.GenerationSpec, sampling: SamplingParams, n: int, bad: Violations) -> SamplingParams:
-    """`sampling`, with beam search if requested. The model's defaults for random sampling then do not apply.
+    """`sampling`, with the beam search that `spec` requests. The model's defaults for random sampling do not apply.
 
     `n`: number of outputs.
     """
     message, field = spec.sampling.beam_search, "spec.sampling.beam_search"
-    if not spec.sampling.HasField("beam_search"):
-        return sampling
     bad.within(f"{field}.width", message.width, Range(1, MAX_SEQUENCES))
     if message.HasField("length_penalty"):
         bad.within(f"{field}.length_penalty", message.length_penalty, LENGTH_PENALTY_RANGE)

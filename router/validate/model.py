@@ -3,7 +3,7 @@
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from router.errors import RequestError, shown
 from sluice.checkpoint.folder import Checkpoint, CheckpointError
@@ -13,6 +13,35 @@ from sluice.wire.errors import ErrorCode
 from sluice.wire.message import MAX_DRAFT_LOGITS_BYTES
 from sluice.wire.params import SamplingParams
 from sluice.wire.sampling_ranges import DEFAULT_NAMES, TOP_K, default_problem
+
+ADAPTER_SEPARATOR, TABLE_SEPARATOR = ".", "+"
+"""Precede the version of the adapter and that of the prompt adapter in `Started.model_fingerprint`."""
+
+
+class Began(NamedTuple):
+    """The model and adapters with which a stream began that a request resumes. A part is empty if it was not used or is
+    unknown."""
+
+    model: str = ""
+    """Fingerprint of the model."""
+    adapter: str = ""
+    """Version of the LoRA adapter."""
+    table: str = ""
+    """Version of the prompt adapter."""
+
+    @classmethod
+    def read(cls, fingerprint: str) -> "Began":
+        """The parts of `Started.model_fingerprint`."""
+        both, _, table = fingerprint.partition(TABLE_SEPARATOR)
+        model, _, adapter = both.partition(ADAPTER_SEPARATOR)
+        return cls(model, adapter, table)
+
+    @property
+    def fingerprint(self) -> str:
+        """The value of `Started.model_fingerprint`."""
+        adapter = self.adapter and f"{ADAPTER_SEPARATOR}{self.adapter}"
+        table = self.table and f"{TABLE_SEPARATOR}{self.table}"
+        return f"{self.model}{adapter}{table}"
 
 
 @dataclass(frozen=True, slots=True)

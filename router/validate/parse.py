@@ -1,15 +1,15 @@
 """Parses a sluice.v1.GenerationSpec into a `Spec`, with every field set and in range."""
 
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from typing import NamedTuple
 
 from router.errors import Reason, Violations
-from router.validate.adapter import Began, Find, adapter_need, parse_adapter
+from router.validate.adapter import Find, adapter_need, parse_adapter
 from router.validate.beams import parse_beams
-from router.validate.guide import parse_guide
 from router.validate.images import GivenImages, image_need, parse_images
-from router.validate.logprobs import parse_logprobs
-from router.validate.model import Limits, Model, check_model
+from router.validate.logprobs import parse_count
+from router.validate.model import Began, Limits, Model, check_model
 from router.validate.needs import Need
 from router.validate.prompt import parse_prompt, parse_retention
 from router.validate.request_id import parse_request_id
@@ -20,17 +20,13 @@ from router.validate.sampling import (
     parse_sampling,
     parse_stopping,
     parse_strings,
-    processor_needs,
 )
 from router.validate.spec import Spec
-from router.validate.speculation import parse_speculation
 from router.validate.tables import FindTable, GivenTable, no_tables, parse_table, table_need
-from router.validate.tensors import parse_tensors, tensor_needs
 from sluice.v1 import generation_pb2 as pb
 from sluice.wire.adapters import Adapter, AdapterFiles
 from sluice.wire.params import SamplingParams, TextParams
 from sluice.wire.sampling_ranges import Range
-from sluice.wire.tensors import TensorParams
 
 UNARY_INTERVAL = 128
 """Tokens per text batch of a unary request. A failed attempt loses fewer tokens than this."""
@@ -56,7 +52,6 @@ class _Outputs(NamedTuple):
     n: int
     num_outputs: int
     logprobs: int | None
-    prompt_logprobs: int | None
     sampling: SamplingParams
     stopping: Stopping
     resume: Mapping[int, tuple[int, ...]]
@@ -67,45 +62,50 @@ def parse(
     model: Model,
     limits: Limits,
     streaming: bool,
+    bad: Violations,
     find_adapter: Find = no_adapters,
     find_table: FindTable = no_tables,
     hashed: AdapterFiles | None = None,
 ) -> Spec:
-    """`hashed`: the files in `spec.lora_weights`, if their version was computed already.
+    """The spec, which must not be used if `bad` has violations. `hashed`: the files in `spec.lora_weights`, if their
+    version was computed already.
 
-    Raises RequestError: MODEL_NOT_FOUND, else ADAPTER_NOT_FOUND, ADAPTER_MISSING or MODEL_CHANGED,
-    else INVALID_ARGUMENT with every invalid field.
+    Raises RequestError MODEL_NOT_FOUND, else ADAPTER_NOT_FOUND, ADAPTER_MISSING or MODEL_CHANGED, which make all
+    violations pointless.
     """
-    # First the errors that make all violations pointless, then all violations in one error.
-    if find_adapter(spec.model) is None:
+    names_other = spec.model not in ("", model.name)
+    if names_other and find_adapter(spec.model) is None:
         check_model(spec.model, model, "spec.model")
-    bad = Violations()
-    began = parse_began(spec.resume, bad)
-    adapter, adapter_files = parse_adapter(spec, model, find_adapter, began.adapter, bad, hashed)
-    table = parse_table(spec, limits, bad, find_table, began)
+    began = parse_began(spec.resume, bad) if spec.resume else Began()
+    adapter, adapter_files, table = None, None, None
+    if names_other or spec.lora_id or spec.HasField("lora_weights") or began.adapter:
+        adapter, adapter_files = parse_adapter(spec, model, find_adapter, began.adapter, bad, hashed)
+    if spec.HasField("prompt_embeds") or spec.HasField("prompt_table") or spec.prompt_adapter_id or began.table:
+        table = parse_table(spec, limits, bad, find_table, began)
     weights = _Weights(began, adapter, adapter_files, table)
     outputs = _parse_outputs(spec, model, limits, streaming, bad)
     parsed = _build(spec, weights, outputs, model, limits, streaming, bad)
     bad.at_most("spec.kv_cache.salt", len(spec.kv_cache.salt.encode()), limits.salt_bytes, "bytes")
     bad.within("spec.engine_deaths", spec.engine_deaths, ENGINE_DEATHS_RANGE)
-    bad.raise_if_any()
     return parsed
 
 
 def _parse_outputs(spec: pb.GenerationSpec, model: Model, limits: Limits, streaming: bool, bad: Violations) -> _Outputs:
     stopping = parse_stopping(spec.stopping, model, limits, bad)
     num_outputs, n = _n(spec, limits, streaming, bad)
-    logprobs, prompt_logprobs = parse_logprobs(spec.output, model, limits, bad)
+    logprobs = None
+    if spec.output.HasField("logprobs"):
+        logprobs = parse_count("spec.output.logprobs", spec.output.logprobs, model, limits, bad)
     # Outputs are ranked by their logprobs, even if logprobs are not returned.
     sampled_logprobs = 0 if logprobs is None and num_outputs < n else logprobs
     sampling = parse_sampling(spec.sampling, sampled_logprobs, model, limits, bad)
-    sampling = parse_beams(spec, sampling, n, bad)
-    resume = parse_resume(spec.resume, n, stopping, model, bad)
-    check_seed(resume, sampling.greedy, spec.sampling.HasField("seed"), bad)
-    if any(resume.values()):
-        # The caller has them already.
-        prompt_logprobs = None
-    return _Outputs(n, num_outputs, logprobs, prompt_logprobs, sampling, stopping, resume)
+    if spec.sampling.HasField("beam_search"):
+        sampling = parse_beams(spec, sampling, n, bad)
+    resume = {}
+    if spec.resume:
+        resume = parse_resume(spec.resume, n, stopping, model, bad)
+        check_seed(resume, sampling.greedy, spec.sampling.HasField("seed"), bad)
+    return _Outputs(n, num_outputs, logprobs, sampling, stopping, resume)
 
 
 def _build(
@@ -117,16 +117,17 @@ def _build(
     streaming: bool,
     bad: Violations,
 ) -> Spec:
-    text = _text_params(spec.output, outputs.stopping, model, limits, streaming, bad)
-    tensors = parse_tensors(spec, bad)
-    images = parse_images(spec, model, limits, weights.table, bad)
+    images = None
+    # A model that supports images must also check a prompt without images for their placeholders.
+    if model.vision is not None or spec.images or _may_have_images(spec, limits):
+        images = parse_images(spec, model, limits, weights.table, bad)
     return Spec(
         request_id=parse_request_id(spec.request_id, bad),
         prompt=parse_prompt(spec, model, limits, bad, weights.table),
         keep_prompt_tokens=_keep_prompt_tokens(spec, bad),
         retention=parse_retention(spec.kv_cache, limits, bad),
         bad_words=parse_bad_words(spec.sampling, limits, bad),
-        text=text,
+        text=_text_params(spec.output, outputs.stopping, model, limits, streaming, bad),
         priority=_priority(spec.priority, bad),
         salt=spec.kv_cache.salt,
         time_limit=_time_limit(spec, limits, bad),
@@ -136,31 +137,27 @@ def _build(
         timings=spec.output.timings,
         streaming=streaming,
         engine_deaths=spec.engine_deaths,
-        guide=parse_guide(spec.guided, limits, bad, text.keep_special_tokens),
-        speculation=parse_speculation(spec.speculation, model, limits, bad),
         client_id=spec.client_id if spec.HasField("client_id") else None,
         resume_model=weights.began.model,
         adapter=weights.adapter,
         adapter_files=weights.adapter_files,
-        tensors=tensors,
         table=weights.table,
         images=images,
         n=outputs.n,
         num_outputs=outputs.num_outputs,
         logprobs=outputs.logprobs,
-        prompt_logprobs=outputs.prompt_logprobs,
         sampling=outputs.sampling,
         stopping=outputs.stopping,
         resume=outputs.resume,
-        needs=tuple(_needs(outputs.sampling, tensors, weights, images)),
+        needs=tuple(_needs(weights, images)),
     )
 
 
-def _needs(
-    sampling: SamplingParams, tensors: TensorParams, weights: _Weights, images: GivenImages | None
-) -> Iterator[Need]:
-    yield from processor_needs(sampling.logits_processors)
-    yield from tensor_needs(tensors)
+def _may_have_images(spec: pb.GenerationSpec, limits: Limits) -> bool:
+    return any(message.parts for message in islice(spec.chat.messages, limits.messages))
+
+
+def _needs(weights: _Weights, images: GivenImages | None) -> Iterator[Need]:
     if weights.adapter is not None:
         yield adapter_need(weights.adapter)
     if weights.table is not None:

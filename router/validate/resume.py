@@ -4,8 +4,8 @@ import re
 from collections.abc import Mapping, Sequence
 
 from router.errors import Reason, Violations, shown
-from router.validate.adapter import VERSION, Began, split_fingerprint
-from router.validate.model import Model
+from router.validate.adapter import VERSION
+from router.validate.model import Began, Model
 from router.validate.sampling import Stopping
 from sluice.v1 import generation_pb2 as pb
 
@@ -35,7 +35,7 @@ def parse_resume(
 def parse_began(parts: Sequence[pb.ResumeFrom], bad: Violations) -> Began:
     """The model and adapters with which the stream to be resumed began."""
     fingerprint = parts[0].model_fingerprint if parts else ""
-    began = split_fingerprint(fingerprint)
+    began = Began.read(fingerprint)
     versions = [version for version in began[1:] if version]
     if fingerprint and not (FINGERPRINT.fullmatch(began.model) and all(map(VERSION.fullmatch, versions))):
         bad.add(

@@ -1,14 +1,13 @@
 """Sampling parameters and stopping criteria of a request, with all defaults applied."""
 
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
 
 from router.errors import Reason, Violations
 from router.validate.model import Limits, Model
-from router.validate.needs import Need, named_need
 from sluice.v1 import sampling_pb2 as pb
 from sluice.wire.message import MAX_WORD_TOKENS, MAX_WORDS_TOKENS
 from sluice.wire.params import SamplingParams
@@ -52,11 +51,6 @@ def parse_sampling(
 def parse_bad_words(message: pb.SamplingParams, limits: Limits, bad: Violations) -> tuple[str, ...]:
     field = "spec.sampling.bad_words"
     return parse_strings(field, message.bad_words, limits.bad_words, "bad words", limits.bad_word_bytes, bad)
-
-
-def processor_needs(names: Sequence[str]) -> Iterator[Need]:
-    for i, name in enumerate(names):
-        yield named_need("logits_processor", name, f"spec.sampling.logits_processors[{i}]", "logits processors")
 
 
 def ban_words(

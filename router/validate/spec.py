@@ -3,17 +3,16 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from router.validate.adapter import Began
 from router.validate.images import GivenImages
+from router.validate.model import Began
 from router.validate.needs import Need
 from router.validate.prompt import Prompt, Retention
 from router.validate.sampling import Stopping
 from router.validate.tables import GivenTable
 from sluice.wire.adapters import Adapter, AdapterFiles
 from sluice.wire.hashing import Domain
-from sluice.wire.params import Guide, SamplingParams, Speculation, TextParams
+from sluice.wire.params import SamplingParams, TextParams
 from sluice.wire.tables import Table
-from sluice.wire.tensors import NO_TENSORS, TensorParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +35,6 @@ class Spec:
     """Number of sequences to return: the most likely ones if fewer than `n`."""
     logprobs: int | None
     """Alternatives to return with each output token; None to return no logprobs."""
-    prompt_logprobs: int | None
-    """Alternatives to return with each prompt token; None to return no logprobs. None with `resume`, because the caller
-    already has them."""
     priority: int
     """1 low, 2 normal, 3 high."""
     salt: str
@@ -57,9 +53,6 @@ class Spec:
     """Fingerprint of the model that generated the `resume` tokens; empty if unknown."""
     client_id: int | None
     """Passed to logits processors."""
-    speculation: Speculation
-    guide: Guide | None
-    tensors: TensorParams = NO_TENSORS
     adapter: Adapter | None = None
     """Includes the version that the adapter's id referred to when the request arrived."""
     adapter_files: AdapterFiles | None = None
@@ -71,10 +64,6 @@ class Spec:
     """What not every engine offers."""
     engine_deaths: int = 0
     """Successive engine deaths under this request, as reported by other routers."""
-
-    @property
-    def offers_needed(self) -> frozenset[str]:
-        return frozenset(need.offer for need in self.needs)
 
     def began(self, model: str) -> Began:
         """The model and adapters with which the request began. `model`: fingerprint of the model."""
@@ -89,6 +78,11 @@ class Spec:
     def sequences(self) -> int:
         """Number of sequences that an engine runs for the request at the same time."""
         return self.n if self.sampling.beam_search is None else self.sampling.beam_search.width
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether the request has a table or images."""
+        return self.table is not None or bool(self.images and self.images.images)
 
     @property
     def own_bytes(self) -> int:

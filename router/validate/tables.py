@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from typing import get_args
 
 from router.errors import Reason, RequestError, Violation, Violations, shown
-from router.validate.adapter import Began, adapter_not_found, changed, check_form
-from router.validate.model import Limits
+from router.validate.adapter import adapter_not_found, changed, check_form
+from router.validate.model import Began, Limits
 from router.validate.needs import Need
 from sluice.v1 import generation_pb2 as pb
 from sluice.wire.errors import ErrorCode

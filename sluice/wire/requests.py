@@ -67,7 +67,7 @@ class Submit(Message, frozen=True):
     speculation: Speculation = Speculation()
     guide: Guide | None = None
     tenant: Name = ""
-    """Set with `guide`: tenants take turns when their guides are compiled."""
+    """Tenants take turns when their guides are compiled."""
     client_id: Number | None = None
     """The caller's number for this request, which is passed to logits processors."""
     prompt_logprobs: Logprobs | None = None

@@ -164,11 +164,11 @@ class RecoverySystem(RuleBasedStateMachine):
 
     def check_prompt(self, client):
         """The prompt's log-probabilities are complete in `Started`, unless the request was aborted before."""
-        spec, prompt = client.live.spec, client.live.prompt
+        prompt = client.live.prompt
         starts = [event.started for event in client.events if event.HasField("started")]
         prompt_logprobs = starts[0].prompt_logprobs if starts else client.prompt_logprobs
         if not prompt_logprobs:
-            assert spec.prompt_logprobs is None or not (starts or client.events)
+            assert client.live.log.prompt is None or not (starts or client.events)
             return
         assert [logprob.token_id for logprob in prompt_logprobs] == prompt[: len(prompt_logprobs)]
         assert [logprob.rank for logprob in prompt_logprobs] == list(range(len(prompt_logprobs)))

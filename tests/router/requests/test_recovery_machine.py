@@ -8,7 +8,9 @@ from hypothesis import HealthCheck
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 
-from router.errors import RequestError
+from router.errors import RequestError, Violations
+from router.features import all_features
+from router.requests.part import parse_parts
 from router.requests.request_phase import RequestPhase
 from router.validate.model import limits_of
 from router.validate.parse import parse
@@ -35,8 +37,9 @@ class Machine(RecoverySystem):
         prompt = [next(self.numbers), 7, 8, *range(next(self.numbers) % 5 if scored else 0)]
         output = pb.OutputOptions(token_ids=True, prompt_logprobs=0 if scored else None)
         message = pb.GenerationSpec(token_ids=pb.TokenIds(ids=prompt), n=n, output=output)
-        parsed = parse(message, model(), limits_of(RouterSettings(model="m"), 2048), streaming)
-        live = self.requests.add(parsed)
+        limits, bad = limits_of(RouterSettings(model="m"), 2048), Violations()
+        parsed = parse(message, model(), limits, streaming, bad)
+        live = self.requests.add(parsed, parts=parse_parts(all_features(model(), limits), message, bad))
         live.on_tokenized(prompt, live.spec.sampling, RetentionParams())
         client = Client(live)
         if reading:

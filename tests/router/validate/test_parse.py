@@ -6,6 +6,10 @@ from dataclasses import replace
 import msgspec
 import pytest
 
+from router.errors import Violations
+from router.features import all_features
+from router.requests.part import parse_parts
+from router.requests.token_log import RequestLog
 from router.validate.model import describe, limits_of
 from router.validate.parse import UNARY_INTERVAL, parse
 from router.validate.request_id import new_request_id
@@ -30,9 +34,22 @@ ADAPTERS = {"sql": Adapter("sql", "0" * 32, "/sql")}
 TABLES = {"terse": Table.of(1, 2, "float16", bytes(4))}
 
 
+def parsed(message, model, streaming=True):
+    """The spec, and the parts of the optional features."""
+    limits, bad = limits_of(RouterSettings(model="m"), model.max_context_tokens), Violations()
+    spec = parse(message, model, limits, streaming, bad, ADAPTERS.get, lambda name, _: TABLES.get(name))
+    parts = parse_parts(all_features(model, limits), message, bad)
+    bad.raise_if_any()
+    return spec, parts
+
+
 def spec_of(message, model, streaming=True):
-    limits = limits_of(RouterSettings(model="m"), model.max_context_tokens)
-    return parse(message, model, limits, streaming, ADAPTERS.get, lambda name, _: TABLES.get(name))
+    return parsed(message, model, streaming)[0]
+
+
+def submitted(parts):
+    """What the parts add to the message for the engine."""
+    return {name: value for part in parts for name, value in part.submitted(RequestLog(1)).items()}
 
 
 NESTED = {"chat", "chat.messages", "kv_cache", "output", "resume", "sampling", "speculation", "stopping", "token_ids"}
@@ -68,16 +85,17 @@ def test_an_explicit_off_equals_unset(fields, model):
     seed = Sampling(seed=1)
     message = pb.GenerationSpec(**request, sampling=seed)
     message.MergeFrom(pb.GenerationSpec(**fields))
-    assert spec_of(message, model) == spec_of(pb.GenerationSpec(**request, sampling=seed), model)
+    assert parsed(message, model) == parsed(pb.GenerationSpec(**request, sampling=seed), model)
 
 
-def comparable(spec, keep):
+def comparable(spec_and_parts, keep):
+    spec, parts = spec_and_parts
     values = {name: getattr(spec, name) for name in spec.__slots__}
     if "request_id" not in keep:
         values.pop("request_id")
     if "sampling.seed" not in keep:
         values["sampling"] = msgspec.structs.replace(spec.sampling, seed=0)
-    return values
+    return values, parts
 
 
 @pytest.mark.parametrize("path", sorted(SAMPLES))
@@ -91,8 +109,8 @@ def test_supported_fields_change_the_spec(path, model):
         base_spec = pb.GenerationSpec(text="t")
     # A stream cannot choose among outputs that it has already sent.
     streaming = path != "best_of"
-    changed = comparable(spec_of(pb.GenerationSpec(**(base | fields)), model, streaming), path)
-    assert changed != comparable(spec_of(base_spec, model, streaming), path)
+    changed = comparable(parsed(pb.GenerationSpec(**(base | fields)), model, streaming), path)
+    assert changed != comparable(parsed(base_spec, model, streaming), path)
 
 
 def test_values_of_the_spec(model):
@@ -118,7 +136,7 @@ def test_values_of_the_spec(model):
             message.MergeFrom(pb.GenerationSpec(**sample))
     for resume in message.resume:
         resume.model_fingerprint = "a1"
-    spec = spec_of(message, model)
+    spec, parts = parsed(message, model)
     assert spec.sampling == SamplingParams(
         temperature=0.0,
         top_k=0,
@@ -134,8 +152,10 @@ def test_values_of_the_spec(model):
         logits_processors=("p", "q"),
         logprobs=0,
     )
-    assert spec.guide == Guide(GuideKind.CHOICE, '["yes", "no"]')
-    assert spec.speculation == Speculation(0, (1, 2))
+    assert submitted(parts) == {
+        "guide": Guide(GuideKind.CHOICE, '["yes", "no"]'),
+        "speculation": Speculation(0, (1, 2)),
+    }
     assert (spec.bad_words, spec.client_id) == (("a", "b", "a"), 0)
     assert spec.text.stop == ("a", "b")
     assert (spec.text.include_stop, spec.text.min_tokens, spec.text.interval) == (True, 5, 4)
@@ -152,8 +172,9 @@ def test_values_of_the_spec(model):
 def test_draft_logits(model):
     assert model.vocab_size == VOCABULARY
     fields = SAMPLES["speculation.acceptance_threshold"]
-    spec = spec_of(pb.GenerationSpec(text="t", **fields), model)
-    assert spec.speculation == Speculation(None, (1, 2), DraftLogits("bfloat16", bytes(4 * VOCABULARY)), 0.5)
+    _, parts = parsed(pb.GenerationSpec(text="t", **fields), model)
+    logits = DraftLogits("bfloat16", bytes(4 * VOCABULARY))
+    assert submitted(parts) == {"speculation": Speculation(None, (1, 2), logits, 0.5)}
 
 
 @pytest.mark.parametrize(("output_fields", "engine_logprobs"), [({}, 0), ({"logprobs": 3}, 3)])

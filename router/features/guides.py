@@ -1,9 +1,14 @@
 """Guided decoding: checks a guide as far as possible without compiling it. The engine compiles it."""
 
 import json
+from dataclasses import dataclass
+from typing import Any
 
 from router.errors import Reason, Violations, shown
+from router.requests.part import Part
+from router.requests.token_log import RequestLog
 from router.validate.model import Limits
+from sluice.v1 import generation_pb2 as pb
 from sluice.v1.sampling_pb2 import GuidedDecoding
 from sluice.wire.params import Guide, GuideKind
 
@@ -12,10 +17,27 @@ JSON_KINDS = frozenset({GuideKind.JSON_SCHEMA, GuideKind.STRUCTURAL_TAG})
 """Guides that are JSON objects."""
 
 
-def parse_guide(
-    message: GuidedDecoding, limits: Limits, bad: Violations, shown_tokens: tuple[str, ...] = ()
-) -> Guide | None:
-    """The guide, if any. Must not be used if `bad` has violations. `shown_tokens`: output.keep_special_tokens."""
+@dataclass(frozen=True)
+class Guides:
+    fields = frozenset({"guided"})
+
+    _limits: Limits
+
+    def parse(self, message: pb.GenerationSpec, bad: Violations) -> "_Guided | None":
+        guide = _parse(message.guided, self._limits, bad, tuple(message.output.keep_special_tokens))
+        return None if guide is None else _Guided(guide)
+
+
+@dataclass(frozen=True, slots=True)
+class _Guided(Part):
+    guide: Guide
+
+    def submitted(self, _: RequestLog) -> dict[str, Any]:
+        return {"guide": self.guide}
+
+
+def _parse(message: GuidedDecoding, limits: Limits, bad: Violations, shown_tokens: tuple[str, ...]) -> Guide | None:
+    """`shown_tokens`: output.keep_special_tokens."""
     name = message.WhichOneof("guide")
     if name is None:
         return None

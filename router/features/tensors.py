@@ -1,14 +1,48 @@
 """The tensors of the model that a request asks for."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
 
 from router.errors import Reason, RequestError, Violation, Violations, shown
+from router.requests.part import Part
+from router.requests.token_log import RequestLog
 from router.validate.needs import Need, named_need
 from sluice.v1 import generation_pb2 as pb
 from sluice.wire.tensors import CONTEXT_LOGITS, GENERATION_LOGITS, LOGITS_NAMES, MAX_NAMES, TensorParams
 
 
-def parse_tensors(spec: pb.GenerationSpec, bad: Violations) -> TensorParams:
+@dataclass(frozen=True)
+class Tensors:
+    fields = frozenset(
+        {"output.context_logits", "output.generation_logits", "output.tensors", "resume", "resume_context_rows"}
+    )
+
+    def parse(self, message: pb.GenerationSpec, bad: Violations) -> "_Tensors | None":
+        wanted = _parse(message, bad)
+        return _Tensors(wanted) if wanted else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Tensors(Part):
+    wanted: TensorParams
+
+    def needs(self) -> Iterator[Need]:
+        # Every engine has logits.
+        for i, name in enumerate(name for name in self.wanted.output if name not in LOGITS_NAMES):
+            yield named_need("tensor", name, f"spec.output.tensors[{i}].name", "tensors", "named tensors")
+
+    def prepare(self, prompt_tokens: int, log: RequestLog) -> None:
+        if self.wanted.context_rows > prompt_tokens:
+            description = f"is {self.wanted.context_rows}, but the prompt has {prompt_tokens} tokens"
+            raise RequestError.invalid([Violation("spec.resume_context_rows", description)])
+        log.expect_tensors(self.wanted, prompt_tokens)
+
+    def submitted(self, log: RequestLog) -> dict[str, Any]:
+        return {} if log.tensors is None else {"tensors": log.tensors.missing(log.live)}
+
+
+def _parse(spec: pb.GenerationSpec, bad: Violations) -> TensorParams:
     output = spec.output
     names = _names(output, bad)
     context = (CONTEXT_LOGITS,) * output.context_logits
@@ -23,19 +57,6 @@ def parse_tensors(spec: pb.GenerationSpec, bad: Violations) -> TensorParams:
         bad.add(field, f"{value}, cannot be combined with tensors in spec.output", reason=Reason.CONFLICT)
     _check_rows(spec, wanted, bad)
     return wanted
-
-
-def tensor_needs(wanted: TensorParams) -> Iterator[Need]:
-    """The named tensors: every engine has logits."""
-    for i, name in enumerate(name for name in wanted.output if name not in LOGITS_NAMES):
-        yield named_need("tensor", name, f"spec.output.tensors[{i}].name", "tensors", "named tensors")
-
-
-def check_context_rows(wanted: TensorParams, prompt_tokens: int) -> None:
-    """Raises RequestError if the caller claims to have more rows of the prompt than there are."""
-    if wanted.context_rows > prompt_tokens:
-        description = f"is {wanted.context_rows}, but the prompt has {prompt_tokens} tokens"
-        raise RequestError.invalid([Violation("spec.resume_context_rows", description)])
 
 
 def _names(output: pb.OutputOptions, bad: Violations) -> tuple[str, ...]:

@@ -1,8 +1,11 @@
 """The caller's draft tokens, and the distributions from which they were sampled."""
 
-from typing import Literal, cast
+from dataclasses import dataclass
+from typing import Any, Literal, cast
 
 from router.errors import Reason, Violations, shown
+from router.requests.part import Part
+from router.requests.token_log import RequestLog
 from router.validate.model import Limits, Model
 from sluice.v1 import generation_pb2 as pb
 from sluice.wire.params import DraftLogits, Speculation
@@ -11,10 +14,31 @@ from sluice.wire.tensors import BYTES
 
 FIELD = "spec.speculation"
 DTYPES = ("float32", "bfloat16", "float16")
+NO_SPECULATION = Speculation()
 THRESHOLD_RANGE = Range(0, 1, above=True)
 
 
-def parse_speculation(message: pb.Speculation, model: Model, limits: Limits, bad: Violations) -> Speculation:
+@dataclass(frozen=True)
+class Drafts:
+    fields = frozenset({"speculation"})
+
+    _model: Model
+    _limits: Limits
+
+    def parse(self, message: pb.GenerationSpec, bad: Violations) -> "_Drafts | None":
+        speculation = _parse(message.speculation, self._model, self._limits, bad)
+        return None if speculation == NO_SPECULATION else _Drafts(speculation)
+
+
+@dataclass(frozen=True, slots=True)
+class _Drafts(Part):
+    speculation: Speculation
+
+    def submitted(self, _: RequestLog) -> dict[str, Any]:
+        return {"speculation": self.speculation}
+
+
+def _parse(message: pb.Speculation, model: Model, limits: Limits, bad: Violations) -> Speculation:
     max_draft_tokens = None
     if message.HasField("max_draft_tokens"):
         max_draft_tokens = message.max_draft_tokens

@@ -3,14 +3,21 @@ import json
 import pytest
 
 from router.errors import Violations
-from router.validate.guide import parse_guide
+from router.features.guides import Guides
+from router.requests.token_log import RequestLog
 from router.validate.model import Limits
+from sluice.v1.generation_pb2 import GenerationSpec
 from sluice.v1.sampling_pb2 import ChoiceList, GuidedDecoding, JsonObject
 from sluice.wire.params import Guide, GuideKind
 
 LIMITS = Limits(1, 1)
 SCHEMA = '{"type": "object", "properties": {"a": {"type": "integer"}}}'
 TAG = '{"structures": [{"begin": "<f>", "schema": {}, "end": "</f>"}], "triggers": ["<f"]}'
+
+
+def parse(message: GuidedDecoding, bad: Violations) -> Guide | None:
+    part = Guides(LIMITS).parse(GenerationSpec(guided=message), bad)
+    return None if part is None else part.submitted(RequestLog(1))["guide"]
 
 
 @pytest.mark.parametrize(
@@ -27,14 +34,14 @@ TAG = '{"structures": [{"begin": "<f>", "schema": {}, "end": "</f>"}], "triggers
 )
 def test_guides_are_passed_on_unchanged(message, guide):
     bad = Violations()
-    assert parse_guide(message, LIMITS, bad) == guide
+    assert parse(message, bad) == guide
     assert bad.found == []
 
 
 def test_choices_become_json():
     choices = ['say "yes"', "\n", "ä\\"]
     bad = Violations()
-    guide = parse_guide(GuidedDecoding(choice=ChoiceList(choices=choices)), LIMITS, bad)
+    guide = parse(GuidedDecoding(choice=ChoiceList(choices=choices)), bad)
     assert bad.found == []
     assert guide is not None
     assert (guide.kind, json.loads(guide.text)) == (GuideKind.CHOICE, choices)
@@ -47,5 +54,5 @@ def test_every_guide_of_the_proto_is_known():
 
 def test_errors_of_a_schema_are_not_logged():
     bad = Violations()
-    parse_guide(GuidedDecoding(json_schema='{"secret"'), LIMITS, bad)
+    parse(GuidedDecoding(json_schema='{"secret"'), bad)
     assert [violation.private for violation in bad.found] == [True]

@@ -1,0 +1,13 @@
+"""The optional features of requests, one per file. A request enters only those whose fields it sets."""
+
+from router.features.drafts import Drafts
+from router.features.guides import Guides
+from router.features.processors import Processors
+from router.features.prompt_logprobs import PromptLogprobs
+from router.features.tensors import Tensors
+from router.requests.part import Feature
+from router.validate.model import Limits, Model
+
+
+def all_features(model: Model, limits: Limits) -> tuple[Feature, ...]:
+    return Guides(limits), Drafts(model, limits), PromptLogprobs(model, limits), Tensors(), Processors()
