@@ -15,6 +15,7 @@ from sluice.wire.params import RetentionParams, place_in_line
 from sluice.wire.requests import Submit
 from sluice.wire.rows import PROMPT_END_TOKENS, Open
 from sluice.wire.tables import VirtualTokens
+from sluice.wire.tensors import NO_TENSORS
 
 
 class Request:
@@ -59,14 +60,15 @@ class Request:
         self.max_drafts = max_drafts
         self.lookup: Lookup | None = None
         """Lookup over the prompt and the caller's draft; created with the first drafter, shared by all."""
-        self.proposals = Proposals.of(spec)
+        self.proposals = None if spec.speculation.draft_logits is None else Proposals.of(spec)
         """The caller's draft tokens with logits; None: plain sampling."""
         self.adapter = None if spec.adapter is None else spec.adapter.version
         """Version of its LoRA adapter."""
-        self.has_tensors = bool(spec.tensors)
+        self.has_tensors = spec.tensors is not None
+        self.tensors = NO_TENSORS if spec.tensors is None else spec.tensors
         self.num_scored = 0
         """Log-probabilities of the prompt that are among the responses."""
-        self.num_context_rows = spec.tensors.context_rows
+        self.num_context_rows = self.tensors.context_rows
         """Rows of the prompt's tensors that are among the responses."""
         self.deadline = inf if spec.time_limit is None else now + spec.time_limit
         beams = spec.sampling.beam_search
@@ -123,13 +125,17 @@ class Request:
         state = State.WAITING if output else State.AWAITING
         num_tokens = self.num_prompt + len(output)
         sequence = Sequence(self, index, state, order, num_tokens, program, None, output, len(output))
-        sequence.num_rows, sequence.forced = self.spec.tensors.output_rows.get(index, 0), forced
+        sequence.num_rows, sequence.forced = self.tensors.output_rows.get(index, 0), forced
         return sequence
 
     def _lacks_rows(self, index: int, output: abc.Sequence[int]) -> bool:
         """Whether a resumed sequence is complete but rows of its tensors are missing."""
-        tensors, stopping = self.spec.tensors, self.spec.stopping
-        if not output or not tensors or stopping.finish_reason(output[-1], len(output)) is FinishReason.RUNNING:
+        tensors, stopping = self.tensors, self.spec.stopping
+        if (
+            not output
+            or not self.has_tensors
+            or stopping.finish_reason(output[-1], len(output)) is FinishReason.RUNNING
+        ):
             return False
         missing = bool(tensors.output) and tensors.output_rows.get(index, 0) < len(output)
         return missing or (bool(tensors.context) and tensors.context_rows < self.num_prompt)

@@ -143,7 +143,7 @@ class Sequence:
         """Position of the first row of tensors that the client has requested and that was not sent; NO_LIMIT if there
         is none."""
         request, first = self.request, NO_LIMIT
-        tensors = request.spec.tensors
+        tensors = request.tensors
         if tensors.output:
             first = request.num_prompt - 1 + self.num_rows
         if tensors.context and request.num_context_rows < request.num_prompt and self is request.prompt_rows_owner:

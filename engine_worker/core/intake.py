@@ -28,7 +28,7 @@ from sluice.wire.message import MAX_SEQUENCES
 from sluice.wire.offers import LORA, Offer, offer
 from sluice.wire.requests import Submit
 from sluice.wire.tables import VirtualTokens
-from sluice.wire.tensors import LOGITS_NAMES
+from sluice.wire.tensors import LOGITS_NAMES, TensorParams
 
 Programs = Callable[[Submit], Sequence[SequenceProgram | None]]
 
@@ -100,7 +100,7 @@ class EngineLimits:
         """Limit on draft tokens per sequence and step; 0: no drafts."""
         # Processors must see only tokens of the output, a beam has no single token to compare a draft token with, and
         # tensors have one row per output token.
-        if spec.sampling.logits_processors or spec.sampling.beam_search is not None or spec.tensors:
+        if spec.sampling.logits_processors or spec.sampling.beam_search is not None or spec.tensors is not None:
             return 0
         requested = spec.speculation.max_draft_tokens
         if requested is not None:
@@ -167,10 +167,12 @@ class Intake:
 
     def _try_begin(self, spec: Submit, now: float) -> Fault | None:
         """Begin a valid request; returns a fault if its images or its preparation have a problem."""
-        try:
-            positions = Positions.of(spec.prompt, VirtualTokens.of(self._terms.vocab_size, spec.tables))
-        except SplitImageError as error:
-            return Fault(ErrorCode.INVALID_ARGUMENT.name, str(error))
+        positions = None
+        if spec.tables is not None:
+            try:
+                positions = Positions.of(spec.prompt, VirtualTokens.of(self._terms.vocab_size, spec.tables))
+            except SplitImageError as error:
+                return Fault(ErrorCode.INVALID_ARGUMENT.name, str(error))
         preparation = self._prepare(spec)
         if preparation is not None and preparation.poll():
             if preparation.fault is not None:
@@ -181,11 +183,12 @@ class Intake:
 
     def _begin(self, spec: Submit, positions: Positions | None, preparation: Preparation | None, now: float) -> None:
         self._arrivals += 1
-        if spec.tables:
+        virtual = None
+        if spec.tables is not None:
             spec = replace(spec, tables=spec.tables.shared(self._live.tables.take))
+            virtual = VirtualTokens.of(self._terms.vocab_size, spec.tables)
         root = root_hash(self._terms.fingerprint, *spec.domain)
         programs, drafts = self._programs(spec), self._terms.drafts(spec)
-        virtual = VirtualTokens.of(self._terms.vocab_size, spec.tables)
         request = Request(
             spec,
             root,
@@ -267,7 +270,7 @@ class Intake:
             return Fault(ErrorCode.INVALID_ARGUMENT.name, f"n must be from 1 to {MAX_SEQUENCES} (got {spec.n})")
         if not spec.prompt or spec.stopping.max_tokens < 1:
             return Fault(ErrorCode.INVALID_ARGUMENT.name, "prompt must not be empty and max_tokens must be at least 1")
-        last = terms.vocab_size + spec.tables.num_rows - 1
+        last = terms.vocab_size + (0 if spec.tables is None else spec.tables.num_rows) - 1
         if min(spec.prompt) < 0 or max(spec.prompt) > last:
             # The router has checked ids from clients, so these ids come from the tokenizer.
             message = (
@@ -281,20 +284,32 @@ class Intake:
                 f"{len(spec.prompt)} prompt tokens plus {spec.stopping.max_tokens} max_tokens are {total}; "
                 f"this engine holds at most {terms.max_sequence_tokens} per sequence",
             )
-        drafted = spec.speculation.draft_token_ids
-        if drafted and not 0 <= min(drafted) <= max(drafted) < terms.vocab_size:
-            return Fault(ErrorCode.INVALID_ARGUMENT.name, f"draft token ids must be from 0 to {terms.vocab_size - 1}")
-        problem = proposals_problem(spec, terms.vocab_size)
-        if problem is not None:
-            return Fault(ErrorCode.INVALID_ARGUMENT.name, problem, field="spec.speculation.draft_logits.data")
-        problem = resume_problem(spec, terms.vocab_size) or rows_problem(spec)
-        problem = problem or tables_problem(spec, terms.hidden_size, terms.image_rows, self._live.tables)
-        return self._unable(spec) if problem is None else Fault(ErrorCode.INVALID_ARGUMENT.name, problem)
+        return self._feature_fault(spec) or self._unable(spec)
+
+    def _feature_fault(self, spec: Submit) -> Fault | None:
+        """Why what the request asks of optional features is invalid."""
+        vocab_size, drafted = self._terms.vocab_size, spec.speculation.draft_token_ids
+        if drafted and not 0 <= min(drafted) <= max(drafted) < vocab_size:
+            return Fault(ErrorCode.INVALID_ARGUMENT.name, f"draft token ids must be from 0 to {vocab_size - 1}")
+        if spec.speculation.draft_logits is not None:
+            problem = proposals_problem(spec, vocab_size)
+            if problem is not None:
+                return Fault(ErrorCode.INVALID_ARGUMENT.name, problem, field="spec.speculation.draft_logits.data")
+        problem = resume_problem(spec, vocab_size) if spec.resume or spec.ended else None
+        if problem is None and spec.tensors is not None:
+            problem = rows_problem(spec, spec.tensors)
+        if problem is None and spec.tables is not None:
+            sizes = self._terms.hidden_size, self._terms.image_rows
+            problem = tables_problem(spec, spec.tables, *sizes, self._live.tables)
+        return None if problem is None else Fault(ErrorCode.INVALID_ARGUMENT.name, problem)
 
     def _full(self, spec: Submit) -> str | None:
         if not self.free_slots:
             return f"the engine has reached its limit of {self._terms.max_requests} requests (max_requests)"
-        if spec.tables and (size := self._live.tables.num_bytes_with(spec.tables.parts)) > MAX_LIVE_TABLE_BYTES:
+        if (
+            spec.tables is not None
+            and (size := self._live.tables.num_bytes_with(spec.tables.parts)) > MAX_LIVE_TABLE_BYTES
+        ):
             limit = f"the limit is {MAX_LIVE_TABLE_BYTES}"
             return f"prompt tables and images of live requests would have {size} bytes, {limit}"
         return None
@@ -308,10 +323,13 @@ class Intake:
             return Fault(ErrorCode.INVALID_ARGUMENT.name, f"this engine has no logits processor {unknown[0]!r}")
         if spec.sampling.beam_search is not None and not self._beams:
             return NO_BEAMS
-        names = spec.tensors.context + spec.tensors.output
+        return None if spec.tensors is None else self._unable_tensors(spec, spec.tensors)
+
+    def _unable_tensors(self, spec: Submit, tensors: TensorParams) -> Fault | None:
+        names = tensors.context + tensors.output
         if names and spec.sampling.beam_search is not None:
             return Fault(ErrorCode.INVALID_ARGUMENT.name, "tensors cannot be combined with beam search")
         absent = [name for name in names if name not in (*LOGITS_NAMES, *self._terms.tensors)]
         if absent:
             return Fault(ErrorCode.INVALID_ARGUMENT.name, f"this engine has no tensor {absent[0]!r}")
-        return NO_CHUNKS if spec.tensors.context and not self._chunked else None
+        return NO_CHUNKS if tensors.context and not self._chunked else None

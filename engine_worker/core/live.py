@@ -50,7 +50,7 @@ class LiveRequests:
         self.num_begun += 1
         if self._adapters is not None and request.adapter is not None:
             self._adapters.acquire(request.adapter)
-        if request.spec.tensors:
+        if request.has_tensors:
             self.with_tensors[request] = None
         self._changed[request] = None
         self._deadlines.add(request)
@@ -211,7 +211,8 @@ class LiveRequests:
         """Remove a request all of whose sequences have ended."""
         self._changed[request] = None
         del self.requests[request.spec.request]
-        self.tables.release(request.spec.tables.parts)
+        if request.spec.tables is not None:
+            self.tables.release(request.spec.tables.parts)
         if self._adapters is not None and request.adapter is not None:
             self._adapters.release(request.adapter)
 

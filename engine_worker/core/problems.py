@@ -5,21 +5,23 @@ from sluice.wire.images import Image
 from sluice.wire.requests import Submit
 from sluice.wire.shared_tables import SharedTables
 from sluice.wire.tables import PromptTables, Table
+from sluice.wire.tensors import TensorParams
 
 
-def rows_problem(spec: Submit) -> str | None:
-    for index, rows in spec.tensors.output_rows.items():
+def rows_problem(spec: Submit, tensors: TensorParams) -> str | None:
+    for index, rows in tensors.output_rows.items():
         if rows > len(spec.resume.get(index, ())):
             return f"tensors must have at most as many rows as resume has tokens (got {rows} for sequence {index})"
-    if spec.tensors.context_rows > len(spec.prompt):
-        return f"tensors must have at most {len(spec.prompt)} rows of the prompt (got {spec.tensors.context_rows})"
+    if tensors.context_rows > len(spec.prompt):
+        return f"tensors must have at most {len(spec.prompt)} rows of the prompt (got {tensors.context_rows})"
     return None
 
 
-def tables_problem(spec: Submit, hidden_size: int, image_rows: int, known: SharedTables[Table | Image]) -> str | None:
+def tables_problem(
+    spec: Submit, tables: PromptTables, hidden_size: int, image_rows: int, known: SharedTables[Table | Image]
+) -> str | None:
     """`hidden_size`, `image_rows`: see `Runner`. `known`: tables and images of live requests, which need not be hashed
     again."""
-    tables = spec.tables
     if not tables:
         return "extra_ids must be empty without tables" if tables.extra_ids else None
     problem = _table_problem(tables, hidden_size, known) or _image_problem(tables, image_rows, known)

@@ -28,7 +28,7 @@ def kept_rows(sequence: Sequence, num_tokens: int) -> tuple[Kept, ...]:
     """The rows of the next `num_tokens` tokens that the client has requested and that were not sent: first the
     prompt's, then the output's."""
     request, start = sequence.request, sequence.num_scheduled
-    params, end, kept = request.spec.tensors, start + num_tokens, []
+    params, end, kept = request.tensors, start + num_tokens, []
     if params.context and sequence is request.prompt_rows_owner:
         first, last = max(start, request.num_context_rows), min(end, request.num_prompt)
         if first < last:
@@ -57,7 +57,7 @@ def tensor_messages(
         end = positions.start + positions.count
         if positions.context:
             # If their owner ended while its step was in flight, the next one may have computed the same rows.
-            for part in _messages(request, 0, request.spec.tensors.context, arrays, context=True):
+            for part in _messages(request, 0, request.tensors.context, arrays, context=True):
                 if request.num_context_rows < part.end:
                     yield part.between(max(request.num_context_rows, part.start), part.end)
             request.num_context_rows = max(request.num_context_rows, end)
@@ -69,7 +69,7 @@ def tensor_messages(
                 continue
             # Siblings share only the row of the prompt's last position.
             num_sent, last = sampler.num_rows, end - first if sampler is sequence else 1
-            for part in _messages(request, sampler.index, request.spec.tensors.output, outputs, context=False):
+            for part in _messages(request, sampler.index, request.tensors.output, outputs, context=False):
                 if num_sent < part.end and part.start < last:
                     yield part.between(max(num_sent, part.start), min(last, part.end))
             sampler.num_rows = max(num_sent, last)
@@ -138,7 +138,7 @@ class TensorGate:
         return sum(positions.count * self._row_bytes[name] for positions in kept for name in positions.names)
 
     def _bytes_per_position(self, request: Request, sequence: Sequence) -> int:
-        params = request.spec.tensors
+        params = request.tensors
         names = sources(params.output)
         if sequence is request.prompt_rows_owner and request.num_context_rows < request.num_prompt:
             names += sources(params.context)

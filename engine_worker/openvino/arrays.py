@@ -76,7 +76,7 @@ def prepared_step(
 
     A step of fewer than `smallest` sequences with one token each is padded with one more sequence, in block `spare`.
     """
-    virtual = table_rows(slices)
+    virtual = table_rows(slices) if any(part.virtual is not None for part in slices) else None
     if len(slices) < smallest and _all_single(slices) and sum(len(part.tokens) for part in slices) < smallest:
         # The padding sequence's logits are not read.
         slices = [*slices, Slice([0] * PADDING, 0, [spare])]

@@ -149,7 +149,7 @@ class Mailbox:
         """Open the lanes of the request's responses. Raises ValueError if an address is invalid or all lanes are in
         use."""
         self._outbox.connect(spec.detokenizer)
-        if not spec.tensors:
+        if spec.tensors is None:
             return
         try:
             self._tensors.connect(spec.router)
@@ -185,7 +185,7 @@ class Mailbox:
         if not self._num_live[spec.request]:
             del self._submits[spec.request], self._num_live[spec.request]
             self._outbox.disconnect(spec.detokenizer)
-            if spec.tensors:
+            if spec.tensors is not None:
                 self._tensors.disconnect(spec.router)
 
     def _drop(self, reason: str, message: Submit | Cancel) -> bool:

@@ -104,7 +104,7 @@ def build_arrays(
     ends = np.cumsum(counts)
     total = int(ends[-1])
     token_ids = np.fromiter(chain.from_iterable(part.tokens for part in slices), np.int64, total)
-    virtual = table_rows(slices)
+    virtual = table_rows(slices) if any(part.virtual is not None for part in slices) else None
     if virtual is not None:
         token_ids[virtual.tokens] = STAND_IN
     # In most steps each slice has one token, and nothing has to be repeated.

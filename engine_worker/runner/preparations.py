@@ -53,7 +53,7 @@ class RequestPreparer:
         parts = [self._prepare_guide(spec)]
         if spec.adapter is not None and self._adapters is not None:
             parts.append(self._adapters.prepare(spec.adapter))
-        if spec.tables.images and self._images is not None:
+        if spec.tables is not None and spec.tables.images and self._images is not None:
             parts.append(self._images.prepare(spec.tables.images))
         needed = [part for part in parts if part is not None]
         return Preparations(needed, self._advance) if needed else None

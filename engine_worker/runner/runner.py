@@ -143,10 +143,12 @@ class ModelRunner:
             raise lost from error
 
     def prepare(self, spec: Submit, *, running: bool = False) -> Preparation | None:
-        return self._preparer.prepare(spec, running=running)
+        needed = spec.guide is not None or spec.adapter is not None or spec.tables is not None
+        return self._preparer.prepare(spec, running=running) if needed else None
 
     def programs(self, spec: Submit) -> list[Program | None]:
-        return self._preparer.programs(spec)
+        needed = spec.sampling.has_rules or spec.guide is not None
+        return self._preparer.programs(spec) if needed else [None] * spec.n
 
     def launch(self, step: Step) -> LaunchedStep:
         with self._inference, self._waiting:

@@ -32,12 +32,8 @@ def with_images(slices: Sequence[Slice], rows_of: Callable[[Image], Table]) -> t
     )
 
 
-def table_rows(slices: Sequence[Slice]) -> TableRows | None:
-    """None if the step has no virtual tokens."""
-    # Few operations per slice, because this runs in every step.
-    virtual = [part.virtual for part in slices]
-    if not any(virtual):
-        return None
+def table_rows(slices: Sequence[Slice]) -> TableRows:
+    """At least one slice must have virtual tokens."""
     tokens, rows, end = [], [], 0
     for part in slices:
         start, end = end, end + len(part.tokens)

@@ -18,7 +18,7 @@ from router.validate.spec import Spec
 from sluice.wire.params import RetentionParams, SamplingParams
 from sluice.wire.requests import PROBATION_TOKENS
 from sluice.wire.rows import Started, Times
-from sluice.wire.tables import NO_TABLES, PromptTables, VirtualTokens
+from sluice.wire.tables import PromptTables, VirtualTokens
 
 MAX_LOST_KEPT = 32
 """Lost attempts that are remembered per request: a slow client may cause any number of pauses."""
@@ -57,7 +57,7 @@ class RequestState:
         self.aborted = False
         """Whether the client or an admin has aborted the request."""
         self.prompt: list[int] = []
-        self.tables = NO_TABLES
+        self.tables: PromptTables | None = None
         """Kept for later attempts."""
         self.virtual: VirtualTokens | None = None
         """The rows that the prompt's ids beyond the vocabulary stand for."""

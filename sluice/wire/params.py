@@ -87,6 +87,11 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     def penalized(self) -> bool:
         return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
 
+    @property
+    def has_rules(self) -> bool:
+        """Whether the tokens so far may change the next logits."""
+        return bool(self.penalized or self.no_repeat_ngram_size or self.bad_words or self.logits_processors)
+
 
 class StopParams(msgspec.Struct, frozen=True, omit_defaults=True):
     """When the engine ends a sequence. For stop strings, which the detokenizer searches, see `TextParams`."""

@@ -25,7 +25,7 @@ from sluice.wire.message import (
 from sluice.wire.params import Guide, RetentionParams, SamplingParams, Speculation, StopParams, TextParams
 from sluice.wire.prompt_adapters import PromptAdapterMessage, PromptAdapterRead
 from sluice.wire.rows import TextBatch, TokenBatch
-from sluice.wire.tables import NO_TABLES, PromptTables
+from sluice.wire.tables import PromptTables
 from sluice.wire.tensors import TensorBatch, TensorParams
 
 PROBATION_TOKENS = 4
@@ -73,10 +73,10 @@ class Submit(Message, frozen=True):
     prompt_logprobs: Logprobs | None = None
     """Number of alternatives to report with each token of the prompt. None: no logprobs of the prompt. Not used with
     `resume`, since a caller that has tokens has received them already."""
-    tensors: TensorParams = TensorParams()
+    tensors: TensorParams | None = None
     adapter: Adapter | None = None
     """None: the model without an adapter."""
-    tables: PromptTables = NO_TABLES
+    tables: PromptTables | None = None
 
     @property
     def domain(self) -> Domain:

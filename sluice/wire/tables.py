@@ -118,8 +118,10 @@ class VirtualTokens:
         self._extra_ids = extra_ids
 
     @staticmethod
-    def of(vocab_size: int, tables: PromptTables) -> "VirtualTokens | None":
+    def of(vocab_size: int, tables: PromptTables | None) -> "VirtualTokens | None":
         """The virtual tokens of a request. None if it has no tables or images."""
+        if tables is None:
+            return None
         parts = tables.parts
         starts = accumulate((part.rows for part in parts), initial=0)
         placed = tuple(map(PlacedTable, parts, starts))

@@ -79,9 +79,9 @@ def spec_of(
         alone=alone,
         speculation=speculation,
         prompt_logprobs=prompt_logprobs,
-        tensors=tensors,
+        tensors=tensors or None,
         adapter=adapter,
-        tables=tables,
+        tables=None if tables == NO_TABLES else tables,
     )
 
 
@@ -183,8 +183,9 @@ class EngineBench:
         self.inbox.append(spec)
         self.specs.setdefault((spec.request, spec.attempt), spec)
         first_rows, key = self.receiver.first_rows, (spec.request, spec.attempt)
-        first_rows[*key, 0, True] = spec.tensors.context_rows
-        first_rows |= {(*key, index, False): rows for index, rows in spec.tensors.output_rows.items()}
+        tensors = spec.tensors or NO_TENSORS
+        first_rows[*key, 0, True] = tensors.context_rows
+        first_rows |= {(*key, index, False): rows for index, rows in tensors.output_rows.items()}
 
     def cancel(self, request: int, sequence: int | None = None, *, attempt: int = 0, epoch: int = EPOCH) -> None:
         self.inbox.append(Cancel(request, attempt, epoch, sequence))

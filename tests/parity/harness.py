@@ -226,8 +226,8 @@ class EngineHarness:
                 speculation=speculation,
                 guide=guide,
                 prompt_logprobs=prompt_logprobs,
-                tensors=tensors,
-                tables=tables,
+                tensors=tensors or None,
+                tables=tables or None,
                 adapter=adapter,
             )
         )

@@ -7,6 +7,7 @@ from engine_worker.request import remaining
 from sluice.wire.errors import FinishReason
 from sluice.wire.hashing import short_hash
 from sluice.wire.requests import Submit
+from sluice.wire.tensors import NO_TENSORS
 from tests.engine_worker.core.machine_oracle import Oracle
 from tests.fakes.engine import EngineBench
 
@@ -109,11 +110,12 @@ class OutcomeChecks:
         still had to compute them.
         """
         length = len(self._bench.output(spec.request, sequence, spec.attempt))
-        for name in spec.tensors.context:
-            count = len(spec.prompt) - spec.tensors.context_rows if self._all_complete(spec) else None
+        tensors = spec.tensors or NO_TENSORS
+        for name in tensors.context:
+            count = len(spec.prompt) - tensors.context_rows if self._all_complete(spec) else None
             self._check_tensor(spec, sequence, (0, name, True), count if complete else None)
-        for name in spec.tensors.output:
-            count = max(0, length - spec.tensors.output_rows.get(sequence, 0))
+        for name in tensors.output:
+            count = max(0, length - tensors.output_rows.get(sequence, 0))
             self._check_tensor(spec, sequence, (sequence, name, False), count if complete else None)
 
     def _check_tensor(self, spec: Submit, sequence: int, tensor: tuple[int, str, bool], count: int | None) -> None:

@@ -6,6 +6,7 @@ from msgspec.structs import replace
 
 from sluice.wire.params import Speculation
 from sluice.wire.requests import Submit
+from sluice.wire.tensors import NO_TENSORS
 from tests.engine_worker.core.machine_oracle import Oracle
 from tests.fakes.scripted_tokens import VOCAB, draft_logits
 
@@ -36,7 +37,7 @@ def resuming(oracle: Oracle, spec: Submit, choices: Random) -> Submit:
         if choices.random() < 0.7:
             output = oracle.output(spec, sequence)
             resume[sequence] = output[: choices.randrange(len(output) + 1)]
-    tensors = spec.tensors
+    tensors = spec.tensors or NO_TENSORS
     if tensors.output:
         rows = {sequence: choices.randrange(len(output) + 1) for sequence, output in resume.items()}
         tensors = replace(tensors, output_rows=rows)

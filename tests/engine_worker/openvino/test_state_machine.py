@@ -20,7 +20,7 @@ from sluice.settings.engine import SchedulerNames
 from sluice.wire.params import RetentionParams, derive_seed
 from sluice.wire.prompt_logprobs import Row
 from sluice.wire.requests import Submit
-from sluice.wire.tensors import CONTEXT_LOGITS, GENERATION_LOGITS, HIDDEN_STATES, NO_TENSORS, TensorParams, TensorRows
+from sluice.wire.tensors import CONTEXT_LOGITS, GENERATION_LOGITS, HIDDEN_STATES, TensorParams, TensorRows
 from tests.engine_worker.core.machine import EVENT_BUFFER, QUIET, EngineMachine
 from tests.engine_worker.core.machine_oracle import Oracle
 from tests.engine_worker.models.checkpoints import CONFIGS, write_checkpoint
@@ -95,7 +95,7 @@ class IdleEngineOracle(Oracle):
             resume={},
             ended=[],
             prompt_logprobs=0,
-            tensors=NO_TENSORS if beams is not None else ALL,
+            tensors=None if beams is not None else ALL,
         )
         number = 0 if beams is None else sequence
         # Draft tokens change the output only if they come with logits.
