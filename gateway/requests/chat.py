@@ -99,7 +99,7 @@ class ChatRequest(Common, kw_only=True):
             raise invalid("is empty", "messages")
         if len(self.messages) > MAX_MESSAGES:
             raise invalid(f"has {len(self.messages)} messages, at most {MAX_MESSAGES} are allowed", "messages")
-        if self.chat_template_kwargs and _depth(self.chat_template_kwargs) > MAX_DEPTH:
+        if _is_deeper(self.chat_template_kwargs, MAX_DEPTH):
             raise invalid(f"is nested more than {MAX_DEPTH} levels deep", "chat_template_kwargs")
 
     def prompt(self) -> list[dict[str, Any]]:
@@ -140,7 +140,10 @@ class ChatRequest(Common, kw_only=True):
         return variables | (self.chat_template_kwargs or {})
 
 
-def _depth(value: Any) -> int:
-    """Nesting of a decoded JSON value. The recursion is bounded, because the JSON decoder limits the nesting."""
-    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return 1 + max(map(_depth, inner), default=0)
+def _is_deeper(value: Any, levels: int) -> bool:
+    """Whether a JSON value is nested more than `levels` deep. The recursion ends there, because the JSON decoder
+    accepts values that are nested more deeply than calls of Python functions can be."""
+    if not isinstance(value, dict | list):
+        return False
+    inner = value.values() if isinstance(value, dict) else value
+    return levels == 0 or any(_is_deeper(item, levels - 1) for item in inner)

@@ -140,9 +140,8 @@ async def _next(call: Call, watchdog: Watchdog) -> Any:
         guard.begin()
         request = await call.read()
     if isinstance(request, DecodeError):
-        raise RequestError.invalid(
-            [Violation("", f"the message cannot be read: {request}", reason=Reason.INVALID_FORMAT)]
-        )
+        description = f"the message cannot be read: {request}: it is malformed or nested too deeply"
+        raise RequestError.invalid([Violation("", description, reason=Reason.INVALID_FORMAT)])
     return request
 
 

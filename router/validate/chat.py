@@ -18,7 +18,10 @@ MAX_PARTS = 256
 MAX_CALLS = 4096
 """Tool calls in all messages together."""
 MAX_DEPTH = 64
-"""Nesting of JSON values. That of template_kwargs is limited to less, by protobuf's limit for nested messages."""
+"""Nesting of JSON values."""
+MAX_VARIABLES_DEPTH = 30
+"""Nesting of template_kwargs. A little less than protobuf can decode: it stops at 100 nested messages, and each object
+of a Struct takes three. Beyond that, the error could not name the field."""
 RESERVED_VARIABLES = frozenset({"messages", "tools", "continue_final_message"})
 
 
@@ -71,6 +74,7 @@ def parse_chat(spec: pb.GenerationSpec, model: Model, limits: Limits, bad: Viola
     _check_messages(chat, bad)
     messages = tuple(_message(message, f"spec.chat.messages[{i}]", bad) for i, message in enumerate(chat.messages))
     variables = _variables(chat.template_kwargs)
+    _check_depth("spec.chat.template_kwargs", variables, MAX_VARIABLES_DEPTH, bad)
     for name in sorted(RESERVED_VARIABLES & variables.keys()):
         bad.add(f"spec.chat.template_kwargs.{name}", "is set by the server", reason=Reason.CONFLICT)
     return ChatPrompt(
@@ -188,11 +192,18 @@ def _json_value(text: str, kind: type[T], field: str, bad: Violations) -> T | No
         if not isinstance(value, kind):
             bad.add(field, f"must be a JSON {JSON_NAMES[kind]}", reason=Reason.INVALID_FORMAT)
             return None
-    if value is None or _is_deeper(value, MAX_DEPTH):
-        bad.add(field, f"is nested more than {MAX_DEPTH} levels deep", reason=Reason.TOO_MANY)
+    if not _check_depth(field, value, MAX_DEPTH, bad):
         return None
     checked: T = value
     return checked
+
+
+def _check_depth(field: str, value: Any, levels: int, bad: Violations) -> bool:
+    """`value`: None if it is nested too deeply to be decoded."""
+    if value is None or _is_deeper(value, levels):
+        bad.add(field, f"is nested more than {levels} levels deep", reason=Reason.TOO_MANY)
+        return False
+    return True
 
 
 def _is_deeper(value: Any, levels: int) -> bool:

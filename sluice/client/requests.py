@@ -7,6 +7,7 @@ from typing import Any
 
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message as ProtoMessage
+from google.protobuf.struct_pb2 import Struct
 
 from sluice.client.draft_logits import pack_draft_logits
 from sluice.client.embeddings import embeddings_of
@@ -20,6 +21,8 @@ from sluice.v1.sampling_pb2 import GuidedDecoding
 
 PARTS = ("sampling", "stopping", "output", "chat", "")
 """Sub-messages of the spec with options, in search order; "" is the spec itself."""
+MAX_STRUCT_DEPTH = 30
+"""Nesting of template_kwargs. The router refuses more, and protobuf cannot decode much more."""
 CHAT_OPTIONS = ("tools_json", "template_kwargs", "continue_final_message")
 """Options of `tokenize` that set a field of the chat."""
 OTHER_LIBRARIES = {
@@ -207,6 +210,8 @@ def _convert(field: Any, value: Any) -> Any:
         return f"{field.enum_type.name}_{value}".upper()
     if kind is Duration.DESCRIPTOR:
         return _duration(field.name, value)
+    if kind is Struct.DESCRIPTOR and _is_deeper(value, MAX_STRUCT_DEPTH):
+        raise ValueError(f"is nested more than {MAX_STRUCT_DEPTH} levels deep")
     if kind is pb.DraftLogits.DESCRIPTOR:
         return pack_draft_logits(value)
     if kind is GuidedDecoding.DESCRIPTOR:
@@ -219,6 +224,14 @@ def _convert(field: Any, value: Any) -> Any:
         # Protobuf refuses it.
         return value
     return [_convert_fields(kind, item) for item in value]
+
+
+def _is_deeper(value: Any, levels: int) -> bool:
+    """Whether mappings and sequences are nested more than `levels` deep."""
+    if isinstance(value, str) or not isinstance(value, Mapping | Sequence):
+        return False
+    inner = value.values() if isinstance(value, Mapping) else value
+    return levels == 0 or any(_is_deeper(item, levels - 1) for item in inner)
 
 
 def _duration(name: str, value: Any) -> timedelta:

@@ -606,7 +606,7 @@ class ChatPrompt(_message.Message):
 
     @_builtins.property
     def template_kwargs(self) -> _struct_pb2.Struct:
-        """Additional variables for the chat template."""
+        """Additional variables for the chat template. At most 30 levels of objects and lists."""
 
     def __init__(
         self,

@@ -1,12 +1,13 @@
 """Prompts and options set the right fields of the request."""
 
+from contextlib import nullcontext
 from datetime import timedelta
 
 import numpy as np
 import pytest
 import torch
 
-from sluice.client import Options, embeddings_of
+from sluice.client import InvalidRequest, Options, embeddings_of
 from sluice.client.requests import build_spec
 from sluice.v1 import generation_pb2 as pb
 from sluice.v1.sampling_pb2 import GuidedDecoding
@@ -206,6 +207,17 @@ def test_chat_options_need_a_chat() -> None:
     assert spec.chat.template_kwargs["enable_thinking"] is False
     with pytest.raises(TypeError, match="chat prompts only"):
         build_spec("x", {"continue_final_message": True})
+
+
+@pytest.mark.parametrize("levels", [30, 31, 40, 3000])
+def test_variables_that_are_nested_too_deeply_are_named(levels) -> None:
+    """Protobuf would raise DecodeError, without the field."""
+    value: object = 1
+    for _ in range(levels):
+        value = {"a": value}
+    deep = pytest.raises(InvalidRequest, match=r"^spec\.chat\.template_kwargs: is nested more than 30 levels deep$")
+    with nullcontext() if levels == 30 else deep:
+        build_spec([{"role": "user", "content": "x"}], {"template_kwargs": value})
 
 
 def test_images() -> None:

@@ -148,13 +148,15 @@ async def test_no_router(gateway):
     assert answer.headers["retry-after"] == "1"
 
 
+KWARGS = b'{"messages": [{"role": "user"}], "chat_template_kwargs": '
 HOSTILE = {
     "no JSON": b"{",
     "nothing": b"",
     "no object": b"[1]",
     "not UTF-8": b'{"prompt": "\xff\xfe"}',
     "deep": b'{"prompt": "x", "z": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
-    "deep kwargs": b'{"messages": [{"role": "user"}], "chat_template_kwargs": ' + b'{"a":' * 40 + b"1" + b"}" * 41,
+    "deep kwargs": KWARGS + b'{"a":' * 40 + b"1" + b"}" * 41,
+    "very deep kwargs": KWARGS + b'{"a":' * 900 + b"1" + b"}" * 901,
     "half a character": b'{"prompt": "\\ud800"}',
     "huge number": b'{"prompt": "x", "max_tokens": 1e400}',
     "negative": b'{"prompt": "x", "max_tokens": -1}',

@@ -10,11 +10,12 @@ from transformers import AutoTokenizer
 
 from router.errors import RequestError, Violations
 from router.text.chat_template import ChatTemplate, ChatTemplates
-from router.validate.chat import ChatPrompt
+from router.validate.chat import MAX_VARIABLES_DEPTH, ChatPrompt
 from router.validate.prompt import parse_prompt
 from sluice.checkpoint.folder import CheckpointError, open_checkpoint
 from sluice.v1 import generation_pb2 as pb
 from tests.router.conftest import refused
+from tests.router.validate.spec_builders import nested_variables
 
 CHATML = """{% for message in messages %}
     {{- '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' }}
@@ -123,6 +124,14 @@ def test_equal_to_transformers(checkpoint, reference, source, messages, continue
         return
     chat = parsed(messages, continue_final=continue_final)
     assert render(source or checkpoint.chat_template, chat, checkpoint) == expected_text
+
+
+def test_variables_may_be_nested_as_deeply_as_their_limit(checkpoint):
+    chat = pb.ChatPrompt(
+        messages=[pb.ChatMessage(role="user", content="x")], template_kwargs=nested_variables(MAX_VARIABLES_DEPTH)
+    )
+    text = render("{{ a | tojson }}", pb.ChatPrompt.FromString(chat.SerializeToString()), checkpoint)
+    assert text.count("{") == MAX_VARIABLES_DEPTH - 1, "the variables themselves are the first level"
 
 
 def test_tools_and_variables(checkpoint, reference):

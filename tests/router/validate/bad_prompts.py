@@ -15,6 +15,7 @@ from tests.router.validate.spec_builders import (
     chat,
     embeds,
     ids,
+    nested_variables,
     table,
     variables,
 )
@@ -74,6 +75,7 @@ BAD_PROMPTS = [
         for text in ("x", "[1]", "1", "null", "[" * 30_000, '{"a":' * 65 + "1" + "}" * 65)
     ],
     ("too many calls", calls(*[pb.ToolCall(name="f")] * 5000), INVALID, "spec.chat.messages"),
+    ("variables too deep", chat(template_kwargs=nested_variables(31)), INVALID, "spec.chat.template_kwargs"),
     ("reserved", chat(template_kwargs=variables(messages=[])), INVALID, "spec.chat.template_kwargs.messages"),
     (
         "two ways on",

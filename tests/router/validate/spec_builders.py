@@ -84,6 +84,15 @@ def variables(**fields):
     return struct
 
 
+def nested_variables(levels: int) -> Struct:
+    """Variables of a template with this many levels, of which they themselves are the first."""
+    struct = inner = Struct()
+    for _ in range(levels - 1):
+        inner = inner.fields["a"].struct_value
+    inner["a"] = 1
+    return struct
+
+
 def retention(*ranges, field="end", i=0, **fields):
     """A prompt of ten tokens with these retention ranges, and the invalid field."""
     options = KvCacheOptions(prompt_retention=[TokenRangeRetention(**token_range) for token_range in ranges])

@@ -5,6 +5,7 @@ import asyncio
 import grpc
 import pytest
 from google.protobuf.duration_pb2 import Duration
+from google.protobuf.internal.encoder import TagBytes, _VarintBytes
 from grpc import StatusCode
 
 from router.errors import Reason
@@ -14,7 +15,7 @@ from sluice.v1.sampling_pb2 import SamplingParams, StoppingCriteria
 from tests.fakes.ring_scripts import generate
 from tests.router.conftest import Details, refused, text_spec
 from tests.router.validate.bad_specs import SPECS
-from tests.router.validate.spec_builders import INVALID, UNBUILT, VOCABULARY, ids, sampling
+from tests.router.validate.spec_builders import INVALID, UNBUILT, VOCABULARY, ids, nested_variables, sampling
 
 REASONS = {
     INVALID: {"INVALID_ARGUMENT", "CONTEXT_OVERFLOW"},
@@ -73,6 +74,15 @@ async def test_all_violations_are_reported_together(client):
         "spec.stopping.stop[0]",
         "spec.n",
     }
+
+
+async def test_a_message_that_protobuf_cannot_decode_may_be_nested_too_deeply(client):
+    data = nested_variables(40).SerializeToString()
+    for number in (3, 16, 1):
+        data = TagBytes(number, 2) + _VarintBytes(len(data)) + data
+    details = await refused(client.channel.unary_unary("/sluice.v1.GenerationService/Generate")(data))
+    assert details.code is INVALID
+    assert "it is malformed or nested too deeply" in details.error.details()
 
 
 async def test_very_many_violations_fit_the_metadata(client):
