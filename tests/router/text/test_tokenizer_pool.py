@@ -2,6 +2,7 @@ import asyncio
 import json
 import shutil
 import threading
+from dataclasses import replace
 
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -94,6 +95,23 @@ async def test_a_tokenizer_that_exceeds_the_model_is_logged_at_the_start(ring, s
     assert [(line["extra_tokens"], line["vocab_size"]) for line in logged] == (
         [(missing, config["vocab_size"])] if missing else []
     )
+
+
+@pytest.mark.parametrize(
+    ("template", "tool_use", "warns"),
+    [
+        ("{{ messages }}", None, True),
+        ("{{ messages }}{{ tools }}", None, False),
+        ("{{ messages }}", "{{ tools }}", False),
+        ("{{ tools }}", "{{ messages }}", True),
+        (None, None, False),
+    ],
+)
+async def test_a_chat_template_without_tools_is_logged_at_the_start(start, checkpoint, template, tool_use, warns):
+    templates = replace(checkpoint, chat_template=template, tool_use_template=tool_use)
+    client = await start(wait=False, checkpoint=templates)
+    logged = [line["effect"] for line in client.lines("chat_template_without_tools")]
+    assert logged == (["chats with tools will be refused"] if warns else [])
 
 
 async def test_the_last_prompt_tokens_are_kept(client, ring):
