@@ -11,7 +11,7 @@ PARTS = re.compile(
     # String literals and comments are matched first, so that nothing in them is taken for one of the others.
     r'"(?P<literal>(?:\\.|[^"\\\n])*)"(?!i)|"(?:\\.|[^"\\\n])*"|//[^\n]*'
     r"|/(?P<expression>(?:\\.|[^/\\\n])+)/"
-    r"|(?P<json>%json\s*)(?=\{)"
+    r"|(?P<json>%json\s*)(?=\{|true\b)"
 )
 TOKEN = re.compile(r"<[^<>\s\\]+>")
 """A special token as llguidance's grammars name it."""
@@ -44,7 +44,8 @@ def prepared_grammar(text: str, special: Collection[str] = (), *, close: bool) -
             pieces.append(f"/{ascii_classes(match['expression'])}/")
         elif match["json"] is not None:
             schema, at = DECODER.raw_decode(text, at)
-            pieces.append(match["json"] + json.dumps(prepared(schema, close=close)))
+            # The schema true permits any JSON, as {} does.
+            pieces.append(match["json"] + json.dumps(prepared({} if schema is True else schema, close=close)))
         elif match["literal"] in special and TOKEN.fullmatch(match["literal"]):
             pieces.append(f" {match['literal']} ")
         else:
