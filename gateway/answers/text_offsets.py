@@ -1,9 +1,20 @@
 """Where each token of a completion begins in the completion's text."""
 
-from codecs import getincrementaldecoder
+from codecs import getincrementaldecoder, utf_8_decode
 from collections import deque
+from typing import NamedTuple
 
 NewDecoder = getincrementaldecoder("utf-8")
+REPLACEMENT = "\ufffd"
+"""In the text for bytes that are no character."""
+
+
+class Shown(NamedTuple):
+    """Characters that are expected in the text."""
+
+    text: str
+    split: bool = False
+    """Whether an earlier token has the first bytes. SentencePiece may then show a REPLACEMENT for each byte instead."""
 
 
 class TextOffsets:
@@ -12,6 +23,9 @@ class TextOffsets:
     The joined tokens are more than the text: special tokens are omitted, some tokenizers strip the first space, and a
     character whose bytes are split over tokens is in the text only when it is complete. In a stream, text may be held
     back, for example because it may be the beginning of a stop string; until it arrives, its tokens count as shown.
+
+    Some tokenizers show each byte of an invalid run as a character of its own. Of tokens in such a run, offsets may be
+    too small; after it they are right.
     """
 
     def __init__(self) -> None:
@@ -21,7 +35,7 @@ class TextOffsets:
         """Position in `_text` up to which the tokens are found."""
         self._trimmed = 0
         """Number of characters before `_text`."""
-        self._waiting: deque[str] = deque()
+        self._waiting: deque[Shown] = deque()
         """The characters of tokens that are not found yet."""
         self._waiting_length = 0
 
@@ -35,25 +49,76 @@ class TextOffsets:
 
         `omitted`: the token is known to have no text.
         """
-        offset = self._trimmed + self._position + self._waiting_length
         if omitted:
-            return offset
-        if shown := self._decoder.decode(token):
-            self._waiting.append(shown)
-            self._waiting_length += len(shown)
-            self._find()
+            return self._end()
+        begun, _ = self._decoder.getstate()
+        if begun and not _continues(begun, token):
+            self._decoder.reset()
+            self._expect(Shown(REPLACEMENT, split=True))
+            begun = b""
+        shown = Shown(self._decoder.decode(token), split=bool(begun))
+        if not self._waiting:
+            self._align(shown)
+        offset = self._end()
+        self._expect(shown)
         return offset
 
+    def _end(self) -> int:
+        """The offset after all tokens so far."""
+        return self._trimmed + self._position + self._waiting_length
+
+    def _expect(self, shown: Shown) -> None:
+        if shown.text:
+            self._waiting.append(shown)
+            self._waiting_length += len(shown.text)
+            self._find()
+
     def _find(self) -> None:
-        text, position = self._text, self._position
         while self._waiting:
             shown = self._waiting[0]
-            if self._trimmed + position == 0 and not text.startswith(" "):
-                shown = shown.removeprefix(" ")
-            if text.startswith(shown, position):
-                position += len(shown)
-            elif shown.startswith(text[position : position + len(shown)]):
-                break  # Its text has not arrived.
-            # Otherwise the token has no text, although it is not special: it ends the output.
-            self._waiting_length -= len(self._waiting.popleft())
-        self._position = position
+            self._align(shown)
+            length = self._length_in_text(shown)
+            if length is None:
+                break
+            self._position += length
+            self._waiting_length -= len(self._waiting.popleft().text)
+
+    def _length_in_text(self, shown: Shown) -> int | None:
+        """0 if the token has no text, although it is not special: it ends the output. None if it has not arrived."""
+        for form in self._forms(shown.text):
+            there = self._text[self._position : self._position + len(form)]
+            if form == there:
+                return len(form)
+            if form.startswith(there):
+                return None
+        return 0
+
+    def _align(self, shown: Shown) -> None:
+        """Move the position to where this text begins if the text of the tokens before it was not what it seemed."""
+        text, position = self._text, self._position
+        if not shown.text or text.startswith(shown.text, position):
+            return
+        only_blanks = self._trimmed == 0 and text[:position].isspace()
+        if only_blanks and text.startswith(shown.text, position - 1):
+            # The first blank was stripped, and the next one taken for it.
+            self._position -= 1
+        elif not shown.split and not any(form[:1] in ("", REPLACEMENT) for form in self._forms(shown.text)):
+            # Invalid bytes of tokens before this one: it is unknown how many characters they are.
+            while self._text.startswith(REPLACEMENT, self._position):
+                self._position += 1
+
+    def _forms(self, text: str) -> tuple[str, ...]:
+        """How the text of a token may be shown. At the start of a text, tokenizers strip one blank or all of the token,
+        or keep WordPiece's mark."""
+        if not self._text or self._trimmed + self._position > 0:
+            return (text,)
+        return text, text.removeprefix(" "), text.replace(" ", ""), f"##{text}"
+
+
+def _continues(begun: bytes, token: bytes) -> bool:
+    """Whether a token continues a character of which it has not the first bytes."""
+    try:
+        utf_8_decode(begun + token[:1], "strict", False)
+    except UnicodeDecodeError:
+        return False
+    return True

@@ -24,15 +24,17 @@ def token_of(vocabulary: Vocabulary, number: int) -> str:
     return vocabulary.tokenizer.id_to_token(number)
 
 
-def readable(vocabulary: Vocabulary, number: int) -> bool:
-    """Whether the token is text by itself. A byte of SentencePiece is not: an invalid run of them becomes one other
-    character for each."""
-    if vocabulary.reading.family == "pieces" and isinstance(
+def is_byte(vocabulary: Vocabulary, number: int) -> bool:
+    """Whether the token is a byte of SentencePiece. An invalid run of them becomes one other character for each."""
+    return vocabulary.reading.family == "pieces" and isinstance(
         vocabulary.reading.piece(token_of(vocabulary, number)), bytes
-    ):
-        return False
+    )
+
+
+def readable(vocabulary: Vocabulary, number: int) -> bool:
+    """Whether the token is text by itself."""
     try:
-        return vocabulary.bytes_of(number).decode() != ""
+        return not is_byte(vocabulary, number) and vocabulary.bytes_of(number).decode() != ""
     except UnicodeDecodeError:
         return False
 
@@ -42,17 +44,19 @@ def readable(vocabulary: Vocabulary, number: int) -> bool:
 @given(data=st.data())
 def test_streams_and_whole_answers_agree(kind, data):
     tokenizer, vocabulary, decoders = built(kind)
-    ids = [
-        number
-        for number in sorted(tokenizer.get_vocab(with_added_tokens=True).values())
-        if readable(vocabulary, number)
-    ]
+    ids = sorted(tokenizer.get_vocab(with_added_tokens=True).values())
+    texts = [number for number in ids if readable(vocabulary, number)]
+    # Without ASCII bytes of SentencePiece, which are also tokens of text.
+    partial = [number for number in ids if not readable(vocabulary, number) and vocabulary.bytes_of(number) > b"\x7f"]
     special = [tokenizer.token_to_id(text) for text in sorted(vocabulary.special)]
-    tokens = data.draw(st.lists(st.sampled_from(ids) | st.sampled_from(special or ids), min_size=1, max_size=12))
+    one = st.sampled_from(texts) | st.sampled_from(special or texts) | st.sampled_from(partial or texts)
+    tokens = data.draw(st.lists(one, min_size=1, max_size=12))
     keep = data.draw(st.sampled_from([(), tuple(sorted(vocabulary.special))[:1]]))
     omitted = vocabulary.omitted_ids(skip_special_tokens=True, keep=keep)
     decoder, stream, streamed, text = decoders.new(True, keep), TextOffsets(), [], ""
-    decoder.follow([next(number for number in ids if number not in special)])
+    # Empty: for example a prompt of special tokens, after which the output is the start of the text.
+    prompt = data.draw(st.sampled_from([[], [next(number for number in texts if number not in special)]]))
+    decoder.follow(prompt)
     for number in tokens:
         piece = decoder.feed([number])
         text += piece
@@ -62,8 +66,12 @@ def test_streams_and_whole_answers_agree(kind, data):
     whole = TextOffsets()
     whole.add_text(text)
     offsets = [whole.place(vocabulary.bytes_of(number), omitted=number in omitted) for number in tokens]
-    assert streamed == offsets
-    for number, offset in zip(tokens, offsets, strict=True):
-        if number not in omitted:
-            shown = vocabulary.bytes_of(number).decode()
-            assert text[offset:].startswith(shown)
+    if prompt and not any(is_byte(vocabulary, number) for number in tokens):
+        assert streamed == offsets
+    for number, in_stream, offset in zip(tokens, streamed, offsets, strict=True):
+        shown = vocabulary.bytes_of(number).decode(errors="ignore")
+        # A blank at the start may be stripped, and the next blank be taken for it.
+        if number not in omitted and readable(vocabulary, number) and shown.strip():
+            assert in_stream == offset
+            at_start = (shown.removeprefix(" "), shown.replace(" ", ""), f"##{shown}") if offset == 0 else ()
+            assert text[offset:].startswith((shown, *at_start))
