@@ -53,8 +53,7 @@ class TextOffsets:
             return self._end()
         begun, _ = self._decoder.getstate()
         if begun and not _continues(begun, token):
-            self._decoder.reset()
-            self._expect(Shown(REPLACEMENT, split=True))
+            self._expect(Shown(self._decoder.decode(b"", final=True), split=True))
             begun = b""
         shown = Shown(self._decoder.decode(token), split=bool(begun))
         if not self._waiting:
