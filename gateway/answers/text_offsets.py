@@ -25,7 +25,7 @@ class TextOffsets:
     back, for example because it may be the beginning of a stop string; until it arrives, its tokens count as shown.
 
     Some tokenizers show each byte of an invalid run as a character of its own. Of tokens in such a run, offsets may be
-    too small; after it they are right.
+    too small; after it they are right, unless it is followed by a token that is this character itself.
     """
 
     def __init__(self) -> None:
