@@ -68,7 +68,10 @@ def _choice(choices: list[str], limits: Limits, bad: Violations) -> Guide:
 def _check_json(field: str, text: str, bad: Violations) -> None:
     try:
         value = json.loads(text)
-    except (ValueError, RecursionError) as error:
+    except RecursionError:
+        bad.add(field, "is nested too deeply", reason=Reason.TOO_MANY)
+        return
+    except ValueError as error:
         bad.add(field, f"is not valid JSON: {shown(str(error))}", private=True, reason=Reason.INVALID_FORMAT)
         return
     if not isinstance(value, dict):

@@ -56,3 +56,11 @@ def test_errors_of_a_schema_are_not_logged():
     bad = Violations()
     parse(GuidedDecoding(json_schema='{"secret"'), bad)
     assert [violation.private for violation in bad.found] == [True]
+
+
+def test_a_schema_that_is_too_deep_is_not_called_invalid():
+    bad = Violations()
+    deep = '{"a":' * 3000 + "1" + "}" * 3000
+    parse_guide(GuidedDecoding(json_schema=deep), LIMITS, bad)
+    (found,) = bad.found
+    assert (found.field, found.description) == ("spec.guided.json_schema", "is nested too deeply")
