@@ -39,11 +39,10 @@ def readable(vocabulary: Vocabulary, number: int) -> bool:
         return False
 
 
-@pytest.mark.parametrize("kind", TABLES)
-@examples(40)
-@given(data=st.data())
-def test_streams_and_whole_answers_agree(kind, data):
-    tokenizer, vocabulary, decoders = built(kind)
+@cache
+def texts_and_parts(kind: str) -> tuple[list[int], list[int]]:
+    """The tokens that are text by themselves, and those that are not."""
+    tokenizer, vocabulary, _ = built(kind)
     ids = sorted(tokenizer.get_vocab(with_added_tokens=True).values())
     # Without ASCII bytes of SentencePiece, which are also tokens of text.
     partial = [number for number in ids if not readable(vocabulary, number) and vocabulary.bytes_of(number) > b"\x7f"]
@@ -53,6 +52,15 @@ def test_streams_and_whole_answers_agree(kind, data):
         for number in ids
         if readable(vocabulary, number) and not (partial and vocabulary.bytes_of(number) == REPLACEMENT.encode())
     ]
+    return texts, partial
+
+
+@pytest.mark.parametrize("kind", TABLES)
+@examples(40)
+@given(data=st.data())
+def test_streams_and_whole_answers_agree(kind, data):
+    tokenizer, vocabulary, decoders = built(kind)
+    texts, partial = texts_and_parts(kind)
     special = [tokenizer.token_to_id(text) for text in sorted(vocabulary.special)]
     one = st.sampled_from(texts) | st.sampled_from(special or texts) | st.sampled_from(partial or texts)
     tokens = data.draw(st.lists(one, min_size=1, max_size=12))
