@@ -41,9 +41,16 @@ def small_llama(folder: Path) -> Path:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Tests of bookkeeping, marked `one_model`, run on one model; what it computes is compared on both."""
+    """Tests of bookkeeping, marked `one_model`, run on one model; what it computes is compared on both.
+
+    `one_quick_model`: other tests compare the same on both models, so the second one is left to `make test-long`.
+    """
     if "model_folder" in metafunc.fixturenames:
-        models = ["qwen3"] if metafunc.definition.get_closest_marker("one_model") else ["qwen3", "llama"]
+        models = ["qwen3", "llama"]
+        if metafunc.definition.get_closest_marker("one_model"):
+            models = ["qwen3"]
+        elif metafunc.definition.get_closest_marker("one_quick_model"):
+            models = ["qwen3", pytest.param("llama", marks=pytest.mark.long)]
         metafunc.parametrize("model_folder", models, indirect=True, scope="session")
 
 

@@ -3,6 +3,8 @@
 How many draft tokens a step checks changes nothing: the output equals that of an engine that computes one at a time.
 """
 
+from itertools import product
+
 import pytest
 import torch
 from msgspec.structs import replace
@@ -89,20 +91,27 @@ def _common_prefix(output, draft) -> int:
     return next((i for i, (a, b) in enumerate(zip(output, draft, strict=False)) if a != b), len(draft))
 
 
+ENGINES = {
+    "roomy": {},
+    "overlap": {"overlap": True},
+    "pauses, small chunks, overlap": {
+        "kv_cache_tokens": 256, "max_tokens_per_step": 64, "tokens_per_block": 8, "overlap": True,
+    },
+    "openvino": {"backend": "openvino"},
+    "uncached, few at a time": {"block_reuse": False, "max_batch_size": 3},
+}  # fmt: skip
+SLOW = {(0, "pauses, small chunks, overlap"), (0, "uncached, few at a time")}
+
+
 @pytest.mark.parametrize(
-    "options",
+    ("max_draft_tokens", "name"),
     [
-        {},
-        {"overlap": True},
-        {"kv_cache_tokens": 256, "max_tokens_per_step": 64, "tokens_per_block": 8, "overlap": True},
-        {"backend": "openvino"},
-        {"block_reuse": False, "max_batch_size": 3},
+        pytest.param(count, name, marks=pytest.mark.long) if (count, name) in SLOW else (count, name)
+        for count, name in product((0, 1, 7), ENGINES)
     ],
-    ids=["roomy", "overlap", "pauses, small chunks, overlap", "openvino", "uncached, few at a time"],
 )
-@pytest.mark.parametrize("max_draft_tokens", [0, 1, 7])
-def test_the_number_of_draft_tokens_per_step_changes_no_token(guides, plain, options, max_draft_tokens):
-    specs, speculations, expected = plain
+def test_the_number_of_draft_tokens_per_step_changes_no_token(guides, plain, name, max_draft_tokens):
+    (specs, speculations, expected), options = plain, ENGINES[name]
     harness = EngineHarness(tiny_model.path(), guides=guides, max_draft_batch=64, **options)
     limited = [replace(speculation, max_draft_tokens=max_draft_tokens) for speculation in speculations]
     check(run(harness, specs, limited), expected)

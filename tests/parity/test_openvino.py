@@ -22,6 +22,7 @@ def expected(model_folder, prompts):
     return greedy_oracle(model_folder, prompts[:COUNT], MAX_TOKENS)
 
 
+@pytest.mark.one_quick_model
 @pytest.mark.parametrize(
     ("max_batch_size", "max_tokens_per_step", "overlap"),
     [pytest.param(1, 512, False, marks=pytest.mark.long), (32, 2048, True), (32, 48, False)],
@@ -59,7 +60,7 @@ def test_preemptions_and_blocks_from_host_memory_change_no_token(model_folder, p
     assert harness.cached_tokens(repeated) == (len(prompts[10]) - 1) // 32 * 32 > 0
 
 
-@pytest.mark.parametrize("policy", ["max_utilization", "guaranteed_no_evict"])
+@pytest.mark.parametrize("policy", ["max_utilization", pytest.param("guaranteed_no_evict", marks=pytest.mark.long)])
 def test_capacity_policies_change_no_token(prompts, policy):
     """In a pool that holds only a few of the requests. Forks share the prompt's blocks and copy the last one."""
     specs = [(prompts[20 + i][: 3 + 11 * i % 50], SamplingParams(seed=i, temperature=0.8)) for i in range(8)]

@@ -54,7 +54,8 @@ ENGINES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 """`draft_model`: see `tests.parity.draft_models`. With one, half of the requests bring no draft tokens."""
 COVERED = {
-    "overlap", "pauses, chunks", "few at a time, uncached", "draft model", "two ranks, pauses, chunks, overlap",
+    "overlap", "pauses, chunks", "few at a time, uncached", "draft model", "draft model, pauses, chunks",
+    "two ranks, pauses, chunks, overlap",
 }  # fmt: skip
 """Engines that others of this table or other modules cover almost."""
 

@@ -1,5 +1,7 @@
 """Greedy outputs under penalties, bans and n-gram rules equal those of transformers."""
 
+from itertools import product
+
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
@@ -19,6 +21,7 @@ RULES = {
     "penalty": {"repetition_penalty": 1.2},
     "all": {"no_repeat_ngram_size": 3, "repetition_penalty": 1.05},
 }
+ENGINES = {"plain": {}, "overlap": {"overlap": True}, "openvino": {"backend": "openvino"}}
 
 
 @pytest.fixture(scope="module")
@@ -33,13 +36,16 @@ def undisturbed(model, prompts) -> list[list[int]]:
     return greedy(model, prompts[20 : 20 + COUNT], MAX_TOKENS)
 
 
-@pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize(
-    "options",
-    [{}, pytest.param({"overlap": True}, marks=pytest.mark.long), {"backend": "openvino"}],
-    ids=["plain", "overlap", "openvino"],
+    ("engine", "rule"),
+    [
+        (engine, rule)
+        if engine == "openvino" or (engine, rule) == ("plain", "all")
+        else pytest.param(engine, rule, marks=pytest.mark.long)
+        for engine, rule in product(ENGINES, RULES)
+    ],
 )
-def test_rules_equal_transformers(model_folder, model, prompts, undisturbed, rule, options):
+def test_rules_equal_transformers(model_folder, model, prompts, undisturbed, engine, rule):
     prompts, rules = prompts[20 : 20 + COUNT], dict(RULES[rule])
     for name, value in rules.items():
         setattr(model.generation_config, name, value)
@@ -54,5 +60,5 @@ def test_rules_equal_transformers(model_folder, model, prompts, undisturbed, rul
         for name in (*rules, "bad_words_ids"):
             setattr(model.generation_config, name, None)
     assert expected != undisturbed
-    harness = EngineHarness(model_folder, **options)
+    harness = EngineHarness(model_folder, **ENGINES[engine])
     assert harness.generate(prompts, SamplingParams(temperature=0.0, **rules), MAX_TOKENS) == expected

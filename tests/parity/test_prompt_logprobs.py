@@ -61,10 +61,11 @@ def test_prompts_of_all_lengths_share_a_batch_with_requests_without_logprobs(mod
 @pytest.mark.parametrize(
     ("overlap", "backend"),
     [
-        (False, "torch"),
-        (True, "openvino"),
+        (True, "torch"),
+        # Other tests cover chunks of these almost.
+        pytest.param(False, "torch", marks=pytest.mark.long),
+        pytest.param(True, "openvino", marks=pytest.mark.long),
         pytest.param(False, "openvino", marks=pytest.mark.long),
-        pytest.param(True, "torch", marks=pytest.mark.long),
     ],
 )
 def test_chunks_may_end_anywhere(model_folder, prompts, oracle, overlap, backend, monkeypatch):
@@ -103,7 +104,13 @@ def test_cached_prefixes_are_computed_again(model_folder, prompts, oracle, backe
 
 @pytest.mark.one_model
 @pytest.mark.parametrize(
-    "options", [pytest.param({}, marks=pytest.mark.long), {"overlap": True}, {"backend": "openvino"}], ids=str
+    "options",
+    [
+        pytest.param({}, marks=pytest.mark.long),
+        pytest.param({"overlap": True}, marks=pytest.mark.long),
+        {"backend": "openvino"},
+    ],
+    ids=str,
 )
 def test_preemptions_within_a_prompt_repeat_no_row(model_folder, prompts, oracle, options):
     harness = EngineHarness(
@@ -128,6 +135,7 @@ def test_requests_with_several_outputs_receive_prompt_logprobs_once(model_folder
     assert len({tuple(harness.stream(number, i).tokens) for i in range(4)}) > 1
 
 
+@pytest.mark.one_quick_model
 def test_two_ranks_return_the_same_logprobs(model_folder, prompts, oracle):
     harness = EngineHarness(model_folder, max_tokens_per_step=100, tensor_parallel=2)
     try:

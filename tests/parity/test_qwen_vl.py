@@ -119,7 +119,7 @@ def test_newer_tensor_names_and_tied_embeddings_are_accepted(tmp_path, prompts):
     assert tokens_of(harness, submit(harness, oracle, prompt)) == oracle.generate(prompt)
 
 
-@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("overlap", [pytest.param(False, marks=pytest.mark.long), True])
 def test_chunks_may_end_anywhere_in_an_image(prompts, oracle, overlap):
     chunks = (1, 2, 3, 5, 7, 8, 9, 15, 16, 17, 19, 20, 21, 22, 23, 31, 37, 38, 39, 45)
     check_chunks(submit, oracle, mixed(prompts, 6)[:-1], chunks, overlap=overlap)

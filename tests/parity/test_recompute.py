@@ -69,12 +69,12 @@ def tokens_of(text: list[tuple[int, float]]) -> list[int]:
     return [token for token, _ in text]
 
 
-@pytest.fixture(
-    params=[
-        name if name in ("int8", "u8 KV", "int8, adapters") else pytest.param(name, marks=pytest.mark.long)
-        for name in PRECISIONS
-    ]
-)
+def quick(*names: str) -> list:
+    """All precisions, of which only `names` are quick."""
+    return [name if name in names else pytest.param(name, marks=pytest.mark.long) for name in PRECISIONS]
+
+
+@pytest.fixture(params=quick("int8", "u8 KV", "int8, adapters"))
 def precision(request) -> str:
     return request.param
 
@@ -102,6 +102,7 @@ def requests(prompts, adapters) -> list[Request]:
     ]
 
 
+@pytest.mark.parametrize("precision", quick("int8", "int8, adapters"), indirect=True)
 def test_resumed_streams_have_the_same_bits(precision, folder, requests):
     """Beside others, with prompts in several chunks, with and without cached blocks."""
     harness = harness_of(precision, folder, max_tokens_per_step=96)

@@ -59,6 +59,7 @@ def resume_lengths(streams: list, first: int) -> dict[int, int]:
     return {i: (first + 7 * i) % (len(stream.tokens) + 1) for i, stream in enumerate(streams)}
 
 
+@pytest.mark.one_quick_model
 @pytest.mark.parametrize(
     "options", [{"block_reuse": False}, {"overlap": True}, {}], ids=["uncached", "cached, overlap", "cached"]
 )

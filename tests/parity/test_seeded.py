@@ -16,6 +16,12 @@ def attention(request):
     return request.param
 
 
+QUICK_ON_CPU = pytest.mark.parametrize(
+    "attention", ["cpu", pytest.param("reference", marks=pytest.mark.long)], indirect=True
+)
+"""`test_overlap` covers the same almost with the reference attention."""
+
+
 @pytest.fixture(scope="module")
 def prompt(prompts):
     return prompts[20][:60]
@@ -33,6 +39,7 @@ def neighbours(harness: EngineHarness, prompts: list[list[int]], count: int, max
         harness.submit(prompts[i % len(prompts)][:50], SamplingParams(seed=i), max_tokens)
 
 
+@QUICK_ON_CPU
 def test_the_tokens_are_the_same_in_a_batch_of_64(model_folder, attention, prompts, prompt, alone):
     harness = EngineHarness(model_folder, attention=attention, max_batch_size=64)
     neighbours(harness, prompts, 40)
@@ -42,6 +49,7 @@ def test_the_tokens_are_the_same_in_a_batch_of_64(model_folder, attention, promp
     assert harness.stream(number).tokens == alone
 
 
+@QUICK_ON_CPU
 def test_the_tokens_are_the_same_after_a_preemption(model_folder, attention, prompts, prompt, alone):
     harness = EngineHarness(model_folder, attention=attention, kv_cache_tokens=320, max_tokens_per_step=64)
     neighbours(harness, prompts, 6)
@@ -60,6 +68,7 @@ def test_the_tokens_are_the_same_after_a_prefix_cache_hit(model_folder, attentio
     assert harness.stream(number).tokens == alone
 
 
+@QUICK_ON_CPU
 def test_logprobs_are_the_same_in_a_batch_with_preemptions(model_folder, attention, prompts, prompt):
     idle = EngineHarness(model_folder, attention=attention)
     first = idle.submit(prompt, SAMPLING, MAX_TOKENS)
@@ -73,6 +82,7 @@ def test_logprobs_are_the_same_in_a_batch_with_preemptions(model_folder, attenti
     assert len(expected) == MAX_TOKENS
 
 
+@QUICK_ON_CPU
 def test_n_sequences_equal_n_requests_with_derived_seeds(model_folder, attention, prompt):
     harness = EngineHarness(model_folder, attention=attention)
     together = harness.submit(prompt, SAMPLING, MAX_TOKENS, n=4)

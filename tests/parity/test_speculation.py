@@ -1,5 +1,7 @@
 """Speculation changes no token, for any sampling parameters and engine configuration."""
 
+from itertools import product
+
 import pytest
 
 from sluice.wire.params import SamplingParams, Speculation, StopParams
@@ -80,20 +82,26 @@ def check(actual: list, expected: list) -> None:
         assert logprobs == pytest.approx(right_logprobs, abs=1e-4)
 
 
+ENGINES = {
+    "roomy": {},
+    "overlap": {"overlap": True},
+    "pauses, small chunks": {"kv_cache_tokens": 256, "max_tokens_per_step": 64, "tokens_per_block": 8},
+    "openvino": {"backend": "openvino"},
+    "uncached": {"block_reuse": False, "max_batch_size": 32, "max_tokens_per_step": 48},
+}
+QUICK = {(1, "roomy"), (1, "overlap"), (7, "pauses, small chunks"), (7, "openvino"), (7, "uncached")}
+"""Each engine with one number of draft tokens."""
+
+
 @pytest.mark.parametrize(
-    "options",
+    ("max_draft_tokens", "name"),
     [
-        {},
-        {"overlap": True},
-        {"kv_cache_tokens": 256, "max_tokens_per_step": 64, "tokens_per_block": 8},
-        {"backend": "openvino"},
-        {"block_reuse": False, "max_batch_size": 32, "max_tokens_per_step": 48},
+        (count, name) if (count, name) in QUICK else pytest.param(count, name, marks=pytest.mark.long)
+        for count, name in product((1, 7), ENGINES)
     ],
-    ids=["roomy", "overlap", "pauses, small chunks", "openvino", "uncached"],
 )
-@pytest.mark.parametrize("max_draft_tokens", [1, 7])
-def test_draft_tokens_of_the_caller_change_no_token_and_no_logprob(model_folder, plain, options, max_draft_tokens):
-    specs, expected = plain
+def test_draft_tokens_of_the_caller_change_no_token_and_no_logprob(model_folder, plain, name, max_draft_tokens):
+    (specs, expected), options = plain, ENGINES[name]
     harness = EngineHarness(model_folder, max_draft_batch=64, **options)
     check(run(harness, specs, almost_right(expected, specs, max_draft_tokens)), expected)
     stats = harness.engine.stats
@@ -118,14 +126,14 @@ def test_a_draft_model_that_equals_the_model_is_almost_always_right(model_folder
 @pytest.mark.parametrize(
     "options",
     [
-        {},
-        {"overlap": True, "kv_host_memory": 1 << 22, "kv_cache_tokens": 512},
+        pytest.param({}, marks=pytest.mark.long),
+        {"overlap": True, "kv_host_memory": 1 << 22, "kv_cache_tokens": 512, "max_tokens_per_step": 128},
         pytest.param(
             {"kv_cache_tokens": 256, "max_tokens_per_step": 64, "tokens_per_block": 8}, marks=pytest.mark.long
         ),
         {"backend": "openvino", "max_attention_window": (64,)},
     ],
-    ids=["roomy", "overlap, host memory", "pauses, small chunks", "openvino, window"],
+    ids=["roomy", "overlap, host memory, chunks", "pauses, small chunks", "openvino, window"],
 )
 def test_a_draft_model_changes_no_token(model_folder, prompts, tmp_path, options):
     specs = requests(prompts)

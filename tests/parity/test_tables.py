@@ -45,8 +45,17 @@ def mixed(oracle: Oracle, prompts: list[list[int]], size: int) -> list[int]:
     return [first, first + 1, *text[: size // 2], first + 2, first + 3, first + 2, *text[size // 2 :], first + 4]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(
+    ("backend", "dtype"),
+    [
+        ("torch", torch.float32),
+        ("torch", torch.float16),
+        ("torch", torch.bfloat16),
+        ("openvino", torch.float16),
+        pytest.param("openvino", torch.float32, marks=pytest.mark.long),
+        pytest.param("openvino", torch.bfloat16, marks=pytest.mark.long),
+    ],
+)
 def test_virtual_tokens_may_be_anywhere_in_a_prompt(model_folder, prompts, oracle, backend, dtype):
     rows = oracle.rows(50, seed=1).to(dtype)
     virtual = range(oracle.vocab_size, oracle.vocab_size + 50)
@@ -76,8 +85,15 @@ def test_several_tables_are_joined(model_folder, prompts, oracle):
     assert [harness.stream(number).tokens for number in numbers] == [oracle.generate(prompt, rows)] * 3
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("overlap", [pytest.param(False, marks=pytest.mark.long), True])
+@pytest.mark.parametrize(
+    ("overlap", "backend"),
+    [
+        (True, "openvino"),
+        pytest.param(True, "torch", marks=pytest.mark.long),
+        pytest.param(False, "openvino", marks=pytest.mark.long),
+        pytest.param(False, "torch", marks=pytest.mark.long),
+    ],
+)
 def test_chunks_may_end_anywhere(model_folder, prompts, oracle, backend, overlap):
     """Chunks may also end between virtual tokens."""
     rows, prompt = oracle.rows(5, seed=3), mixed(oracle, prompts, 14)

@@ -68,8 +68,15 @@ def check(harness: EngineHarness, request: int, prompt: list[int], oracle: Oracl
         assert near(harness.tensor(request, name, context=True), expected.named[name]), name
 
 
-@pytest.mark.parametrize("backend", ["torch", "openvino"])
-@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize(
+    ("overlap", "backend"),
+    [
+        (False, "torch"),
+        (True, "openvino"),
+        pytest.param(True, "torch", marks=pytest.mark.long),
+        pytest.param(False, "openvino", marks=pytest.mark.long),
+    ],
+)
 def test_prompts_of_all_lengths_share_a_batch_with_requests_without_tensors(
     model_folder, prompts, oracle, overlap, backend
 ):
@@ -89,9 +96,9 @@ def test_prompts_of_all_lengths_share_a_batch_with_requests_without_tensors(
     [
         pytest.param(1, True, "torch", marks=pytest.mark.long),
         pytest.param(1, False, "openvino", marks=pytest.mark.long),
-        pytest.param(50, False, "torch", marks=pytest.mark.long),
-        (50, True, "openvino"),
-        (1000, True, "torch"),
+        (50, True, "torch"),
+        pytest.param(50, True, "openvino", marks=pytest.mark.long),
+        pytest.param(1000, False, "torch", marks=pytest.mark.long),
     ],
 )
 def test_chunks_may_end_anywhere(model_folder, prompts, oracle, rows, overlap, backend, monkeypatch):
@@ -168,7 +175,9 @@ def test_every_output_has_its_own_rows(model_folder, prompts, oracle):
 
 
 @pytest.mark.one_model
-@pytest.mark.parametrize("options", [{}, {"overlap": True}, {"backend": "openvino"}], ids=str)
+@pytest.mark.parametrize(
+    "options", [pytest.param({}, marks=pytest.mark.long), {"overlap": True}, {"backend": "openvino"}], ids=str
+)
 def test_a_resumed_request_computes_exactly_the_missing_rows(model_folder, prompts, oracle, options):
     """Even of an output that is complete."""
     harness = EngineHarness(
