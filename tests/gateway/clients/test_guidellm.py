@@ -14,7 +14,7 @@ from sluice.launch import Ring
 from tests.fakes.ports import free_ports
 from tests.gateway.clients.environment import environment, run
 
-pytestmark = [pytest.mark.process, pytest.mark.long, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.process, pytest.mark.long, pytest.mark.timeout(1800)]
 
 NAME = "smollm2"
 REQUESTS, OUTPUT = 12, 24

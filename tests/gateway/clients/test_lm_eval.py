@@ -1,6 +1,6 @@
-"""lm-eval against the gateway of a real model: in float32 it finds the values that its own class for transformers finds.
+"""lm-eval against the gateway of a real model: in float32 it finds the same as its own class for transformers.
 
-The tasks are in lm_eval_tasks: texts in eleven scripts, with emoji, special tokens and white space.
+The tasks are in lm_eval_tasks: texts in eight scripts, with emoji, special tokens and white space.
 """
 
 import json
@@ -14,7 +14,7 @@ from sluice.launch import Ring
 from tests.fakes.ports import free_ports
 from tests.gateway.clients.environment import environment, run
 
-pytestmark = [pytest.mark.process, pytest.mark.long, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.process, pytest.mark.long, pytest.mark.timeout(1800)]
 
 TASKS = Path(__file__).parent / "lm_eval_tasks"
 COMPLETIONS, CHATS = "local-completions", "local-chat-completions"
