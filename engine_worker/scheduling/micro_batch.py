@@ -65,12 +65,13 @@ class InFlightBatching:
 
 def first_come_first_served(waiting: abc.Sequence[Sequence], budget: int, unit: int) -> list[int]:
     """Tokens of each context: all ready tokens of one context after the other."""
-    sizes, unit = [], min(unit, budget)
+    sizes: list[int] = []
+    unit = min(unit, budget)
     for sequence in waiting:
         size = sequence.num_ready
         if size > budget:
             size = max(0, _floor(sequence.num_scheduled + budget, unit) - sequence.num_scheduled)
-            size = _leave_several(sequence, size, unit)
+            size = _leave_several(sequence, size, unit, is_first=not sizes)
         sizes.append(size)
         budget -= size
         # Not at the first context that was cut: the rest of the budget may finish a later one.
@@ -95,7 +96,12 @@ def equal_progress(waiting: abc.Sequence[Sequence], budget: int, unit: int) -> l
             if sizes[index] < sequence.num_ready:
                 unfinished.append((index, sequence))
         turn = [] if short else unfinished
-    return [_leave_several(sequence, size, unit) for sequence, size in zip(waiting, sizes, strict=True)]
+    # The first one last, so that it receives what the others leave.
+    for index, sequence in reversed(list(enumerate(waiting))):
+        size = _leave_several(sequence, sizes[index], unit, spare=budget, is_first=not index)
+        budget += sizes[index] - size
+        sizes[index] = size
+    return sizes
 
 
 def whole(waiting: abc.Sequence[Sequence], budget: int) -> list[int]:
@@ -111,12 +117,20 @@ def whole(waiting: abc.Sequence[Sequence], budget: int) -> list[int]:
     return sizes
 
 
-def _leave_several(sequence: Sequence, size: int, unit: int) -> int:
-    """`size`, less a unit if the chunk would leave a single token of the prompt: alone, it would be computed in the
-    shape of a generated token."""
-    if sequence.request.recompute is None or sequence.num_scheduled + size != sequence.request.num_prompt - 1:
+def _leave_several(sequence: Sequence, size: int, unit: int, spare: int = 0, *, is_first: bool) -> int:
+    """`size`, unless the chunk would leave a single token of the prompt: alone, it would be computed in the shape of a
+    generated token. Then the chunk includes it if the budget has `spare` tokens, or else is a unit shorter.
+
+    Only the first context may end within a unit, because it always receives tokens: a u8 KV cache would quantize the
+    keys of this block in two parts, which changes their values."""
+    request = sequence.request
+    if request.recompute is None or sequence.num_scheduled + size != request.num_prompt - 1:
         return size
-    return size - unit if size > unit else max(min(size, 1), size - 1)
+    if size and spare and sequence.num_ready > size:
+        return size + 1
+    if size > unit or not is_first:
+        return max(size - unit, 0)
+    return max(min(size, 1), size - 1)
 
 
 def _floor(position: int, unit: int) -> int:

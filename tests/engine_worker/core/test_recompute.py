@@ -45,6 +45,19 @@ def test_a_chunk_leaves_no_single_token_of_a_prompt(policy):
     assert [size for _, size, _ in chunks] == [8, 4, 5]
 
 
+@pytest.mark.parametrize(
+    ("policy", "first", "budget"),
+    [("first_come_first_served", 9, 13), ("equal_progress", 5, 9), ("equal_progress", 5, 8)],
+)
+def test_a_prompt_that_does_not_fit_waits_rather_than_end_within_a_block(policy, first, budget):
+    """u8 keys of a block are quantized together."""
+    bench = EngineBench(exact=True, max_tokens_per_step=budget, context_chunking_policy=policy)
+    for start, size in ((20, first), (40, 5)):
+        bench.submit(list(range(start, start + size)), 1)
+    bench.run()
+    assert slices(bench) == [(0, first, False), (0, 5, False)]
+
+
 def test_a_cached_prefix_leaves_no_single_token_of_a_prompt():
     bench = EngineBench(exact=True)
     for _ in range(2):
