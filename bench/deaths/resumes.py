@@ -49,7 +49,7 @@ class Resumed(msgspec.Struct, frozen=True):
     position: int
     difference: str
     """From the undisturbed stream, except in logprobs. Empty if there is none."""
-    logprobs: bool
+    other_logprobs: bool
     """Whether a log-probability has other bits."""
 
 
@@ -71,7 +71,7 @@ async def _measure(plan: ResumePlan, addresses: Sequence[str]) -> list[Resumed]:
             try:
                 found = await send(request, resume=[entry], kv_cache={"salt": f"resumed at {position}"})
             except SluiceError as error:
-                return Resumed(request.kind, position, f"{type(error).__name__}: {error}", logprobs=False)
+                return Resumed(request.kind, position, f"{type(error).__name__}: {error}", other_logprobs=False)
             rest = [each.logprob for each in truth.outputs[0].logprobs[position:]]
             other_bits = [each.logprob for each in found.outputs[0].logprobs] != rest
             return Resumed(request.kind, position, difference(found, truth, position), other_bits)
@@ -103,7 +103,7 @@ def text_before(whole: Output, position: int) -> str:
 def summary(precision: str, found: Sequence[Resumed]) -> str:
     counts = {each.kind: sum(other.kind == each.kind for other in found) for each in found}
     kinds = ", ".join(f"{count} {kind}" for kind, count in counts.items())
-    wrong, bits = sum(bool(each.difference) for each in found), sum(each.logprobs for each in found)
+    wrong, bits = sum(bool(each.difference) for each in found), sum(each.other_logprobs for each in found)
     return f"{precision}: {len(found)} streams ({kinds}) resumed: {wrong} differ, {bits} in bits of logprobs"
 
 
