@@ -59,7 +59,7 @@ CONTEXT_OVERFLOW, TOO_MANY = "CONTEXT_OVERFLOW", "TOO_MANY"
 """The ring's error code for a request that exceeds the context, and its reason for a prompt of too many bytes."""
 COUNTS = ("context_tokens", "prompt_tokens", "output_tokens")
 CONTEXT_EXCEEDED = "context_length_exceeded"
-"""OpenAI's code, by which clients recognise the error, as by its first sentence."""
+"""OpenAI's code. Clients recognise the error by it, by its name in the message, or by the first sentence."""
 IN_MESSAGES = (
     (re.compile(r"\.parts\[(\d+)\]\.image(\.data)?$"), r".content[\1].image_url.url"),
     (re.compile(r"\.parts\b"), ".content"),
@@ -128,7 +128,7 @@ def api_error(error: SluiceError, params: Mapping[str, str] = NO_PARAMS) -> ApiE
     message = error.message.replace(field, param, 1) if field and param else error.message
     code = error.reason.lower() or None
     if explained := _too_long(error, field, message):
-        message, code = explained, CONTEXT_EXCEEDED
+        message, code = f"{explained} ({CONTEXT_EXCEEDED})", CONTEXT_EXCEEDED
     return ApiError(
         status,
         message,

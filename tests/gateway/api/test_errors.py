@@ -105,7 +105,7 @@ async def test_errors_of_a_chat_name_the_field_that_was_sent(gateway, script, fi
 
 
 async def test_a_request_that_exceeds_the_context_is_told_in_openais_words(gateway, script):
-    """LiteLLM recognises the words, LangChain the code."""
+    """LiteLLM recognises the words, pydantic-ai the code, and LangChain the code in the message."""
     numbers = {"context_tokens": "64", "prompt_tokens": "60", "output_tokens": "9"}
     violation = error_details_pb2.BadRequest.FieldViolation(field="spec.stopping.max_tokens", description="is 9")
     script.failure = Failure(
@@ -120,7 +120,7 @@ async def test_a_request_that_exceeds_the_context_is_told_in_openais_words(gatew
     assert (error["code"], error["param"]) == ("context_length_exceeded", "max_tokens")
     assert error["message"] == (
         "This model's maximum context length is 64 tokens. However, you requested 69 tokens "
-        "(60 in the prompt, 9 in the completion). max_tokens: is 9"
+        "(60 in the prompt, 9 in the completion). max_tokens: is 9 (context_length_exceeded)"
     )
 
 
@@ -131,7 +131,9 @@ async def test_a_prompt_of_too_many_bytes_exceeds_the_context_too(gateway, scrip
     script.failure = Failure(CODE.INVALID_ARGUMENT, "spec.chat: has 9 bytes", details)
     error = (await gateway.post("/v1/chat/completions", messages=[{"role": "user", "content": "x"}])).json()["error"]
     assert (error["code"], error["param"]) == ("context_length_exceeded", "messages")
-    assert error["message"] == "messages: has 9 bytes: it is longer than the model's context length"
+    assert error["message"] == (
+        "messages: has 9 bytes: it is longer than the model's context length (context_length_exceeded)"
+    )
 
 
 async def test_an_error_in_the_middle(gateway, script):
