@@ -82,7 +82,8 @@ def lines(ring: Ring, command: list[str | Path], **variables: str) -> list[str]:
 
 
 def check(found: list[str], checks: int) -> None:
-    assert [line for line in found if not line.startswith("ok ")] == []
+    failed = [line for line in found if not line.startswith("ok ")]
+    assert not failed, "\n".join(failed)
     assert len(found) == checks
 
 
