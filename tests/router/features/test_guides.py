@@ -61,6 +61,6 @@ def test_errors_of_a_schema_are_not_logged():
 def test_a_schema_that_is_too_deep_is_not_called_invalid():
     bad = Violations()
     deep = '{"a":' * 3000 + "1" + "}" * 3000
-    parse_guide(GuidedDecoding(json_schema=deep), LIMITS, bad)
+    parse(GuidedDecoding(json_schema=deep), bad)
     (found,) = bad.found
     assert (found.field, found.description) == ("spec.guided.json_schema", "is nested too deeply")
