@@ -24,6 +24,8 @@ TRACER = (sys.executable, "-P", str(Path(__file__).with_name("tracer.py")))
 LIMIT_SECONDS = 10.0
 IDLE_SECONDS = 4.0
 """Longer than the periods of heartbeats and statistics."""
+SETTLE_SECONDS = 1.0
+"""After which a busy machine too has written the last log line of a request."""
 SEEN_SECONDS = 0.2
 """After which all services have seen a new phase."""
 ROUNDS = 3
@@ -116,6 +118,7 @@ def traced_ring() -> Iterator[tuple[Ring, Tracing]]:
                 # What runs only once in a service is no part of a request's way.
                 grpc_sender(ring)("def warm(up):")
                 http_sender(ring)("def warm(up, again):")
+                time.sleep(SETTLE_SECONDS)
                 yield ring, Tracing(Path(folder), len(ring.pids))
         finally:
             del os.environ[FOLDER]
