@@ -22,6 +22,8 @@ from bench.page import OUT, Measured, load, save, show, write_page
 from sluice.host.cores import usable_cores
 
 WIDTH = 140
+BY_PRECISION = {"deaths": "deaths_by_precision"}
+"""Topics that measure in several precisions what others measure in one."""
 
 
 def main(arguments: list[str]) -> None:
@@ -29,7 +31,7 @@ def main(arguments: list[str]) -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     console = Console(width=None if sys.stdout.isatty() else WIDTH)
     began = time.monotonic()
-    chosen = {name: topic for name, topic in TOPICS.items() if "all" in options.parts or name in options.parts}
+    chosen = {name: TOPICS[name] for name in _chosen(options)}
     failed: dict[str, str] = {}
     with tempfile.TemporaryDirectory(prefix="bench-") as folder, progress_lines(console) as progress:
         for name, topic in chosen.items():
@@ -55,6 +57,20 @@ def main(arguments: list[str]) -> None:
         sys.exit(1)
 
 
+def _chosen(options: argparse.Namespace) -> list[str]:
+    """The topics to measure. With --precision, `deaths` is measured on a real model, in these precisions."""
+    named = list(TOPICS) if "all" in options.parts else options.parts
+    return [BY_PRECISION.get(name, name) if options.precision else name for name in named]
+
+
+def _check_options(options: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
+    """Exit with an error rather than ignore an option."""
+    plans = [TOPICS[name].plan for name in _chosen(options)]
+    for option, field in (("precision", "precisions"), ("rounds", "repeats")):
+        if getattr(options, option) is not None and not any(hasattr(plan, field) for plan in plans):
+            parser.error(f"--{option}: has no effect on {', '.join(options.parts)}")
+
+
 def _options(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench", description="Measures Sluice, topic by topic.")
     parser.add_argument("parts", nargs="*", default="all", choices=[*TOPICS, "all"], help="topics to measure")
@@ -66,7 +82,9 @@ def _options(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=OUT, help="folder for JSON files, plots and README.md")
     threads = "threads of each engine and peer; default: all cores"
     parser.add_argument("--threads", type=int, default=usable_cores(), help=threads)
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    _check_options(options, parser)
+    return options
 
 
 if __name__ == "__main__":

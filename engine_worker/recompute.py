@@ -8,7 +8,7 @@ slices of several tokens, generated tokens as if each were alone.
 
 from typing import NamedTuple, Protocol
 
-from engine_worker.sequence import NO_LIMIT
+from engine_worker.step import NO_LIMIT
 from sluice.settings.engine import RecomputeMode
 
 

@@ -22,6 +22,9 @@ from sluice.wire.rows import TokenLogprob
 from sluice.wire.tables import VirtualTokens
 from sluice.wire.tensors import DType
 
+NO_LIMIT = 1 << 62
+"""No limit on a number of tokens: more than any sequence reaches."""
+
 
 class SequenceProgram(Protocol):
     """State of a sequence that changes its logits depending on its tokens: penalties, bans, a guide."""

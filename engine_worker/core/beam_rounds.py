@@ -6,8 +6,7 @@ its draw a beam is not due until all beams of its search have delivered their ca
 
 from engine_worker.core.live import LiveRequests
 from engine_worker.kvcache.cache import KvCacheManager
-from engine_worker.request import Request
-from engine_worker.sequence import Sequence, State
+from engine_worker.request import Request, Sequence, State
 from engine_worker.step import Drawn
 from sluice.wire.errors import ErrorCode, Fault, FinishReason
 from sluice.wire.rows import TokenLogprob

@@ -11,8 +11,7 @@ from engine_worker.core.live import LiveRequests
 from engine_worker.core.planning import InFlightStep, StepEntry
 from engine_worker.core.tensors import tensor_messages
 from engine_worker.kvcache.cache import KvCacheManager
-from engine_worker.request import Request
-from engine_worker.sequence import Sequence, State
+from engine_worker.request import Request, Sequence, State
 from engine_worker.speculative.drafting import Drafting
 from engine_worker.step import Drawn, KeptRows
 from sluice.wire.errors import ErrorCode, Fault, FinishReason

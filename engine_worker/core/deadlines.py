@@ -2,7 +2,6 @@
 
 from heapq import heapify, heappop, heappush
 from itertools import count
-from math import inf
 
 from engine_worker.request import Request
 
@@ -23,8 +22,7 @@ class Deadlines:
         return len(self._heap)
 
     def add(self, request: Request) -> None:
-        if request.deadline == inf:
-            return
+        """`request` must have a time limit."""
         # Requests that end early leave their entries in the heap: pruning bounds it to about twice the live requests.
         if len(self._heap) >= self._prune_at:
             self._heap = [entry for entry in self._heap if entry[2].num_live]

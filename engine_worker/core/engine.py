@@ -23,12 +23,12 @@ from engine_worker.kvcache.cache import KvCacheManager
 from engine_worker.lora.pages import AdapterPages
 from engine_worker.protocol import Runner
 from engine_worker.recompute import choose_recompute
+from engine_worker.request import Sequence
 from engine_worker.scheduling.build import build_scheduler
 from engine_worker.scheduling.context import SchedulerContext
 from engine_worker.scheduling.simple import InFlightError, Schedule
-from engine_worker.sequence import Sequence
 from engine_worker.speculative.draft_model import DraftModel
-from engine_worker.speculative.drafting import Drafting
+from engine_worker.speculative.drafting import NO_DRAFTS, Drafting
 from engine_worker.speculative.model_drafting import ModelDrafting
 from engine_worker.step import Step
 from sluice.settings.engine import Batching
@@ -97,7 +97,7 @@ class Engine:
         now, busy = self._ingest(), bool(self._in_flight)
         # Sequences that await a prompt become schedulable only with that step's results, and drafts can follow only
         # known tokens.
-        if busy and (self._in_flight[-1].decides_next or self.drafting.may_draft(self._in_flight[-1].schedule)):
+        if busy and self._decides_next(self._in_flight[-1]):
             self._collect()
         launched = self._launch(now)
         while len(self._in_flight) > (self._max_in_flight if launched else 0):
@@ -130,6 +130,10 @@ class Engine:
         self.live.expire(now)
         self.intake.settle(now)
         return now
+
+    def _decides_next(self, step: InFlightStep) -> bool:
+        may_draft = step.schedule.may_draft and self.drafting.may_draft(step.schedule)
+        return step.decides_next or may_draft
 
     def _launch(self, now: float) -> bool:
         """False if nothing is scheduled."""
@@ -194,7 +198,9 @@ class Engine:
                 # Sent immediately, so that `Hooks.tensor_room` takes them into account before the next step.
                 self._respond()
             num_sampled = committer.commit(step.entries, results.drawn, now, restarting)
-        drafts = self.drafting.end_step(step.schedule, step.num_drafted, now - start)
+        drafts = NO_DRAFTS
+        if step.schedule.drafting:
+            drafts = self.drafting.end_step(step.schedule, step.num_drafted, now - start)
         self._report(self.stats.record_step(step.schedule, num_sampled, drafts, start, now))
         if to_restart:
             # Later in-flight steps still use these sequences' blocks, so wait for them first.

@@ -16,8 +16,7 @@ from engine_worker.kvcache.pool import Geometry
 from engine_worker.positions import Positions, SplitImageError
 from engine_worker.protocol import Preparation, Runner
 from engine_worker.recompute import Recompute
-from engine_worker.request import Request
-from engine_worker.sequence import State
+from engine_worker.request import Request, State
 from engine_worker.speculative.proposals import proposals_problem
 from engine_worker.step import SequenceProgram
 from sluice.checkpoint.folder import Checkpoint

@@ -3,13 +3,13 @@
 from bisect import bisect_left, insort
 from collections import Counter, OrderedDict, abc
 from collections.abc import Iterable
+from math import inf
 
 from engine_worker.core.deadlines import Deadlines
 from engine_worker.hooks import Responses
 from engine_worker.kvcache.cache import KvCacheManager
 from engine_worker.protocol import AdapterLibrary
-from engine_worker.request import Request, opening, remaining
-from engine_worker.sequence import IN_ORDER, Sequence, State
+from engine_worker.request import IN_ORDER, Request, Sequence, State, opening, remaining
 from engine_worker.step import Drawn, Scored
 from sluice.wire.errors import Fault, FinishReason
 from sluice.wire.images import Image
@@ -53,7 +53,8 @@ class LiveRequests:
         if request.has_tensors:
             self.with_tensors[request] = None
         self._changed[request] = None
-        self._deadlines.add(request)
+        if request.deadline != inf:
+            self._deadlines.add(request)
         for sequence in request.sequences:
             if sequence.state is State.WAITING:
                 if held:

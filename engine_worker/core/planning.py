@@ -7,9 +7,9 @@ from msgspec.structs import replace
 
 from engine_worker.core.tensors import kept_rows
 from engine_worker.protocol import Launched, Runner
+from engine_worker.request import Sequence
 from engine_worker.scheduling.micro_batch import Chunk
 from engine_worker.scheduling.simple import Schedule
-from engine_worker.sequence import Sequence
 from engine_worker.speculative.drafting import Drafting
 from engine_worker.step import AdapterLoad, Draw, Drawn, Kept, KeptRows, Move, Scored, Slice, Step
 
@@ -176,7 +176,7 @@ def plan(schedule: Schedule, drafting: Drafting, *, idle: bool = True) -> StepPl
     all_kept: list[Kept] = []
     draw = num_drafted = 0
     proposing = False
-    proposed = drafting.propose(schedule, idle=idle)
+    proposed = drafting.propose(schedule, idle=idle) if schedule.drafting else {}
     for sequence in schedule.generation:
         request = sequence.request
         if proposed and (drafts := proposed.get(sequence)):

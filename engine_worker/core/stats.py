@@ -7,9 +7,8 @@ import msgspec
 from engine_worker.core.live import LiveRequests
 from engine_worker.hooks import Report
 from engine_worker.kvcache.cache import KvCacheManager
-from engine_worker.request import Request
+from engine_worker.request import Request, State
 from engine_worker.scheduling.simple import RequestScheduler, Schedule
-from engine_worker.sequence import State
 from engine_worker.speculative.drafting import DraftCounts
 from sluice.telemetry.histogram import Histogram
 from sluice.telemetry.rate import Rate

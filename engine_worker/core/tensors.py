@@ -7,9 +7,8 @@ rows of a prompt are kept for one of the request's sequences, its `prompt_rows_o
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 
-from engine_worker.request import Request
-from engine_worker.sequence import NO_LIMIT, Sequence, State
-from engine_worker.step import LOGITS, Kept, KeptRows
+from engine_worker.request import Request, Sequence, State
+from engine_worker.step import LOGITS, NO_LIMIT, Kept, KeptRows
 from sluice.wire import tensors
 from sluice.wire.requests import Submit
 from sluice.wire.tensors import TensorRows

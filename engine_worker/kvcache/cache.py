@@ -9,7 +9,7 @@ from engine_worker.kvcache.pool import CacheCorruptError, Geometry
 from engine_worker.kvcache.prefix import UNUSED, Prefix, PrefixFinder
 from engine_worker.kvcache.tiers import Tiers
 from engine_worker.lora.pages import AdapterPages
-from engine_worker.sequence import Sequence
+from engine_worker.request import Sequence
 from engine_worker.step import Move
 
 

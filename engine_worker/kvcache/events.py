@@ -6,7 +6,7 @@ from threading import Lock
 from typing import NamedTuple
 
 from engine_worker.kvcache.pool import Priorities, Stored
-from engine_worker.sequence import Content
+from engine_worker.request import Content
 from sluice.wire import cache_events as ring
 from sluice.wire.cache_events import MAX_EVENTS, MAX_ITEMS, MAX_REMOVED, CacheEvent, Tier, size_of
 from sluice.wire.hashing import short_hash

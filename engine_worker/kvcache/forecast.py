@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from engine_worker.kvcache.pool import BlockPool, Geometry
 from engine_worker.kvcache.prefix import Prefix, PrefixFinder
 from engine_worker.lora.pages import AdapterPages, PagesForecast
-from engine_worker.sequence import Sequence
+from engine_worker.request import Sequence
 
 
 class NextBlocks:

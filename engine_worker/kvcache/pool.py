@@ -6,7 +6,7 @@ from time import monotonic
 from typing import NamedTuple
 
 from engine_worker.kvcache.eviction import DEFAULT, EvictionOrder, Retention
-from engine_worker.sequence import Content
+from engine_worker.request import Content
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from engine_worker.kvcache.pool import Geometry
 from engine_worker.kvcache.tiers import Tiers
-from engine_worker.sequence import Content, Sequence, State
+from engine_worker.request import Content, Sequence, State
 from sluice.wire.hashing import block_hash
 
 GENERATED = b"generated"

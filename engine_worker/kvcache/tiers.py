@@ -9,7 +9,7 @@ from threading import Lock
 from engine_worker.kvcache.events import EventLog
 from engine_worker.kvcache.eviction import DEFAULT
 from engine_worker.kvcache.pool import BlockPool, CacheCorruptError, Stored
-from engine_worker.sequence import Content
+from engine_worker.request import Content
 from engine_worker.step import Move, MoveKind
 from sluice.wire.cache_events import Tier
 from sluice.wire.hashing import short_hash

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from engine_worker.compiled import compiled
 from engine_worker.row_threads import RowThreads
-from engine_worker.sampling.logprobs import Logprobs
 
 SIGNATURE = numba.void(
     numba.float32[:, ::1],  # logits
@@ -35,7 +34,7 @@ SUMS = EXACT | {"fastmath": {"contract", "nsz", "reassoc"}}
 ONE_THREAD = 1 << 18
 """Up to this many logits are computed in the caller's thread, because waking other threads would take longer."""
 PART = 1 << 12
-"""EngineLimits that are summed in float32; these partial sums are added in float64."""
+"""Terms that are summed in float32; these partial sums are added in float64."""
 GROUP = 16
 """Tokens in a group: one of every 1/16 of the vocabulary, so that maxima of groups are maxima of vectors."""
 HALVINGS = 12
@@ -50,8 +49,8 @@ TERMS = tuple(np.float32(log(2) ** power / factorial(power)) for power in range(
 T0, T1, T2, T3, T4, T5, T6 = TERMS
 
 
-def cpu_logprobs(logits: Tensor, tokens: Tensor, most: int) -> Logprobs:
-    """See `compute_logprobs`."""
+def cpu_logprobs(logits: Tensor, tokens: Tensor, most: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The fields of the `Logprobs` that `compute_logprobs` returns."""
     count, vocab = logits.shape
     most = min(most, vocab)
     chosen, best = np.empty(count, np.float32), np.empty((count, most), np.float32)
@@ -61,7 +60,7 @@ def cpu_logprobs(logits: Tensor, tokens: Tensor, most: int) -> Logprobs:
         _score(*arrays, 0, count)
     else:
         _threads().run(partial(_score, *arrays), count)
-    return Logprobs(*map(torch.from_numpy, (chosen, ranks, ids, best)))
+    return torch.from_numpy(chosen), torch.from_numpy(ranks), torch.from_numpy(ids), torch.from_numpy(best)
 
 
 @cache

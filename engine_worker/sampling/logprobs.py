@@ -34,7 +34,7 @@ def compute_logprobs(logits: Tensor, tokens: Tensor, most: int) -> Logprobs:
     # Imported only where it is used, since the import compiles its kernel.
     from engine_worker.sampling.cpu_logprobs import cpu_logprobs
 
-    return cpu_logprobs(logits, tokens, most)
+    return Logprobs(*cpu_logprobs(logits, tokens, most))
 
 
 def torch_logprobs(logits: Tensor, tokens: Tensor, most: int) -> Logprobs:

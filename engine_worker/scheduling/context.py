@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from structlog.stdlib import BoundLogger
 
 from engine_worker.kvcache.cache import KvCacheManager
-from engine_worker.sequence import IN_ORDER, Sequence
+from engine_worker.request import IN_ORDER, Sequence
 from sluice.settings.engine import ChunkingPolicy
 
 STEPS_BETWEEN_TRIES = 8

@@ -4,9 +4,8 @@ it."""
 from collections import abc
 
 from engine_worker.kvcache.forecast import Forecast
-from engine_worker.request import Request
+from engine_worker.request import IN_ORDER, Request, Sequence, State
 from engine_worker.scheduling.context import Holders, SchedulerContext
-from engine_worker.sequence import IN_ORDER, Sequence, State
 
 
 class GuaranteedNoEvict:

@@ -8,6 +8,7 @@ from collections import Counter, abc
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from engine_worker.request import Sequence
 from engine_worker.scheduling.context import SchedulerContext, SchedulerWarnings
 from engine_worker.scheduling.max_utilization import MaxUtilization
 from engine_worker.scheduling.micro_batch import Chunk, InFlightBatching, MicroBatchScheduler
@@ -20,7 +21,6 @@ from engine_worker.scheduling.simple import (
     Schedule,
     SimpleScheduler,
 )
-from engine_worker.sequence import Sequence
 
 T = TypeVar("T")
 

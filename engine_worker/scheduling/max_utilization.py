@@ -3,8 +3,8 @@
 from collections import abc
 
 from engine_worker.kvcache.forecast import Forecast
+from engine_worker.request import IN_ORDER, Sequence
 from engine_worker.scheduling.context import Holders, SchedulerContext
-from engine_worker.sequence import IN_ORDER, Sequence
 
 
 class MaxUtilization:

@@ -3,8 +3,8 @@
 from collections import abc
 from typing import NamedTuple, Protocol
 
+from engine_worker.request import Sequence
 from engine_worker.scheduling.context import SchedulerContext
-from engine_worker.sequence import Sequence
 
 
 class Chunk(NamedTuple):

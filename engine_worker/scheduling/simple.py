@@ -4,10 +4,10 @@ from abc import ABC, abstractmethod
 from collections import abc
 from typing import NamedTuple, Protocol
 
+from engine_worker.request import Sequence, State
 from engine_worker.scheduling.context import SchedulerContext, SchedulerWarnings
 from engine_worker.scheduling.max_utilization import MaxUtilization
 from engine_worker.scheduling.micro_batch import Chunk, InFlightBatching, MicroBatchScheduler
-from engine_worker.sequence import Sequence, State
 
 NO_BATCH = (0, 0)
 """The `static_batch` of policies other than static batching."""
@@ -23,6 +23,17 @@ class Schedule(NamedTuple):
 
     context: list[Chunk]
     generation: list[Sequence]
+
+    @property
+    def drafting(self) -> list[Sequence]:
+        """The generating sequences whose requests allow drafts."""
+        # No call per sequence, because this runs in every step.
+        return [sequence for sequence in self.generation if sequence.request.max_drafts]
+
+    @property
+    def may_draft(self) -> bool:
+        """Whether any of its sequences may have drafts in a later step."""
+        return bool(self.drafting) or any(sequence.request.max_drafts for sequence, _ in self.context)
 
 
 class CapacityScheduler(Protocol):

@@ -13,7 +13,7 @@ from structlog.stdlib import BoundLogger
 
 from engine_worker.kvcache.cache import KvCacheManager
 from engine_worker.protocol import Runner
-from engine_worker.sequence import Sequence
+from engine_worker.request import Sequence
 from engine_worker.step import Draw, Drawn, Slice
 
 MAX_FAILURES = 3

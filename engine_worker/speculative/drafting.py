@@ -4,8 +4,8 @@ from collections import abc
 from collections.abc import Callable
 from typing import NamedTuple
 
+from engine_worker.request import Sequence
 from engine_worker.scheduling.simple import Schedule
-from engine_worker.sequence import Sequence
 from engine_worker.speculative.cost import Cost
 from engine_worker.speculative.drafter import Drafter, begin_lookup
 from engine_worker.speculative.gain import Gain
@@ -67,7 +67,7 @@ class Drafting:
     def may_use_model(self, schedule: Schedule) -> bool:
         """Whether the draft model may compute before this step does."""
         small = len(schedule.generation) + len(schedule.context) <= self._max_batch_size
-        return self.model is not None and small and bool(_eligible(schedule))
+        return self.model is not None and small and bool(schedule.drafting)
 
     def propose(self, schedule: Schedule, *, idle: bool = True) -> Drafts:
         """The drafts of a step. `idle`: no step is in flight; otherwise the draft model, which would have to wait for
@@ -75,7 +75,7 @@ class Drafting:
         batch_size = len(schedule.generation) + len(schedule.context)
         if batch_size > self._max_batch_size:
             return {}
-        eligible = _eligible(schedule)
+        eligible = schedule.drafting
         if not eligible:
             return {}
         budget = self._max_tokens_per_step - len(schedule.generation) - sum(size for _, size in schedule.context)
@@ -97,10 +97,11 @@ class Drafting:
             self.gain.record(accepted)
 
     def end_step(self, schedule: Schedule, drafted: int, seconds: float) -> DraftCounts:
-        """Record the duration of a step; returns the counts of its drafts. `drafted`: its draft tokens."""
+        """Record the duration of a step that may have had drafts; returns their counts. `drafted`: its draft
+        tokens."""
         batch_size = len(schedule.generation)
         # Costs are learned only in steps that may have drafts, so that other steps do not pay for the bookkeeping.
-        if batch_size <= self._max_batch_size and not schedule.context and _eligible(schedule):
+        if batch_size <= self._max_batch_size and not schedule.context and schedule.drafting:
             if self.model is None or not self.model.used:
                 gained = self.gain.of(self.gain.cost.of(batch_size), drafted) if drafted else 0.0
                 self._searches.record(gained, batch_size / seconds if seconds else 0.0)
@@ -150,12 +151,6 @@ class Drafting:
                 request.lookup = begin_lookup(prompt if virtual is None else virtual.without(prompt), expected)
             sequence.drafter = Drafter(request.lookup, request.max_drafts, expected, has_model=has_model)
         return sequence.drafter
-
-
-def _eligible(schedule: Schedule) -> list[Sequence]:
-    """The generating sequences whose requests allow drafts."""
-    # No call per sequence, because this runs in every step.
-    return [sequence for sequence in schedule.generation if sequence.request.max_drafts]
 
 
 def _may_draft(sequence: Sequence, cost: Cost | None) -> bool:

@@ -3,7 +3,7 @@
 from collections import abc
 from collections.abc import Mapping
 
-from engine_worker.sequence import Sequence
+from engine_worker.request import Sequence
 from engine_worker.speculative.draft_model import DraftModel
 from engine_worker.speculative.drafter import Drafter
 from engine_worker.speculative.gain import Gain

@@ -11,7 +11,7 @@ from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VisionTransforme
 
 from engine_worker.vision.names import VISUAL
 from engine_worker.vision.processor import read_by, read_processor
-from engine_worker.vision.tower import table_of
+from engine_worker.vision.rows import table_of
 from sluice.checkpoint.folder import CheckpointError
 from sluice.checkpoint.scaling import Scaling
 from sluice.pictures.decode import PictureError, open_picture

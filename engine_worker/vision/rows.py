@@ -7,7 +7,9 @@ import threading
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from torch import Tensor
 
 from engine_worker.protocol import ImageUsage
 from sluice.pictures.decode import PictureError
@@ -140,3 +142,12 @@ def _fault(error: BaseException) -> Fault:
     if isinstance(error, PictureError):
         return Fault(ErrorCode.INVALID_ARGUMENT.name, f"an image {error}", field="spec.images")
     return Fault(ErrorCode.STEP_FAILED.name, f"the rows of an image could not be computed: {error}")
+
+
+def table_of(image: Image, rows: Tensor, hidden_size: int) -> Table:
+    """`rows` [rows, hidden]. Raises ValueError if their shape is not the one that the image should have."""
+    if rows.shape != (image.rows, hidden_size):
+        raise ValueError(f"the rows of an image have shape {tuple(rows.shape)}, expected {image.rows, hidden_size}")
+    # The digest of the image also identifies its rows, which are a function of the image.
+    data: Any = rows.float().cpu().contiguous().numpy()
+    return Table(image.digest, image.rows, hidden_size, "float32", memoryview(data).cast("B"))

@@ -1,6 +1,6 @@
 """Vision towers, which compute the rows of images: modules of transformers, for each kind of model."""
 
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -30,12 +30,3 @@ def make_tower(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device)
     from engine_worker.vision.llava import LlavaTower
 
     return LlavaTower(checkpoint.path, dtype, device)
-
-
-def table_of(image: Image, rows: Tensor, hidden_size: int) -> Table:
-    """`rows` [rows, hidden]. Raises ValueError if their shape is not the one that the image should have."""
-    if rows.shape != (image.rows, hidden_size):
-        raise ValueError(f"the rows of an image have shape {tuple(rows.shape)}, expected {image.rows, hidden_size}")
-    # The digest of the image also identifies its rows, which are a function of the image.
-    data: Any = rows.float().cpu().contiguous().numpy()
-    return Table(image.digest, image.rows, hidden_size, "float32", memoryview(data).cast("B"))

@@ -6,6 +6,7 @@ import msgspec
 
 from gateway.errors import invalid
 from gateway.requests.guides import Guided
+from sluice.client import Options
 
 REFUSED = (
     "suffix", "audio", "functions", "function_call", "web_search_options", "moderation",
@@ -25,11 +26,7 @@ WITHOUT_MEANING = (
 )  # fmt: skip
 """Fields that are accepted and ignored, because they do not change the answer."""
 SEEDS = 1 << 64
-SAME_NAME = (
-    "model", "temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
-    "logit_bias", "n", "stop", "min_tokens", "stop_token_ids", "ignore_eos", "skip_special_tokens", "bad_words",
-    "allowed_token_ids", "truncate_prompt_tokens", "add_special_tokens",
-)  # fmt: skip
+CLIENT_OPTIONS = frozenset(Options.__annotations__)
 
 
 class StreamOptions(msgspec.Struct):
@@ -112,7 +109,9 @@ class Common(Guided, kw_only=True):
 
     def options(self) -> dict[str, Any]:
         """Options of `AsyncClient.stream` and `generate`."""
-        options: dict[str, Any] = {name: getattr(self, name) for name in SAME_NAME}
+        options: dict[str, Any] = {
+            name: getattr(self, name) for name in Common.__struct_fields__ if name in CLIENT_OPTIONS
+        }
         options["top_k"] = 0 if self.top_k == -1 else self.top_k
         if self.top_p == 0:
             # The most likely token alone; the ring's top_p is above 0.

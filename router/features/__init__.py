@@ -2,6 +2,7 @@
 
 from router.features.drafts import Drafts
 from router.features.guides import Guides
+from router.features.max_queue_time import MaxQueueTime
 from router.features.processors import Processors
 from router.features.prompt_logprobs import PromptLogprobs
 from router.features.tensors import Tensors
@@ -10,4 +11,11 @@ from router.validate.model import Limits, Model
 
 
 def all_features(model: Model, limits: Limits) -> tuple[Feature, ...]:
-    return Guides(limits), Drafts(model, limits), PromptLogprobs(model, limits), Tensors(), Processors()
+    return (
+        Guides(limits),
+        Drafts(model, limits),
+        PromptLogprobs(model, limits),
+        Tensors(),
+        Processors(),
+        MaxQueueTime(limits),
+    )

@@ -1,6 +1,7 @@
 """The joints at which a request meets the optional features that it uses. A plain request uses none."""
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -23,6 +24,11 @@ class Part:
     def needs(self) -> Iterable[Need]:
         """What the engine must offer."""
         return ()
+
+    def during(self, log: RequestLog, interrupt: Callable[[], None]) -> AbstractContextManager[None]:  # noqa: ARG002
+        """A context that is open for as long as the request is. To end the request, `log.fail` and then `interrupt`,
+        which ends its preparation if it is still being prepared."""
+        return nullcontext()
 
     def prepare(self, prompt_tokens: int, log: RequestLog) -> None:
         """The prompt is tokenized and fits the context. Raises RequestError."""

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -83,7 +83,10 @@ class RequestPipeline:
         refusal: dict[str, Any] = {}
         try:
             # Keep the files for later attempts too: engines that do not have them get them from this router.
-            with self._keeping(request.spec.adapter_files):
+            with ExitStack() as during:
+                during.enter_context(self._keeping(request.spec.adapter_files))
+                for part in request.parts:
+                    during.enter_context(part.during(request.log, request.interrupt_preparation))
                 await self._bring_to_ring(request)
                 yield request
             reasons = sorted({sequence.end.reason.name for sequence in request.log.sequences if sequence.end})

@@ -200,7 +200,7 @@ class RequestState:
         return self._preparation
 
     def interrupt_preparation(self) -> None:
-        if self._preparation is not None and not self._preparation.expired():
+        if self.preparing and self._preparation is not None and not self._preparation.expired():
             self._preparation.reschedule(asyncio.get_running_loop().time())
 
     def on_tokenized(self, prompt: list[int], sampling: SamplingParams, retention: RetentionParams) -> None:

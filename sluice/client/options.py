@@ -88,6 +88,8 @@ class Options(TypedDict, total=False):
     """Scheduling priority."""
     time_limit: Seconds | None
     """Time after which the outputs end, without an error, with finish reason TIME_LIMIT."""
+    max_queue_time: Seconds | None
+    """Time after which a request that no engine has begun fails with Overloaded."""
     add_special_tokens: bool | None
     """Whether to add tokens such as BOS to the prompt. Default: yes for text, no for chats."""
     truncate_prompt_tokens: int | None

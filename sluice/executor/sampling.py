@@ -4,7 +4,7 @@ None means the model's default (from its generation_config.json), which, unlike 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, cast
 
 from sluice.client import Options
@@ -12,14 +12,9 @@ from sluice.client.guides import guide_fields
 from sluice.executor.errors import check_name, check_type
 from sluice.settings.names import checks_options
 
+CLIENT_OPTIONS = frozenset(Options.__annotations__)
 NO_END = -1
 """The `end_id` that disables the end token, as in TensorRT-LLM."""
-SAME_NAMES = (
-    "max_tokens", "min_tokens", "stop", "bad_token_ids", "allowed_token_ids", "n", "temperature", "top_k", "top_p",
-    "min_p", "seed", "repetition_penalty", "presence_penalty", "frequency_penalty", "no_repeat_ngram_size", "logprobs",
-    "prompt_logprobs", "add_special_tokens", "truncate_prompt_tokens", "skip_special_tokens", "stream_interval",
-)  # fmt: skip
-"""Parameters that have the same name as an option of `sluice.client`."""
 NEUTRAL_WITHOUT_BEAMS: Mapping[str, tuple[float | None, ...]] = {
     "length_penalty": (None, 0.0, 1.0),
     "early_stopping": (None, False),
@@ -211,7 +206,7 @@ class SamplingParams:
     def options(self) -> Options:
         """The parameters as options of `sluice.client`."""
         tensors = [{"name": each.name, "context": each.gather_context} for each in self.additional_model_outputs or ()]
-        renamed = Options(
+        translated = Options(
             # `end_id` replaces the model's EOS: EOS is ignored, and `end_id` becomes a stop token.
             ignore_eos=self.ignore_eos or self.end_id is not None or None,
             stop_token_ids=self._stop_token_ids(),
@@ -226,8 +221,8 @@ class SamplingParams:
             tensors=tensors or None,
             guided=self.guided_decoding.options() if self.guided_decoding else None,
         )
-        same = cast(Options, {name: getattr(self, name) for name in SAME_NAMES})
-        return renamed | same
+        shared = {each.name: getattr(self, each.name) for each in fields(self) if each.name in CLIENT_OPTIONS}
+        return cast(Options, shared) | translated
 
     def _beam_search(self) -> dict[str, Any]:
         early = self.early_stopping

@@ -136,6 +136,13 @@ class Translator:
         }
 
 
+DEFAULTS: dict[str, Any] = {
+    "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": 0,
+    "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0,
+}  # fmt: skip
+"""TensorRT-LLM's values of unset parameters, in place of the server's."""
+
+
 def _check(request: Request) -> None:
     refuse_added(request)
     defaults = Request([0], 1)
@@ -154,16 +161,10 @@ def _sampling(config: SamplingConfig, num_return_sequences: int) -> SamplingPara
     greedy = not config.top_k and config.top_p is None
     params = SamplingParams(
         n=n,
-        temperature=0.0 if greedy else _or(config.temperature, 1.0),
-        top_k=config.top_k or 0,
-        top_p=_or(config.top_p, 1.0),
-        min_p=_or(config.min_p, 0.0),
-        seed=config.seed or 0,
+        temperature=0.0 if greedy else 1.0 if config.temperature is None else config.temperature,
         min_tokens=config.min_tokens,
-        repetition_penalty=_or(config.repetition_penalty, 1.0),
-        presence_penalty=_or(config.presence_penalty, 0.0),
-        frequency_penalty=_or(config.frequency_penalty, 0.0),
         no_repeat_ngram_size=config.no_repeat_ngram_size,
+        **_with_defaults(config),
     )
     if config.beam_width > 1 and config.temperature not in (None, 0.0, 1.0):
         reason = "beam search does not divide the logits by a temperature"
@@ -182,8 +183,9 @@ def _sampling(config: SamplingConfig, num_return_sequences: int) -> SamplingPara
     )
 
 
-def _or(value: float | None, default: float) -> float:
-    return default if value is None else value
+def _with_defaults(config: SamplingConfig) -> dict[str, Any]:
+    given = {name: getattr(config, name) for name in DEFAULTS}
+    return {name: DEFAULTS[name] if value is None else value for name, value in given.items()}
 
 
 def _outputs(config: OutputConfig) -> dict[str, Any]:

@@ -155,6 +155,7 @@ class GenerationSpec(_message.Message):
     KV_CACHE_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
     TIME_LIMIT_FIELD_NUMBER: _builtins.int
+    MAX_QUEUE_TIME_FIELD_NUMBER: _builtins.int
     ADD_SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
     TRUNCATE_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     BEST_OF_FIELD_NUMBER: _builtins.int
@@ -250,6 +251,12 @@ class GenerationSpec(_message.Message):
         """
 
     @_builtins.property
+    def max_queue_time(self) -> _duration_pb2.Duration:
+        """Limit on the wait for the first step from the request's arrival, in (0, 86,400] s: if no engine has begun the request by
+        then, it ends with RESOURCE_EXHAUSTED, OVERLOADED. Has no effect on a stream that is resumed. Default: none.
+        """
+
+    @_builtins.property
     def resume(self) -> _containers.RepeatedCompositeFieldContainer[Global___ResumeFrom]:
         """The part of a broken stream that the client has received, by output. The server continues after it: these tokens
         count as generated, and neither they nor their text are sent again. Requires sampling.seed, the seed that Started
@@ -295,6 +302,7 @@ class GenerationSpec(_message.Message):
         kv_cache: Global___KvCacheOptions | None = ...,
         priority: Global___Priority.ValueType = ...,
         time_limit: _duration_pb2.Duration | None = ...,
+        max_queue_time: _duration_pb2.Duration | None = ...,
         add_special_tokens: _builtins.bool | None = ...,
         truncate_prompt_tokens: _builtins.int | None = ...,
         best_of: _builtins.int | None = ...,
@@ -308,9 +316,9 @@ class GenerationSpec(_message.Message):
         prompt_table: Global___PromptTable | None = ...,
         images: _abc.Iterable[Global___Image] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_best_of", b"_best_of", "_client_id", b"_client_id", "_lora_weights", b"_lora_weights", "_n", b"_n", "_speculation", b"_speculation", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "add_special_tokens", b"add_special_tokens", "best_of", b"best_of", "chat", b"chat", "client_id", b"client_id", "guided", b"guided", "kv_cache", b"kv_cache", "lora_weights", b"lora_weights", "n", b"n", "output", b"output", "prompt", b"prompt", "prompt_embeds", b"prompt_embeds", "prompt_table", b"prompt_table", "sampling", b"sampling", "speculation", b"speculation", "stopping", b"stopping", "text", b"text", "time_limit", b"time_limit", "token_ids", b"token_ids", "truncate_prompt_tokens", b"truncate_prompt_tokens"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_best_of", b"_best_of", "_client_id", b"_client_id", "_lora_weights", b"_lora_weights", "_n", b"_n", "_speculation", b"_speculation", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "add_special_tokens", b"add_special_tokens", "best_of", b"best_of", "chat", b"chat", "client_id", b"client_id", "guided", b"guided", "kv_cache", b"kv_cache", "lora_weights", b"lora_weights", "max_queue_time", b"max_queue_time", "n", b"n", "output", b"output", "prompt", b"prompt", "prompt_embeds", b"prompt_embeds", "prompt_table", b"prompt_table", "sampling", b"sampling", "speculation", b"speculation", "stopping", b"stopping", "text", b"text", "time_limit", b"time_limit", "token_ids", b"token_ids", "truncate_prompt_tokens", b"truncate_prompt_tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_best_of", b"_best_of", "_client_id", b"_client_id", "_lora_weights", b"_lora_weights", "_n", b"_n", "_speculation", b"_speculation", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "add_special_tokens", b"add_special_tokens", "best_of", b"best_of", "chat", b"chat", "client_id", b"client_id", "engine_deaths", b"engine_deaths", "guided", b"guided", "images", b"images", "kv_cache", b"kv_cache", "lora_id", b"lora_id", "lora_weights", b"lora_weights", "model", b"model", "n", b"n", "output", b"output", "priority", b"priority", "prompt", b"prompt", "prompt_adapter_id", b"prompt_adapter_id", "prompt_embeds", b"prompt_embeds", "prompt_table", b"prompt_table", "request_id", b"request_id", "resume", b"resume", "resume_context_rows", b"resume_context_rows", "sampling", b"sampling", "speculation", b"speculation", "stopping", b"stopping", "text", b"text", "time_limit", b"time_limit", "token_ids", b"token_ids", "truncate_prompt_tokens", b"truncate_prompt_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_best_of", b"_best_of", "_client_id", b"_client_id", "_lora_weights", b"_lora_weights", "_n", b"_n", "_speculation", b"_speculation", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "add_special_tokens", b"add_special_tokens", "best_of", b"best_of", "chat", b"chat", "client_id", b"client_id", "engine_deaths", b"engine_deaths", "guided", b"guided", "images", b"images", "kv_cache", b"kv_cache", "lora_id", b"lora_id", "lora_weights", b"lora_weights", "max_queue_time", b"max_queue_time", "model", b"model", "n", b"n", "output", b"output", "priority", b"priority", "prompt", b"prompt", "prompt_adapter_id", b"prompt_adapter_id", "prompt_embeds", b"prompt_embeds", "prompt_table", b"prompt_table", "request_id", b"request_id", "resume", b"resume", "resume_context_rows", b"resume_context_rows", "sampling", b"sampling", "speculation", b"speculation", "stopping", b"stopping", "text", b"text", "time_limit", b"time_limit", "token_ids", b"token_ids", "truncate_prompt_tokens", b"truncate_prompt_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__add_special_tokens: _TypeAlias = _typing.Literal["add_special_tokens"]  # noqa: Y015
     _WhichOneofArgType__add_special_tokens: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens"]  # noqa: Y015

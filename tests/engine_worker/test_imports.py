@@ -14,7 +14,7 @@ WITHOUT_TORCH = [
     "engine_worker.kvcache.cache",
     "engine_worker.ringside.outbox",
     "engine_worker.request",
-    "engine_worker.sequence",
+    "engine_worker.request",
     "engine_worker.scheduling.simple",
     "engine_worker.protocol",
     "engine_worker.step",

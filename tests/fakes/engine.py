@@ -8,10 +8,10 @@ from engine_worker.core.engine import Engine
 from engine_worker.core.intake import EngineLimits, longest_sequence
 from engine_worker.hooks import Hooks, Report
 from engine_worker.protocol import Runner
+from engine_worker.request import State
 from engine_worker.ringside.mailbox import Mailbox
 from engine_worker.ringside.outbox import Outbox
 from engine_worker.ringside.tensor_outbox import TensorOutbox
-from engine_worker.sequence import State
 from sluice.settings.engine import Batching, SchedulerNames
 from sluice.wire.adapters import Adapter
 from sluice.wire.errors import FinishReason

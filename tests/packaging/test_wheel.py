@@ -93,7 +93,7 @@ def test_links_on_pypi_lead_to_files_of_the_repository(project):
     for link in links:
         assert link.startswith(home)
         if match := re.fullmatch(r"/(blob|tree)/main/(.+)", link.removeprefix(home)):
-            path = ROOT / match[2]
+            path = ROOT / match[2].partition("#")[0]
             assert path.is_dir() if match[1] == "tree" else path.is_file(), link
         else:
             assert link.removeprefix(home) in ("", "#readme", "/issues")

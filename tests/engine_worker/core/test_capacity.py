@@ -1,10 +1,9 @@
 """MaxUtilization without an engine: which sequences may hold memory."""
 
 from engine_worker.kvcache.cache import KvCacheManager
-from engine_worker.request import Request
+from engine_worker.request import Request, Sequence
 from engine_worker.scheduling.context import SchedulerContext
 from engine_worker.scheduling.max_utilization import MaxUtilization
-from engine_worker.sequence import Sequence
 from tests.fakes.engine import spec_of
 
 

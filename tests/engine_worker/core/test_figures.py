@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 
 from engine_worker.core.stats import REFRESH_SECONDS
-from engine_worker.sequence import State
+from engine_worker.request import State
 from sluice.wire.stats import RequestStats, Stage
 from tests.fakes.engine import EngineBench
 

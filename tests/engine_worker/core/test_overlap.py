@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine_worker.sequence import State
+from engine_worker.request import State
 from sluice.settings.engine import SchedulerNames
 from sluice.wire.errors import Fault, FinishReason
 from tests.examples import examples

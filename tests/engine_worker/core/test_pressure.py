@@ -2,7 +2,7 @@
 
 import pytest
 
-from engine_worker.sequence import State
+from engine_worker.request import State
 from tests.fakes.engine import EngineBench
 
 pytestmark = pytest.mark.usefixtures("both_overlaps")

@@ -4,8 +4,8 @@ from itertools import product
 
 import pytest
 
+from engine_worker.request import State
 from engine_worker.scheduling.build import POLICIES
-from engine_worker.sequence import State
 from sluice.settings.engine import SchedulerNames
 from sluice.wire.errors import FinishReason
 from sluice.wire.rows import PROMPT_END_TOKENS

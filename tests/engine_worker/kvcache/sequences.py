@@ -1,8 +1,7 @@
 """Sequences for a KV cache without an engine."""
 
 from engine_worker.kvcache.cache import KvCacheManager
-from engine_worker.request import Request
-from engine_worker.sequence import Sequence
+from engine_worker.request import Request, Sequence
 from sluice.wire.params import RetentionParams
 from tests.fakes.engine import spec_of
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine_worker.kvcache.events import EventLog
-from engine_worker.sequence import Content
+from engine_worker.request import Content
 from sluice.wire.adapters import Adapter
 from sluice.wire.cache_events import MAX_EVENTS, MAX_ITEMS, MAX_REMOVED, Created, Removed, Stored, Tier, Updated
 from sluice.wire.hashing import block_chain, root_hash, short_hash

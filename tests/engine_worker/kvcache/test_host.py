@@ -3,7 +3,7 @@
 import pytest
 
 from engine_worker.kvcache.cache import KvCacheManager
-from engine_worker.sequence import State
+from engine_worker.request import State
 from engine_worker.step import Move, MoveKind
 from sluice.wire.params import RangeRetention, RetentionParams
 from tests.engine_worker.kvcache.sequences import computed, one

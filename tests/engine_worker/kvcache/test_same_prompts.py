@@ -3,7 +3,7 @@
 import pytest
 
 from engine_worker.kvcache.cache import KvCacheManager
-from engine_worker.sequence import State
+from engine_worker.request import State
 from tests.engine_worker.kvcache.sequences import one
 from tests.fakes.engine import EngineBench
 

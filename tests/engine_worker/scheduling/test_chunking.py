@@ -4,9 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine_worker.request import Request
+from engine_worker.request import Request, Sequence
 from engine_worker.scheduling.micro_batch import equal_progress, first_come_first_served, whole
-from engine_worker.sequence import Sequence
 from tests.fakes.engine import EngineBench, spec_of
 
 

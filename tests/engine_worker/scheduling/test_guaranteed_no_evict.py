@@ -1,10 +1,9 @@
 """GuaranteedNoEvict: a request begins only if all begun requests can finish."""
 
 from engine_worker.kvcache.cache import KvCacheManager
-from engine_worker.request import Request
+from engine_worker.request import Request, Sequence, State
 from engine_worker.scheduling.context import SchedulerContext
 from engine_worker.scheduling.guaranteed_no_evict import GuaranteedNoEvict
-from engine_worker.sequence import Sequence, State
 from sluice.settings.engine import SchedulerNames
 from tests.engine_worker.kvcache.sequences import computed, one
 from tests.fakes.engine import EngineBench, spec_of

@@ -6,7 +6,7 @@ import pytest
 
 from engine_worker.kvcache.events import EventLog
 from engine_worker.kvcache.pool import Priorities
-from engine_worker.sequence import Content
+from engine_worker.request import Content
 from router.peers import cache_events
 from sluice.v1 import admin_pb2 as pb
 from sluice.wire.cache_events import MAX_EVENTS, Tier

@@ -108,6 +108,7 @@ SAMPLES = {
     "resume.model_fingerprint": {"resume": [ResumeFrom(model_fingerprint="a1")]},
     "lora_id": {"lora_id": "sql"},
     "lora_weights": {"lora_weights": pb.LoraWeights(config_json=b"{}", safetensors=b"s")},
+    "max_queue_time": {"max_queue_time": Duration(seconds=1)},
     "time_limit": {"time_limit": Duration(seconds=2, nanos=500_000_000)},
     "add_special_tokens": {"add_special_tokens": False},
     "prompt_embeds": {"prompt_embeds": ROW},
