@@ -1,8 +1,9 @@
 """Commands over TCP, for ranks on several machines: one connection per follower, which sends a byte back for each
 command that it has completed.
 
-Neither these connections nor those of torch's group are encrypted: the ranks need a private network. A peer must
-present a token that is published only in the group's store.
+Neither these connections nor those of torch's group are encrypted: the ranks need a private network
+(docs/decisions/0010-commands-between-machines.md). A peer must present a token that is published only in the group's
+store.
 """
 
 import hmac
