@@ -101,7 +101,7 @@ def serve(
     gc.collect()
     gc.freeze()
     on_stop_signal(worker.stop)
-    if (reason := why_context_is_limited(settings, checkpoint, worker.terms)) is not None:
+    if (reason := why_context_is_limited(settings, checkpoint, worker.limits)) is not None:
         log.warning("context_limited", reason=reason)
     limits = runner.choices | worker.sizes()
     log.info("ready", address=worker.address, model=checkpoint.name, **limits, settings=changed_settings(settings))

@@ -103,9 +103,9 @@ class Core:
         config, checkpoint, self._inbox = served.config, served.checkpoint, Inbox()
         batching = Batching(config.max_batch_size, config.max_tokens_per_step)
         longest = longest_sequence(served.runner, batching, checkpoint.max_context_tokens)
-        terms = EngineLimits(checkpoint.fingerprint, checkpoint.vocab_size, longest, config.max_batch_size)
+        limits = EngineLimits(checkpoint.fingerprint, checkpoint.vocab_size, longest, config.max_batch_size)
         hooks = Hooks(self._inbox.get_requests, self._on_responses, self._inbox.get_stops, lambda _: None)
-        self._engine = Engine(served.runner, terms, batching, hooks, time.monotonic, cast(Any, StderrLog()))
+        self._engine = Engine(served.runner, limits, batching, hooks, time.monotonic, cast(Any, StderrLog()))
         self._sampling = sampling
         self._prompt_tokens: list[int] = []
         self._live: set[int] = set()

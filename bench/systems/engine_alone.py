@@ -107,7 +107,7 @@ class EngineAlone:
 
     def _assemble(self, settings: EngineSettings, runner: Runner) -> Engine:
         checkpoint = self._checkpoint
-        terms = EngineLimits(
+        limits = EngineLimits(
             fingerprint=checkpoint.fingerprint,
             vocab_size=checkpoint.vocab_size,
             max_sequence_tokens=longest_sequence(runner, settings, checkpoint.max_context_tokens),
@@ -117,7 +117,7 @@ class EngineAlone:
         )
         hooks = Hooks(self._inbox.get_requests, self._keep, self._inbox.get_stops, self._count)
         clock = lambda: time.monotonic() + self._ahead  # noqa: E731
-        return Engine(runner, terms, settings, hooks, clock, self._log)
+        return Engine(runner, limits, settings, hooks, clock, self._log)
 
     def _keep(self, responses: Responses) -> None:
         for _, fault in responses.refused:

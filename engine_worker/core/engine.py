@@ -40,7 +40,7 @@ class Engine:
     def __init__(
         self,
         runner: Runner,
-        terms: EngineLimits,
+        limits: EngineLimits,
         batching: Batching,
         hooks: Hooks,
         clock: Callable[[], float],
@@ -66,7 +66,7 @@ class Engine:
         self._tensors = TensorGate(self.live.with_tensors, runner.tensors, hooks.tensor_room)
         self.intake = Intake(
             self.live,
-            terms,
+            limits,
             runner.prepare,
             runner.programs,
             batching.priority_aging_seconds,
@@ -81,7 +81,7 @@ class Engine:
             self.cache,
             self.live,
             self._scheduler,
-            terms.max_requests,
+            limits.max_requests,
             micro_batches=1 + self._max_in_flight,
             unix_zero=time.time() - clock(),
         )

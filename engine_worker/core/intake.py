@@ -127,7 +127,7 @@ class Intake:
     def __init__(
         self,
         live: LiveRequests,
-        terms: EngineLimits,
+        limits: EngineLimits,
         prepare: Prepare,
         programs: Programs,
         aging_seconds: float = 0.0,
@@ -143,7 +143,7 @@ class Intake:
         """Stops since the start that matched no live request or sequence."""
         self.quarantine = Quarantine(live)
         self._live = live
-        self._terms = terms
+        self._limits = limits
         self._prepare = prepare
         self._programs = programs
         self._preparing: dict[Request, Preparation] = {}
@@ -155,7 +155,7 @@ class Intake:
 
     @property
     def free_slots(self) -> int:
-        return max(0, self._terms.max_requests - len(self._live.requests))
+        return max(0, self._limits.max_requests - len(self._live.requests))
 
     def ingest(self, requests: Iterable[Submit], now: float) -> None:
         for spec in requests:
@@ -169,7 +169,7 @@ class Intake:
         positions = None
         if spec.tables is not None:
             try:
-                positions = Positions.of(spec.prompt, VirtualTokens.of(self._terms.vocab_size, spec.tables))
+                positions = Positions.of(spec.prompt, VirtualTokens.of(self._limits.vocab_size, spec.tables))
             except SplitImageError as error:
                 return Fault(ErrorCode.INVALID_ARGUMENT.name, str(error))
         preparation = self._prepare(spec)
@@ -185,9 +185,9 @@ class Intake:
         virtual = None
         if spec.tables is not None:
             spec = replace(spec, tables=spec.tables.shared(self._live.tables.take))
-            virtual = VirtualTokens.of(self._terms.vocab_size, spec.tables)
-        root = root_hash(self._terms.fingerprint, *spec.domain)
-        programs, drafts = self._programs(spec), self._terms.drafts(spec)
+            virtual = VirtualTokens.of(self._limits.vocab_size, spec.tables)
+        root = root_hash(self._limits.fingerprint, *spec.domain)
+        programs, drafts = self._programs(spec), self._limits.drafts(spec)
         request = Request(
             spec,
             root,
@@ -257,7 +257,7 @@ class Intake:
                     self._live.end(sequence, FinishReason.ABORTED, now)
 
     def _refusal(self, spec: Submit) -> Fault | None:
-        terms = self._terms
+        limits = self._limits
         if spec.request in self._live.requests:
             return Fault(ErrorCode.DUPLICATE_REQUEST.name, "a request with this number is live on this engine")
         if self.quarantine.refresh() is not None:
@@ -269,7 +269,7 @@ class Intake:
             return Fault(ErrorCode.INVALID_ARGUMENT.name, f"n must be from 1 to {MAX_SEQUENCES} (got {spec.n})")
         if not spec.prompt or spec.stopping.max_tokens < 1:
             return Fault(ErrorCode.INVALID_ARGUMENT.name, "prompt must not be empty and max_tokens must be at least 1")
-        last = terms.vocab_size + (0 if spec.tables is None else spec.tables.num_rows) - 1
+        last = limits.vocab_size + (0 if spec.tables is None else spec.tables.num_rows) - 1
         if min(spec.prompt) < 0 or max(spec.prompt) > last:
             # The router has checked ids from clients, so these ids come from the tokenizer.
             message = (
@@ -277,17 +277,17 @@ class Intake:
             )
             return Fault(ErrorCode.INVALID_ARGUMENT.name, message)
         total = len(spec.prompt) + spec.stopping.max_tokens
-        if total > terms.max_sequence_tokens:
+        if total > limits.max_sequence_tokens:
             return Fault(
                 ErrorCode.CONTEXT_OVERFLOW.name,
                 f"{len(spec.prompt)} prompt tokens plus {spec.stopping.max_tokens} max_tokens are {total}; "
-                f"this engine holds at most {terms.max_sequence_tokens} per sequence",
+                f"this engine holds at most {limits.max_sequence_tokens} per sequence",
             )
         return self._feature_fault(spec) or self._unable(spec)
 
     def _feature_fault(self, spec: Submit) -> Fault | None:
         """Why what the request asks of optional features is invalid."""
-        vocab_size, drafted = self._terms.vocab_size, spec.speculation.draft_token_ids
+        vocab_size, drafted = self._limits.vocab_size, spec.speculation.draft_token_ids
         if drafted and not 0 <= min(drafted) <= max(drafted) < vocab_size:
             return Fault(ErrorCode.INVALID_ARGUMENT.name, f"draft token ids must be from 0 to {vocab_size - 1}")
         if spec.speculation.draft_logits is not None:
@@ -298,13 +298,13 @@ class Intake:
         if problem is None and spec.tensors is not None:
             problem = rows_problem(spec, spec.tensors)
         if problem is None and spec.tables is not None:
-            sizes = self._terms.hidden_size, self._terms.image_rows
+            sizes = self._limits.hidden_size, self._limits.image_rows
             problem = tables_problem(spec, spec.tables, *sizes, self._live.tables)
         return None if problem is None else Fault(ErrorCode.INVALID_ARGUMENT.name, problem)
 
     def _full(self, spec: Submit) -> str | None:
         if not self.free_slots:
-            return f"the engine has reached its limit of {self._terms.max_requests} requests (max_requests)"
+            return f"the engine has reached its limit of {self._limits.max_requests} requests (max_requests)"
         if (
             spec.tables is not None
             and (size := self._live.tables.num_bytes_with(spec.tables.parts)) > MAX_LIVE_TABLE_BYTES
@@ -315,9 +315,9 @@ class Intake:
 
     def _unable(self, spec: Submit) -> Fault | None:
         """Refuses what this engine does not support, though others may."""
-        if spec.adapter is not None and not self._terms.has_adapters:
+        if spec.adapter is not None and not self._limits.has_adapters:
             return NO_ADAPTERS
-        unknown = [name for name in spec.sampling.logits_processors if name not in self._terms.processors]
+        unknown = [name for name in spec.sampling.logits_processors if name not in self._limits.processors]
         if unknown:
             return Fault(ErrorCode.INVALID_ARGUMENT.name, f"this engine has no logits processor {unknown[0]!r}")
         if spec.sampling.beam_search is not None and not self._beams:
@@ -328,7 +328,7 @@ class Intake:
         names = tensors.context + tensors.output
         if names and spec.sampling.beam_search is not None:
             return Fault(ErrorCode.INVALID_ARGUMENT.name, "tensors cannot be combined with beam search")
-        absent = [name for name in names if name not in (*LOGITS_NAMES, *self._terms.tensors)]
+        absent = [name for name in names if name not in (*LOGITS_NAMES, *self._limits.tensors)]
         if absent:
             return Fault(ErrorCode.INVALID_ARGUMENT.name, f"this engine has no tensor {absent[0]!r}")
         return NO_CHUNKS if tensors.context and not self._chunked else None

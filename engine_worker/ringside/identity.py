@@ -18,7 +18,7 @@ class Identity:
     """Properties that do not change during the life of the process."""
 
     settings: EngineSettings
-    terms: EngineLimits
+    limits: EngineLimits
     address: str
     epoch: int
     tokenizer: str
@@ -30,27 +30,27 @@ class Identity:
         return {
             "kv_blocks": stats.max_kv_blocks,
             "kv_tokens": stats.max_kv_blocks * stats.tokens_per_kv_block,
-            "max_sequence_tokens": self.terms.max_sequence_tokens,
+            "max_sequence_tokens": self.limits.max_sequence_tokens,
             "max_batch_size": self.settings.max_batch_size,
             "max_tokens_per_step": self.settings.max_tokens_per_step,
-            "max_requests": self.terms.max_requests,
+            "max_requests": self.limits.max_requests,
         }
 
     def heartbeat(self, stats: StepStats, draining: bool) -> EngineHeartbeat:
         """A heartbeat with these statistics; all other fields that change have their defaults."""
-        settings, terms = self.settings, self.terms
+        settings, limits = self.settings, self.limits
         return EngineHeartbeat(
             engine=settings.id,
             epoch=self.epoch,
             address=self.address,
-            fingerprint=terms.fingerprint,
-            max_sequence_tokens=terms.max_sequence_tokens,
+            fingerprint=limits.fingerprint,
+            max_sequence_tokens=limits.max_sequence_tokens,
             draining=draining,
             stats=stats,
             tokenizer=self.tokenizer,
             max_batch_size=settings.max_batch_size,
             model_version=settings.model_version,
-            offers=terms.offers,
+            offers=limits.offers,
             version=self.version,
         )
 
@@ -61,7 +61,7 @@ class Identity:
             state="draining" if draining else "serving",
             address=self.address,
             version=self.version,
-            model=self.terms.fingerprint,
+            model=self.limits.fingerprint,
             model_version=self.settings.model_version,
             max_batch_size=self.settings.max_batch_size,
         )
@@ -85,11 +85,11 @@ def limits_of(settings: EngineSettings, checkpoint: Checkpoint, runner: Runner) 
     )
 
 
-def why_context_is_limited(settings: EngineSettings, checkpoint: Checkpoint, terms: EngineLimits) -> str | None:
+def why_context_is_limited(settings: EngineSettings, checkpoint: Checkpoint, limits: EngineLimits) -> str | None:
     """The reason why a sequence may have fewer tokens than the model's context, or than `max_context_tokens`, with the
     setting to raise; None if it may have as many."""
     context = settings.max_context_tokens or checkpoint.max_context_tokens
-    limit = terms.max_sequence_tokens
+    limit = limits.max_sequence_tokens
     if limit >= context:
         return None
     setting = "kv_memory_fraction" if settings.kv_cache_tokens is None else "kv_cache_tokens"

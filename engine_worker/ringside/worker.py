@@ -81,8 +81,8 @@ class Worker:
         self._inbox = Inbox(self._context, settings.listen, messages, security=self._security)
         self.address = settings.address(self._inbox.address)
         self.epoch = secrets.randbits(63)
-        self.terms = limits_of(settings, checkpoint, runner)
-        self._identity = Identity(settings, self.terms, self.address, self.epoch, checkpoint.tokenizer_fingerprint)
+        self.limits = limits_of(settings, checkpoint, runner)
+        self._identity = Identity(settings, self.limits, self.address, self.epoch, checkpoint.tokenizer_fingerprint)
         self._connect_core()
         self._connect_routers()
         self._callback = self._make_callback()
@@ -149,7 +149,7 @@ class Worker:
         self._stats_log = StatsLog()
         box = self._mailbox
         hooks = Hooks(box.get_requests, box.send_responses, box.poll_stop_ids, self._stats_log.append, box.tensor_room)
-        self._engine = Engine(self._runner, self.terms, settings, hooks, time.monotonic, log)
+        self._engine = Engine(self._runner, self.limits, settings, hooks, time.monotonic, log)
 
     def _connect_routers(self) -> None:
         """Create the handlers of routers' messages other than requests, and the heartbeats that answer them."""
@@ -253,7 +253,7 @@ class Worker:
         if not settings.stats_callback:
             return None
         function = find_function("stats_callback", settings.stats_callback)
-        source = StatsSource(settings.id, self.terms.fingerprint, settings.model_version, settings.max_batch_size)
+        source = StatsSource(settings.id, self.limits.fingerprint, settings.model_version, settings.max_batch_size)
         return StatsCallback(function, source, lambda: self._stopping, self._stats_log, self._log)
 
     def _read_metrics(self) -> Iterator[Metric]:

@@ -252,7 +252,7 @@ def test_a_model_whose_embeddings_have_another_size_takes_no_tables(tmp_path):
     """OPT's decoder projects embeddings to the hidden size."""
     write_checkpoint(tmp_path, ADAPTED["opt"])
     harness = EngineHarness(tmp_path)
-    assert harness.engine.intake._terms.hidden_size == 0
+    assert harness.engine.intake._limits.hidden_size == 0
     number = submit(harness, [97, 3], torch.ones(1, 48))
     harness.run()
     assert "does not support prompt tables" in harness.stream(number).end.fault.message

@@ -65,7 +65,7 @@ def test_equal_images_share_memory(bench, monkeypatch, columns):
         image = replace(Image.of(ROWS, bytes(bytearray(data)), columns), **changed)
         bench.send(spec_of([*range(VOCAB, VOCAB + ROWS), 1], 4, request=number, tables=PromptTables(images=(image,))))
 
-    bench.engine.intake._terms = dataclasses.replace(bench.engine.intake._terms, image_rows=ROWS)
+    bench.engine.intake._limits = dataclasses.replace(bench.engine.intake._limits, image_rows=ROWS)
     monkeypatch.setattr(intake, "MAX_LIVE_TABLE_BYTES", 8)
     for number, data in enumerate((b"some", b"some", b"more", b"x"), 1):
         send_image(data, number)

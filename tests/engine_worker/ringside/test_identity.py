@@ -122,8 +122,8 @@ def test_a_limit_below_the_models_context(start):
     ],
 )
 def test_a_cache_that_holds_less_than_the_models_context(held, settings, setting):
-    terms = EngineLimits(FINGERPRINT, 10, held, 9)
-    reason = why_context_is_limited(EngineSettings(model="nowhere", **settings), CHECKPOINT, terms)
+    limits = EngineLimits(FINGERPRINT, 10, held, 9)
+    reason = why_context_is_limited(EngineSettings(model="nowhere", **settings), CHECKPOINT, limits)
     if setting is None:
         assert reason is None
     else:
