@@ -35,6 +35,7 @@ from sluice.v1.generation_pb2 import GenerationSpec
 from sluice.wire.adapters import AdapterFiles
 from sluice.wire.errors import ErrorCode, FinishReason
 from sluice.wire.images import Image
+from sluice.wire.params import RetentionParams
 from sluice.wire.tables import NO_TABLES
 
 MAX_LOGGED_FIELDS = 8
@@ -188,9 +189,13 @@ class RequestPipeline:
         # Refuse a prompt that no engine can hold now, rather than after waiting in the queue. It is checked again at
         # the first submission, when it is known which engines qualify.
         fit(spec, len(prompt), self._offers.context_tokens, self._offers.model_context_tokens)
-        spellings = await self._text.spellings(spec.bad_words, request.tenant)
-        sampling = ban_words(spec.sampling, spellings, self._model.vocab_size)
-        request.on_tokenized(prompt, sampling, spec.retention.params(len(tokens), len(prompt)))
+        sampling, retention = spec.sampling, RetentionParams()
+        if spec.bad_words:
+            spellings = await self._text.spellings(spec.bad_words, request.tenant)
+            sampling = ban_words(sampling, spellings, self._model.vocab_size)
+        if spec.retention is not None:
+            retention = spec.retention.params(len(tokens), len(prompt))
+        request.on_tokenized(prompt, sampling, retention)
         if spec.has_rows:
             await self._load(request, len(prompt))
         context_tokens = len(prompt) + spec.resumed_tokens

@@ -3,6 +3,7 @@
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
@@ -33,19 +34,19 @@ def parse_sampling(
     message: pb.SamplingParams, logprobs: int | None, model: Model, limits: Limits, bad: Violations
 ) -> SamplingParams:
     """Unset fields get the model's defaults, an explicit zero stays zero, and a missing seed is chosen at random."""
-    banned, allowed = _bans(message, model, limits, bad)
-    return msgspec.structs.replace(
-        model.sampling,
-        **_scalars(message, bad),
-        top_k=model.top_k(message.top_k) if message.HasField("top_k") else model.sampling.top_k,
-        seed=message.seed if message.HasField("seed") else secrets.randbits(63),
-        logit_bias=_logit_bias(message, model, limits, bad),
-        bad_token_ids=banned,
-        allowed_token_ids=allowed,
-        logits_processors=_processors(message, limits, bad),
-        no_repeat_ngram_size=_ngram_size(message, limits, bad),
-        logprobs=logprobs,
-    )
+    given: dict[str, Any] = _scalars(message, bad)
+    if message.HasField("top_k"):
+        given["top_k"] = model.top_k(message.top_k)
+    if message.logit_bias:
+        given["logit_bias"] = _logit_bias(message, model, limits, bad)
+    if message.bad_token_ids or message.allowed_token_ids:
+        given["bad_token_ids"], given["allowed_token_ids"] = _bans(message, model, limits, bad)
+    if message.logits_processors:
+        given["logits_processors"] = _processors(message, limits, bad)
+    if message.no_repeat_ngram_size:
+        given["no_repeat_ngram_size"] = _ngram_size(message, limits, bad)
+    seed = message.seed if message.HasField("seed") else secrets.randbits(63)
+    return msgspec.structs.replace(model.sampling, **given, seed=seed, logprobs=logprobs)
 
 
 def parse_bad_words(message: pb.SamplingParams, limits: Limits, bad: Violations) -> tuple[str, ...]:
@@ -58,11 +59,9 @@ def ban_words(
 ) -> SamplingParams:
     """`sampling` with the bad words as token ids. Raises RequestError.
 
-    `spellings`: for each bad word, the sequences of token ids that produce it. Spellings with a token beyond the
-    model's vocabulary are skipped, because the model cannot generate them.
+    `spellings`: for each bad word, the sequences of token ids that produce it; at least one word. Spellings with a token
+    beyond the model's vocabulary are skipped, because the model cannot generate them.
     """
-    if not spellings:
-        return sampling
     bad, field = Violations(), "spec.sampling.bad_words"
     for i, word_spellings in enumerate(spellings):
         if not all(word_spellings):

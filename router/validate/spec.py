@@ -23,7 +23,8 @@ class Spec:
     prompt: Prompt
     keep_prompt_tokens: int | None
     """Truncate the prompt to its last tokens, this many; None to keep all of them."""
-    retention: Retention
+    retention: Retention | None
+    """None: the default."""
     sampling: SamplingParams
     """Does not include the bad words, which are not tokenized yet."""
     bad_words: tuple[str, ...]
