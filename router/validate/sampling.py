@@ -59,7 +59,7 @@ def ban_words(
 ) -> SamplingParams:
     """`sampling` with the bad words as token ids. Raises RequestError.
 
-    `spellings`: for each bad word, the sequences of token ids that produce it; at least one word. Spellings with a token
+    `spellings`: for each of one or more bad words, the sequences of token ids that produce it. Spellings with a token
     beyond the model's vocabulary are skipped, because the model cannot generate them.
     """
     bad, field = Violations(), "spec.sampling.bad_words"
