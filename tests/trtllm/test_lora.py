@@ -4,6 +4,7 @@ import json
 import logging
 from pathlib import Path
 
+import grpc
 import numpy as np
 import pytest
 import torch
@@ -19,7 +20,9 @@ from sluice.trtllm.open_request import OpenRequest
 from sluice.trtllm.tensors import RowWidths
 from sluice.trtllm.to_request import Translator
 from sluice.trtllm.words import Words
+from tests.fakes.failures import Failure
 from tests.trtllm.lora_tensors import lora_config
+from tests.trtllm.running import run
 
 MODEL = {
     "vocab_size": 32,
@@ -170,6 +173,21 @@ def test_a_task_id_is_free_after_its_weights_were_refused() -> None:
     tasks.mark_refused(refused)
     with pytest.raises(trtllm.OptionError, match="task_id 5 already has other weights"):
         tasks.find(config([[1, 0, 4]]))
+
+
+def test_a_task_id_is_free_after_the_upload_of_its_weights_was_refused(scripted, script) -> None:
+    """The executor tells the tasks, which know nothing of the server."""
+
+    def weights(fill: float) -> trtllm.LoraConfig:
+        return trtllm.LoraConfig(5, torch.full((1, 4096), fill), torch.tensor([[1, 0, 4]]))
+
+    script.failure = Failure(grpc.StatusCode.INVALID_ARGUMENT, "rank 4 is too high")
+    (refused,) = run(scripted, lora_config=weights(0.5))
+    assert "rank 4 is too high" in refused.error_msg
+    script.failure = None
+    assert not any(response.has_error() for response in run(scripted, lora_config=weights(0.25)))
+    with pytest.raises(trtllm.OptionError, match="task_id 5 already has other weights"):
+        run(scripted, lora_config=weights(0.5))
 
 
 def test_weights_are_sent_once() -> None:
