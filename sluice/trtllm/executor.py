@@ -14,6 +14,7 @@ from sluice import executor
 from sluice.checkpoint.folder import open_checkpoint
 from sluice.client.token_ids import as_id, as_ids, is_id
 from sluice.executor import GenerationExecutor, GenerationResult
+from sluice.executor.forks import Creator
 from sluice.executor.request_processors import RequestProcessors
 from sluice.trtllm.config import ExecutorConfig
 from sluice.trtllm.debug_tensors import DebugFolder
@@ -75,6 +76,7 @@ class Executor:
         self._lock = threading.Lock()
         self._last_id = 0
         self._shut_down = False
+        self._creator = Creator()
         self._processors = RequestProcessors()
         arguments["logits_processors"] = {**arguments.get("logits_processors", {}), DYNAMIC: self._processors}
         self._debug = DebugFolder.of(executor_config.debug_config)
@@ -259,6 +261,8 @@ class Executor:
         return [translated for response in received for translated in request.read(result, response, size)]
 
     def _check_running(self) -> None:
+        """Raises RuntimeError after `shutdown`, and in a fork, where no response ever arrives."""
+        self._creator.check()
         if self._shut_down:
             raise RuntimeError("the executor was shut down")
 

@@ -33,7 +33,10 @@ def script() -> Script:
 def scripted(script, monkeypatch) -> Iterator[trtllm.Executor]:
     """An executor that treats a fake server as the ring that it started."""
     with serve(script) as address:
-        session = Session([address], 8, 0, ClientOptions(), is_own=True)
-        monkeypatch.setattr(GenerationExecutor, "create", lambda *_, **__: GenerationExecutor(session))
+
+        def connect(*_: object, **__: object) -> GenerationExecutor:
+            return GenerationExecutor(Session([address], 8, 0, ClientOptions(), is_own=True))
+
+        monkeypatch.setattr(GenerationExecutor, "create", connect)
         with start(peft_cache_config=trtllm.PeftCacheConfig()) as executor:
             yield executor
