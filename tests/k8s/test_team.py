@@ -92,6 +92,30 @@ def test_extra_objects_are_templates():
     assert named(objects_of("team"), "ConfigMap", "proxies")["data"] == {"HTTPS_PROXY": "http://proxy.llm.svc:3128"}
 
 
+@pytest.mark.parametrize(("section", "name"), [("router", "sluice"), ("gatewayHttp", "sluice-gateway")])
+def test_a_service_has_the_type_and_annotations_of_its_values(section, name):
+    values = {
+        "type": "LoadBalancer",
+        "nodePort": 30080,
+        "annotations": {"a": "b"},
+        "labels": {"exposed": "yes"},
+        "loadBalancerClass": "example.com/internal",
+        "loadBalancerSourceRanges": ["10.0.0.0/8"],
+        "externalTrafficPolicy": "Local",
+    }
+    enabled = {"enabled": True} if section == "gatewayHttp" else {}
+    objects = objects_from({"gatewayHttp": {"enabled": True}} | {section: {**enabled, "service": values}})
+    service = named(objects, "Service", name)
+    assert service["metadata"]["annotations"] == {"a": "b"}
+    assert service["metadata"]["labels"]["exposed"] == "yes"
+    assert service["spec"]["ports"][0]["nodePort"] == 30080
+    fields = ("type", "loadBalancerClass", "loadBalancerSourceRanges", "externalTrafficPolicy")
+    assert {field: service["spec"][field] for field in fields} == {field: values[field] for field in fields}
+    others = [each for each in kinds(objects, "Service") if each is not service]
+    assert {each["spec"].get("type", "ClusterIP") for each in others} == {"ClusterIP"}
+    assert all("annotations" not in each["metadata"] for each in others)
+
+
 def test_services_can_be_reached_from_outside():
     values = {"type": "NodePort", "nodePort": 30051, "annotations": {"a": "b"}, "externalTrafficPolicy": "Local"}
     objects = objects_from({"router": {"service": values, "admin": {"enabled": True, "tokensSecret": "admins"}}})
