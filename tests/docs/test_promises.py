@@ -19,6 +19,13 @@ TEXTS = [
         "no `data: [DONE]`", "cannot resume a stream", "the client sends the request again",
         "The routers cancel the requests of the dead gateway", "The gRPC API has no such gap", *ROUNDING,
     ]),
+    ("README.md", "# Sluice", [
+        "gRPC, text in and out, [one contract](protos/sluice/v1): `sluice protos export DIR`",
+        "gRPC by [`vllm serve --grpc`](https://github.com/vllm-project/vllm/pull/36169)",
+        "text or token ids by its [Rust server]",
+        "gRPC in [token ids](https://github.com/sgl-project/sglang/pull/10283) for its gateway by [`--grpc-mode`]",
+        "by [`trtllm-serve --grpc`]",
+    ]),
     ("README.md", "## As a library", [
         "Programs written for TensorRT-LLM run with `import sluice.trtllm as trtllm`",
         "for the `LLM` class of TensorRT-LLM or vLLM with `from sluice import LLM`",
