@@ -62,6 +62,22 @@ CASES = [
     (GuideKind.JSON_SCHEMA, '{"items": {"type": "integer"}, "minItems": 1.0, "maxItems": 2.0}', ["[1]"], ["[]"]),
     (GuideKind.JSON_SCHEMA, '{"type": "string", "minLength": 1.0, "maxLength": 2.0}', ['"a"'], ['""', '"aaa"']),
     (GuideKind.JSON_SCHEMA, '{"enum": [1.0]}', ["1"], ["2"]),
+    (GuideKind.JSON_SCHEMA, '{"const": 1.0}', ["1"], ["2", "1.5"]),
+    (GuideKind.JSON_SCHEMA, '{"type": "integer", "const": 1.0}', ["1"], ["2"]),
+    (
+        GuideKind.JSON_SCHEMA,
+        '{"items": {"type": "integer", "minimum": 1.0, "maximum": 3.0}}',
+        ["[1,3]"],
+        ["[0]", "[4]"],
+    ),
+    (GuideKind.JSON_SCHEMA, '{"items": {"type": "integer", "multipleOf": 2.0}}', ["[2]"], ["[3]"]),
+    (GuideKind.JSON_SCHEMA, '{"items": {"minimum": 1.0, "type": "number"}}', ["[1,1.5]"], ["[0]", "[0.9]"]),
+    (
+        GuideKind.JSON_SCHEMA,
+        '{"items": {"type": "integer", "exclusiveMinimum": 1.0, "exclusiveMaximum": 3.0}}',
+        ["[2]"],
+        ["[1]", "[3]"],
+    ),
     (
         GuideKind.JSON_SCHEMA,
         '{"uniqueItems": false, "propertyNames": {}, "not": false, "unevaluatedProperties": true}',
