@@ -78,7 +78,7 @@ class LLM:
         if (inputs is None) == (prompts is None):
             raise TypeError("generate takes either inputs or prompts")
         given = prompts if inputs is None else inputs
-        is_single = isinstance(given, str | Mapping) or (len(given) and is_id(given[0]))
+        is_single = isinstance(given, str | Mapping) or _is_ids(given)
         parsed, options = (_prompt if is_single else _prompts)(given, options)
         return _listed(self._executor.generate(parsed, sampling_params, use_tqdm=use_tqdm, **options))
 
@@ -167,6 +167,13 @@ class LLM:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._executor.shutdown(abort=kind is not None)
+
+
+def _is_ids(inputs: Any) -> bool:
+    """Whether these are the token ids of one prompt, not a list of prompts."""
+    if hasattr(inputs, "shape"):
+        return len(inputs.shape) < 2
+    return bool(len(inputs)) and is_id(inputs[0])
 
 
 def _listed(results: Any) -> Any:

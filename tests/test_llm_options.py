@@ -3,11 +3,12 @@
 import logging
 from inspect import signature
 
+import numpy as np
 import pytest
 import torch
 
 from sluice import SamplingParams
-from sluice.executor import GenerationExecutor, GenerationRequest
+from sluice.executor import GenerationExecutor, GenerationRequest, RequestError
 from sluice.executor.executor import RING_OPTIONS
 from sluice.llm import LLM, SingleResult
 from sluice.llm_options import ENGINE_ARGS, NEUTRAL, NO_EFFECT, RENAMED, own_options
@@ -18,8 +19,13 @@ from tests.fakes.server_script import Script
 
 
 @pytest.fixture
-def llm(monkeypatch):
-    with serve(Script()) as address:
+def script() -> Script:
+    return Script()
+
+
+@pytest.fixture
+def llm(script, monkeypatch):
+    with serve(script) as address:
         executor = GenerationExecutor.connect(address, iter_stats_max_iterations=0, resume_timeout=0)
         monkeypatch.setattr(GenerationExecutor, "create", lambda *_, **__: executor)
         with LLM("model", tensor_parallel_size=1, trust_remote_code=False) as llm:
@@ -32,6 +38,38 @@ def test_neutral_options_are_accepted_with_a_log_line(caplog) -> None:
         assert own_options(options) == {}
     assert len(caplog.records) == len(options)
     assert own_options({"tensor_parallel_size": 1, "dtype": "auto", "enforce_eager": False}) == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("tensor_parallel_size", 1), ("pipeline_parallel_size", 1), ("data_parallel_size", 1), ("dtype", "auto"),
+        ("trust_remote_code", False), ("enforce_eager", False), ("seed", 0), ("seed", None), ("quantization", None),
+        ("tokenizer", None), ("tokenizer_mode", "auto"), ("skip_tokenizer_init", False), ("kv_cache_dtype", "auto"),
+        ("load_format", "auto"), ("swap_space", 4), ("disable_log_stats", True), ("max_model_len", None),
+        ("cpu_offload_gb", 0), ("device", "auto"), ("task", "generate"), ("runner", "generate"),
+        ("distributed_executor_backend", "mp"), ("backend", "pytorch"), ("download_dir", None),
+    ],
+)  # fmt: skip
+def test_options_of_usual_programs_change_nothing(name, value) -> None:
+    """Written down, not read from NEUTRAL: programs for vLLM and TensorRT-LLM have these."""
+    assert own_options({name: value}) == {}
+
+
+def test_max_model_len_limits_the_context_of_the_engines(monkeypatch) -> None:
+    started: dict = {}
+
+    def ring(model, **options):
+        started.update(options)
+        raise ValueError("not today")
+
+    monkeypatch.setattr("sluice.executor.executor.LocalRing", ring)
+    for name in ("max_model_len", "max_seq_len"):
+        started.clear()
+        with pytest.raises(ValueError, match="not today"):
+            LLM("model", **{name: 96}, enforce_eager=True, dtype="bfloat16")
+        settings = started["engine_args"]
+        assert (settings["max_context_tokens"], settings["cuda_graphs"], settings["dtype"]) == (96, False, "bfloat16")
 
 
 @pytest.mark.parametrize("name", NEUTRAL)
@@ -111,3 +149,20 @@ def test_sampling_params_may_be_changed_before_use() -> None:
 def test_outputs_without_text(llm) -> None:
     output = llm.generate("x", SamplingParams(detokenize=False)).outputs[0]
     assert (output.text, output.token_ids) == ("", [0, 1, 2])
+
+
+@pytest.mark.parametrize("make", [np.array, torch.tensor], ids=["numpy", "torch"])
+def test_token_ids_may_be_arrays(llm, script, make) -> None:
+    ids = make([3, 7])
+    params = SamplingParams(bad_token_ids=ids, allowed_token_ids=ids, stop_token_ids=ids)
+    for prompt in (ids, {"prompt_token_ids": ids}, [{"prompt_token_ids": ids}], [ids]):
+        llm.generate(prompt, params, use_tqdm=False)
+        spec = script.seen[-1].spec
+        sent = spec.token_ids.ids, spec.sampling.bad_token_ids, spec.sampling.allowed_token_ids
+        assert [list(each) for each in (*sent, spec.stopping.stop_token_ids)] == [[3, 7]] * 4
+    for prompt in (make([3.5]), {"prompt_token_ids": make([3.5])}):
+        with pytest.raises(TypeError, match=r"inputs\[0\] must be an integer \(got 3\.5\)"):
+            llm.generate(prompt)
+    for name in ("bad_token_ids", "allowed_token_ids", "stop_token_ids"):
+        with pytest.raises(RequestError, match=rf"{name}\[0\] must be an integer \(got 3\.5\)"):
+            llm.generate("x", SamplingParams(**{name: make([3.5])}))

@@ -23,7 +23,9 @@ class PromptEmbeds(TypedDict):
 
 
 Prompt = str | Sequence[int] | Sequence[Message] | PromptEmbeds
-"""Text, token ids, chat messages (to which the server applies the model's chat template), or embeddings."""
+"""Text, token ids, chat messages (to which the server applies the model's chat template), or embeddings.
+
+Token ids, here and in options, may also be a numpy array or a torch tensor of one dimension."""
 
 Seconds = float | timedelta
 """A duration; a number is in seconds."""

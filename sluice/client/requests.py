@@ -15,6 +15,7 @@ from sluice.client.errors import InvalidRequest, Violation
 from sluice.client.guides import guide_fields
 from sluice.client.options import OPTION_NAMES, TOKENIZE_OPTION_NAMES, Message, Prompt
 from sluice.client.refused_values import must_be, refused_value
+from sluice.client.token_ids import as_ids, is_array
 from sluice.settings.names import check_options
 from sluice.v1 import generation_pb2 as pb
 from sluice.v1.sampling_pb2 import GuidedDecoding
@@ -64,9 +65,9 @@ def tokenize_request(text: str | Sequence[Message], options: Mapping[str, Any]) 
 
 
 def detokenize_request(token_ids: Sequence[int], model: str, skip_special_tokens: bool | None) -> pb.DetokenizeRequest:
-    """Raises InvalidRequest for ids that are negative or exceed 32 bits."""
+    """Raises InvalidRequest for ids that are negative or exceed 32 bits, TypeError for others that are no integers."""
     request = pb.DetokenizeRequest(model=model, skip_special_tokens=skip_special_tokens)
-    _assign(request, "token_ids", list(token_ids), "token_ids")
+    _assign(request, "token_ids", as_ids("token_ids", token_ids), "token_ids")
     return request
 
 
@@ -107,12 +108,15 @@ def _set_prompt(spec: pb.GenerationSpec, prompt: Prompt) -> None:
     if isinstance(prompt, Mapping) and prompt.keys() == {"prompt_embeds"}:
         _assign(spec, "prompt_embeds", embeddings_of(prompt["prompt_embeds"]), "spec.prompt_embeds")
         return
+    if is_array(prompt):
+        _assign(spec, "token_ids", {"ids": as_ids("spec.token_ids", prompt)}, "spec.token_ids")
+        return
     if isinstance(prompt, (bytes, Mapping)) or not isinstance(prompt, Sequence):
         kinds = "text, token ids, chat messages or a mapping with prompt_embeds"
         raise TypeError(f"a prompt must be {kinds}, not {type(prompt).__name__}")
     if prompt and isinstance(prompt[0], Mapping):
         _assign(spec, "chat", {"messages": list(map(_message, prompt))}, "spec.chat")
-    elif prompt and isinstance(prompt[0], Sequence):
+    elif prompt and (isinstance(prompt[0], Sequence) or is_array(prompt[0])):
         several = (
             "sluice.executor.GenerationExecutor.generate takes a list of prompts, AsyncClient runs calls concurrently"
         )
@@ -206,6 +210,9 @@ def _invalid(path: str, error: Exception) -> InvalidRequest:
 def _convert(field: Any, value: Any) -> Any:
     """The value in protobuf's form, also inside mappings: enums by full name, durations as timedelta."""
     kind = field.message_type
+    if kind is None and field.is_repeated and hasattr(value, "tolist"):
+        # Of an array or tensor, protobuf's errors name no place.
+        return value.tolist()
     if field.enum_type is not None:
         return f"{field.enum_type.name}_{value}".upper()
     if kind is Duration.DESCRIPTOR:

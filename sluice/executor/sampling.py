@@ -9,6 +9,7 @@ from typing import Any, cast
 
 from sluice.client import Options
 from sluice.client.guides import guide_fields
+from sluice.client.token_ids import as_ids
 from sluice.executor.errors import check_name, check_type
 from sluice.settings.names import checks_options
 
@@ -237,5 +238,5 @@ class SamplingParams:
 
     def _stop_token_ids(self) -> list[int] | None:
         ends = [] if self.eos_id is None else [self.eos_id]
-        given = () if self.stop_token_ids is None else self.stop_token_ids
+        given = [] if self.stop_token_ids is None else as_ids("stop_token_ids", self.stop_token_ids)
         return [*given, *ends] or None
