@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Iterator
+from functools import partial
 
 from google.protobuf.descriptor import ServiceDescriptor
 from prometheus_client.metrics_core import Metric
@@ -16,7 +17,7 @@ from router.api.generation_service import GenerationService
 from router.api.health import HEALTH, HealthService
 from router.api.listener import Listener
 from router.api.model_service import ModelService
-from router.api.prompt_adapters import PromptAdapterCalls
+from router.api.prompt_adapters import PromptAdapterLoader
 from router.api.reflection import reflection_handlers
 from router.api.rpc import admit_all, handler
 from router.api.stats_broadcast import StatsBroadcast
@@ -90,7 +91,7 @@ class RouterApp:
             self._on_change,
             log,
         )
-        self._prompt_adapters = PromptAdapterCalls(
+        self._prompt_adapter_loader = PromptAdapterLoader(
             self._model,
             self._limits,
             self.ring.offers,
@@ -125,8 +126,8 @@ class RouterApp:
             listener.bind()
         background = [
             self.ring.start(),
-            self.ring.adapters.run(),
-            self._prompt_adapters.run(),
+            self.ring.adapters.run(partial(self.ring.adapters.load_path, configured=True)),
+            self.ring.prompt_adapters.run(self._prompt_adapter_loader.load_configured),
             self._access.reloads.run(RELOAD_SECONDS),
             self._touch_beacon(),
         ]
@@ -214,7 +215,9 @@ class RouterApp:
         settings, ring, text, log = self.settings, self.ring, self._text, self._log
         writes = Watchdog(settings.slow_client_timeout)
         generation = GenerationService(self._make_pipeline(), text, self._model, self._limits, writes, log)
-        models = ModelService(self._model, ring.offers, ring.adapters, self._prompt_adapters)
+        models = ModelService(
+            self._model, ring.offers, ring.adapters, ring.prompt_adapters, self._prompt_adapter_loader
+        )
         admin = AdminService(
             settings.id,
             ring.overview,

@@ -246,8 +246,8 @@ class RingSide:
         if isinstance(message, EngineHeartbeat):
             if self.membership.on_heartbeat(message):
                 self.placement.on_engine_heartbeat(message)
-                self.adapters.on_heartbeat(message)
-                self.prompt_adapters.on_heartbeat(message)
+                self.adapters.on_heartbeat(message.epoch, message.adapters)
+                self.prompt_adapters.on_heartbeat(message.epoch, message.prompt_adapters)
                 self._update_cache()
                 self._on_engine_heartbeat(message)
             return

@@ -7,11 +7,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from router.api.paging import page_of
-from router.api.prompt_adapters import PromptAdapterCalls
+from router.api.prompt_adapters import PromptAdapterLoader
 from router.api.rpc import Context
 from router.errors import Reason, RequestError, Violation, Violations
-from router.peers.adapters import LOAD_SECONDS, Adapters
+from router.peers.adapter_catalog import AdapterCatalog
+from router.peers.adapters import Adapters
 from router.peers.offers import Offers
+from router.peers.prompt_adapters import PromptAdapters
 from router.validate.adapter import adapter_not_found, check_id, parse_files
 from router.validate.model import Model, check_model
 from sluice.v1 import admin_pb2 as pb
@@ -34,7 +36,8 @@ class ModelService:
     _model: Model
     _offers: Offers
     _adapters: Adapters
-    _prompt_adapters: PromptAdapterCalls
+    _prompt_adapters: PromptAdapters
+    _prompt_adapter_loader: PromptAdapterLoader
     _uploads: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_UPLOADS))
     _loads: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_LOADS))
 
@@ -58,15 +61,15 @@ class ModelService:
             files = parse_files("weights", message.weights, bad)
             bad.raise_if_any()
             async with _slot(self._loads, MAX_LOADS, "loads"):
-                entry = await self._adapters.load_files(message.lora_id, "weights", files, LOAD_SECONDS)
+                entry = await self._adapters.load_files(message.lora_id, "weights", files)
         else:
             if not message.path:
                 bad.add("path", "is empty, and weights is not set", reason=Reason.MISSING)
             bad.at_most("path", len(message.path), 1024, "characters")
             bad.raise_if_any()
             async with _slot(self._loads, MAX_LOADS, "loads"):
-                entry = await self._adapters.load_path(message.lora_id, message.path, LOAD_SECONDS)
-        return pb.LoadLoraResponse(lora=_message(entry))
+                entry = await self._adapters.load_path(message.lora_id, message.path)
+        return pb.LoadLoraResponse(lora=_lora(entry))
 
     async def upload_lora(self, messages: AsyncIterator[Any], context: Context) -> pb.UploadLoraResponse:
         """Raises RequestError."""
@@ -79,8 +82,8 @@ class ModelService:
                 message = f"the upload was not complete within {UPLOAD_SECONDS:g} s"
                 raise RequestError(ErrorCode.SLOW_CLIENT, message) from None
             async with _slot(self._loads, MAX_LOADS, "loads"):
-                entry = await self._adapters.load_files(adapter_id, "data", files, LOAD_SECONDS)
-        return pb.UploadLoraResponse(lora=_message(entry))
+                entry = await self._adapters.load_files(adapter_id, "data", files)
+        return pb.UploadLoraResponse(lora=_lora(entry))
 
     async def _receive(self, messages: AsyncIterator[Any]) -> tuple[str, AdapterFiles]:
         """The adapter's id and its files. Raises RequestError INVALID_ARGUMENT."""
@@ -110,35 +113,35 @@ class ModelService:
 
     async def unload_lora(self, message: pb.UnloadLoraRequest, context: Context) -> pb.UnloadLoraResponse:
         """Raises RequestError."""
-        _check_admin(context)
-        if not self._adapters.unload(message.lora_id):
-            raise adapter_not_found("lora_id", message.lora_id)
+        _unload(self._adapters, "lora_id", message.lora_id, context)
         return pb.UnloadLoraResponse()
 
     async def list_loras(self, message: pb.ListLorasRequest, _: Context) -> pb.ListLorasResponse:
         """Raises RequestError."""
         page, token = page_of(self._adapters.loaded(), lambda entry: entry.id, message)
-        return pb.ListLorasResponse(loras=map(_message, page), next_page_token=token)
+        return pb.ListLorasResponse(loras=map(_lora, page), next_page_token=token)
 
     async def load_prompt_adapter(
         self, message: pb.LoadPromptAdapterRequest, context: Context
     ) -> pb.LoadPromptAdapterResponse:
         """Raises RequestError."""
         _check_admin(context)
-        return await self._prompt_adapters.load(message)
+        entry = await self._prompt_adapter_loader.load(message)
+        return pb.LoadPromptAdapterResponse(prompt_adapter=_prompt_adapter(entry))
 
     async def unload_prompt_adapter(
         self, message: pb.UnloadPromptAdapterRequest, context: Context
     ) -> pb.UnloadPromptAdapterResponse:
         """Raises RequestError."""
-        _check_admin(context)
-        return self._prompt_adapters.unload(message)
+        _unload(self._prompt_adapters, "prompt_adapter_id", message.prompt_adapter_id, context)
+        return pb.UnloadPromptAdapterResponse()
 
     async def list_prompt_adapters(
         self, message: pb.ListPromptAdaptersRequest, _: Context
     ) -> pb.ListPromptAdaptersResponse:
         """Raises RequestError."""
-        return self._prompt_adapters.list(message)
+        page, token = page_of(self._prompt_adapters.loaded(), lambda entry: entry.id, message)
+        return pb.ListPromptAdaptersResponse(prompt_adapters=map(_prompt_adapter, page), next_page_token=token)
 
     def _check(self, adapter_id: str, model: str, prefix: str = "") -> Violations:
         check_model(model, self._model, f"{prefix}model")
@@ -185,5 +188,15 @@ def _check_admin(context: Context) -> None:
         raise RequestError(ErrorCode.FORBIDDEN, "loading and unloading adapters needs a token that is marked admin")
 
 
-def _message(entry: AdapterEntry) -> pb.Lora:
+def _unload(adapters: AdapterCatalog, field: str, adapter_id: str, context: Context) -> None:
+    _check_admin(context)
+    if not adapters.unload(adapter_id):
+        raise adapter_not_found(field, adapter_id)
+
+
+def _lora(entry: AdapterEntry) -> pb.Lora:
     return pb.Lora(lora_id=entry.id, path=entry.path, rank=entry.size, version=entry.version)
+
+
+def _prompt_adapter(entry: AdapterEntry) -> pb.PromptAdapter:
+    return pb.PromptAdapter(prompt_adapter_id=entry.id, path=entry.path, rows=entry.size, version=entry.version)

@@ -1,13 +1,12 @@
-"""The calls of sluice.v1.ModelService for prompt adapters."""
+"""Loads prompt adapters for sluice.v1.ModelService: from files or rows to a table."""
 
 import asyncio
 from dataclasses import dataclass, field
 
-from router.api.paging import page_of
 from router.errors import Reason, RequestError, Violations
 from router.peers.offers import Offers
 from router.peers.prompt_adapters import PromptAdapters
-from router.validate.adapter import adapter_not_found, check_form
+from router.validate.adapter import check_form
 from router.validate.model import Limits, Model, check_model
 from router.validate.needs import check_needs
 from router.validate.prompt_files import PromptFiles, read_folder, read_rows
@@ -18,15 +17,12 @@ from sluice.wire.adapters import AdapterEntry
 from sluice.wire.errors import ErrorCode
 from sluice.wire.tables import Table
 
-ID_FIELD = "prompt_adapter_id"
 MAX_LOADING = 4
 """Concurrent loads: each may take twice its size in memory."""
-CONFIGURED_SECONDS = 1.0
-"""Polling interval until the first engine appears, and then the time for engines to report the adapters they know."""
 
 
 @dataclass(frozen=True)
-class PromptAdapterCalls:
+class PromptAdapterLoader:
     _model: Model
     _limits: Limits
     _offers: Offers
@@ -35,13 +31,11 @@ class PromptAdapterCalls:
     """Folders from which files may be read."""
     _loading: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_LOADING))
 
-    async def load(
-        self, message: pb.LoadPromptAdapterRequest, *, configured: bool = False
-    ) -> pb.LoadPromptAdapterResponse:
+    async def load(self, message: pb.LoadPromptAdapterRequest, *, configured: bool = False) -> AdapterEntry:
         """`configured`: the adapter is named in the settings, see `PromptAdapters.load`. Raises RequestError."""
         check_model(message.model, self._model, "model")
         bad = Violations()
-        check_form(ID_FIELD, message.prompt_adapter_id, bad)
+        check_form("prompt_adapter_id", message.prompt_adapter_id, bad)
         source = message.WhichOneof("source")
         if not (message.path if source == "path" else source):
             bad.add("path", "is empty, and neither files nor rows are set", reason=Reason.MISSING)
@@ -51,37 +45,9 @@ class PromptAdapterCalls:
             raise RequestError(ErrorCode.OVERLOADED, f"{MAX_LOADING} prompt adapters are being loaded: try again later")
         async with self._loading:
             table = await self._table(message)
-        entry = self._adapters.load(message.prompt_adapter_id, message.path, table, configured=configured)
-        return pb.LoadPromptAdapterResponse(prompt_adapter=_message(entry))
+        return self._adapters.load(message.prompt_adapter_id, message.path, table, configured=configured)
 
-    def unload(self, message: pb.UnloadPromptAdapterRequest) -> pb.UnloadPromptAdapterResponse:
-        """Raises RequestError."""
-        if not self._adapters.unload(message.prompt_adapter_id):
-            raise adapter_not_found(ID_FIELD, message.prompt_adapter_id)
-        return pb.UnloadPromptAdapterResponse()
-
-    def list(self, message: pb.ListPromptAdaptersRequest) -> pb.ListPromptAdaptersResponse:
-        """Raises RequestError."""
-        page, token = page_of(self._adapters.loaded(), lambda entry: entry.id, message)
-        return pb.ListPromptAdaptersResponse(prompt_adapters=map(_message, page), next_page_token=token)
-
-    async def run(self) -> None:
-        """Keep all routers up to date and load the configured adapters. Runs until cancelled."""
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._load_configured())
-            await self._adapters.run()
-
-    async def _load_configured(self) -> None:
-        while not self._offers.values("prompt_rows"):
-            await asyncio.sleep(CONFIGURED_SECONDS)
-        # Engines that were running already may know newer changes of these ids.
-        await asyncio.sleep(CONFIGURED_SECONDS)
-        await self._adapters.learning.load_configured(
-            lambda adapter_id: not self._adapters.is_unknown(adapter_id),
-            self._load_folder,
-        )
-
-    async def _load_folder(self, adapter_id: str, path: str) -> None:
+    async def load_configured(self, adapter_id: str, path: str) -> None:
         """Raises RequestError."""
         await self.load(pb.LoadPromptAdapterRequest(prompt_adapter_id=adapter_id, path=path), configured=True)
 
@@ -105,7 +71,3 @@ class PromptAdapterCalls:
         if field == "path":
             return read_rows(field, read_folder(message.path, self._folders))
         return read_rows(field, PromptFiles(message.files.config_json, message.files.safetensors))
-
-
-def _message(entry: AdapterEntry) -> pb.PromptAdapter:
-    return pb.PromptAdapter(prompt_adapter_id=entry.id, path=entry.path, rows=entry.size, version=entry.version)

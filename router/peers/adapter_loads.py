@@ -11,6 +11,8 @@ from sluice.wire.adapters import AdapterFiles, AdapterLoaded, LoadAdapter, parts
 from sluice.wire.errors import ErrorCode
 from sluice.wire.message import Message
 
+LOAD_SECONDS = 300.0
+"""Timeout for each engine to load an adapter."""
 FULL_LANE_RETRY_SECONDS = 0.005
 
 
@@ -34,9 +36,7 @@ class AdapterLoads:
         for task in list(self._supplies.values()):
             task.cancel()
 
-    async def load(
-        self, engine: EnginePeer, field: str, path: str, version: str | None, seconds: float
-    ) -> AdapterLoaded | None:
+    async def load(self, engine: EnginePeer, field: str, path: str, version: str | None) -> AdapterLoaded | None:
         """Load an adapter into an engine's host memory: from `path` on its machine, or from the stored files of
         `version`. Returns None if the engine was lost.
 
@@ -46,14 +46,14 @@ class AdapterLoads:
         loaded: asyncio.Future[AdapterLoaded | None] = asyncio.get_running_loop().create_future()
         self._pending[number] = _Pending(engine, loaded)
         try:
-            async with asyncio.timeout(seconds):
+            async with asyncio.timeout(LOAD_SECONDS):
                 if version is not None and self.supply(engine, version):
                     futures: set[asyncio.Future[Any]] = {self._supplies[engine.epoch, version], loaded}
                     await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
                 await self._send(engine, LoadAdapter(engine.epoch, number, self._address, path, version), loaded)
                 answer = await loaded
         except TimeoutError:
-            message = f"the engine {engine.name} did not answer within {seconds:g} s"
+            message = f"the engine {engine.name} did not answer within {LOAD_SECONDS:g} s"
             raise RequestError(ErrorCode.ENGINE_LOST, message) from None
         finally:
             del self._pending[number]

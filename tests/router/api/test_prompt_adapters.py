@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from grpc import StatusCode
 
-from router.peers import prompt_adapters
+from router.peers import adapter_catalog, prompt_adapters
 from sluice.v1 import admin_pb2 as admin
 from sluice.v1 import generation_pb2 as pb
 from sluice.wire import prompt_adapters as ring_side
@@ -31,7 +31,7 @@ from tests.router.conftest import refused, text_spec
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch, quick_recovery):
-    monkeypatch.setattr(prompt_adapters, "SYNC_SECONDS", 0.05)
+    monkeypatch.setattr(adapter_catalog, "SYNC_SECONDS", 0.05)
     monkeypatch.setattr(prompt_adapters, "RETRY_SECONDS", 0.3)
 
 
@@ -71,7 +71,7 @@ async def test_their_memory_is_bounded(client, monkeypatch):
     assert (details.code, details.info.reason) == (StatusCode.RESOURCE_EXHAUSTED, "OVERLOADED")
     # The limit does not count the rows that a load replaces.
     await load(client, "y", C)
-    monkeypatch.setattr(prompt_adapters, "MAX_ADAPTERS", 2)
+    monkeypatch.setattr(adapter_catalog, "MAX_ADAPTERS", 2)
     monkeypatch.setattr(prompt_adapters, "MAX_LOADED_BYTES", 1000)
     assert "2 prompt adapters are loaded" in (await refused(load(client, "z", C))).error.details()
 

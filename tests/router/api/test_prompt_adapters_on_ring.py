@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from grpc import StatusCode
 
-from router.peers import learning, prompt_adapters
+from router.peers import adapter_catalog, learning, prompt_adapters
 from sluice.v1 import generation_pb2 as pb
 from sluice.wire.adapters import AdapterEntry
 from sluice.wire.prompt_adapters import StorePromptAdapter
@@ -21,7 +21,7 @@ from tests.router.requests.broken_attempts import IDS, Script, check_whole, midw
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch, quick_recovery):
-    monkeypatch.setattr(prompt_adapters, "SYNC_SECONDS", 0.05)
+    monkeypatch.setattr(adapter_catalog, "SYNC_SECONDS", 0.05)
     monkeypatch.setattr(prompt_adapters, "RETRY_SECONDS", 0.3)
 
 
@@ -186,8 +186,7 @@ async def test_rows_that_do_not_arrive_are_reported_as_missing(ring, start, fold
     await new_client.generate(named("x"))
 
 
-async def test_configured_adapters_are_loaded(ring, start, tmp_path, monkeypatch):
-    monkeypatch.setattr("router.api.prompt_adapters.CONFIGURED_SECONDS", 0.1)
+async def test_configured_adapters_are_loaded(ring, start, tmp_path):
     ring.add_engine()
     ring.add_detokenizer()
     configured = {"a": str(write(tmp_path / "a", A)), "none": str(tmp_path / "none")}
@@ -196,9 +195,8 @@ async def test_configured_adapters_are_loaded(ring, start, tmp_path, monkeypatch
     assert [line["adapter"] for line in client.lines("adapter_not_loaded")] == ["none"]
 
 
-async def test_a_change_by_a_call_takes_precedence_over_the_settings(ring, start, tmp_path, monkeypatch):
+async def test_a_change_by_a_call_takes_precedence_over_the_settings(ring, start, tmp_path):
     """Even if this router learns of the change only after it has loaded the configured adapters."""
-    monkeypatch.setattr("router.api.prompt_adapters.CONFIGURED_SECONDS", 0.1)
     engine = ring.add_engine()
     ring.add_detokenizer()
     configured = {"x": str(write(tmp_path / "x", A))}
