@@ -51,7 +51,7 @@ class AdapterCatalog(ABC):
         """Number of the latest change in it."""
 
     def loaded(self) -> list[AdapterEntry]:
-        return sorted(self._registry.loaded(), key=lambda entry: entry.id)
+        return self._registry.loaded()
 
     def is_unknown(self, adapter_id: str) -> bool:
         """Whether neither this router nor any engine has reported this id."""

@@ -10,7 +10,7 @@ from grpc import StatusCode
 from router.api.model_service import MAX_LOADS, MAX_UPLOADS
 from sluice.v1 import admin_pb2 as admin
 from sluice.v1 import generation_pb2 as pb
-from sluice.wire.adapters import MAX_ADAPTERS, PART_BYTES, Adapter, AdapterFiles, LoadAdapter
+from sluice.wire.adapters import PART_BYTES, Adapter, AdapterFiles, LoadAdapter
 from tests.fakes.library import files
 from tests.router.api.adapter_calls import A, B, libraries, listed, load, weights
 from tests.router.conftest import refused, text_spec
@@ -30,23 +30,6 @@ async def test_a_folder_is_loaded_on_every_engine_and_used_by_its_id(ring, servi
     submitted = [call.submit.adapter for call in ring.calls]
     assert sorted(map(str, submitted)) == sorted(map(str, [None, *2 * [Adapter("sql", A.version, "/a")]]))
     assert list((await listed(client)).loras) == [lora]
-
-
-async def test_an_id_that_is_loaded_again_refers_to_the_new_weights(ring, serving):
-    client = await serving()
-    await load(client, "x", "/a")
-    await load(client, "x", "/b")
-    await client.events(text_spec(lora_id="x"))
-    assert ring.calls[-1].submit.adapter.version == B.version
-    await client.models.UnloadLora(admin.UnloadLoraRequest(lora_id="x"))
-    details = await refused(client.events(text_spec(lora_id="x")))
-    assert (details.code, details.info.reason, details.fields) == (
-        StatusCode.NOT_FOUND,
-        "ADAPTER_NOT_FOUND",
-        ["spec.lora_id"],
-    )
-    details = await refused(client.models.UnloadLora(admin.UnloadLoraRequest(lora_id="x")))
-    assert details.info.reason == "ADAPTER_NOT_FOUND"
 
 
 async def test_an_upload_in_parts_and_in_one_message(ring, serving):
@@ -195,23 +178,3 @@ async def test_engines_without_adapters(ring, start):
     client = await start()
     details = await refused(load(client, "x", "/a"))
     assert details.code is StatusCode.UNIMPLEMENTED
-
-
-async def test_the_number_of_adapters_is_bounded_and_pages_list_all(serving):
-    client = await serving()
-    for i in range(5):
-        await load(client, f"x{i}", "/a")
-    first = await listed(client, page_size=3)
-    second = await listed(client, page_size=3, page_token=first.next_page_token)
-    assert [lora.lora_id for lora in (*first.loras, *second.loras)] == [f"x{i}" for i in range(5)]
-    assert not second.next_page_token
-    details = await refused(listed(client, page_size=1001))
-    assert details.fields == ["page_size"]
-    for i in range(5, MAX_ADAPTERS):
-        await load(client, f"x{i}", "/a")
-    details = await refused(load(client, "one more", "/a"))
-    assert details.fields == ["lora_id"]
-    details = await refused(load(client, "one-more", "/a"))
-    assert (details.code, details.info.reason) == (StatusCode.RESOURCE_EXHAUSTED, "OVERLOADED")
-    # An adapter that is already loaded can be replaced.
-    assert (await load(client, "x7", "/b")).version == B.version

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from grpc import StatusCode
 
-from router.peers import adapter_catalog, prompt_adapters
+from router.peers import prompt_adapters
 from sluice.v1 import admin_pb2 as admin
 from sluice.v1 import generation_pb2 as pb
 from sluice.wire import prompt_adapters as ring_side
@@ -23,16 +23,11 @@ from tests.router.api.prompt_adapter_calls import (
     message_of,
     named,
     table_of,
-    unload,
     version_at,
 )
 from tests.router.conftest import refused, text_spec
 
-
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch, quick_recovery):
-    monkeypatch.setattr(adapter_catalog, "SYNC_SECONDS", 0.05)
-    monkeypatch.setattr(prompt_adapters, "RETRY_SECONDS", 0.3)
+pytestmark = pytest.mark.usefixtures("quick_sync")
 
 
 async def test_each_source_and_each_form_of_prompt(ring, start, tmp_path):
@@ -71,9 +66,6 @@ async def test_their_memory_is_bounded(client, monkeypatch):
     assert (details.code, details.info.reason) == (StatusCode.RESOURCE_EXHAUSTED, "OVERLOADED")
     # The limit does not count the rows that a load replaces.
     await load(client, "y", C)
-    monkeypatch.setattr(adapter_catalog, "MAX_ADAPTERS", 2)
-    monkeypatch.setattr(prompt_adapters, "MAX_LOADED_BYTES", 1000)
-    assert "2 prompt adapters are loaded" in (await refused(load(client, "z", C))).error.details()
 
 
 async def test_former_rows_are_evicted_when_room_is_needed(client, monkeypatch):
@@ -100,34 +92,6 @@ async def test_running_requests_are_bounded_by_their_rows_too(ring, client, monk
     task = asyncio.ensure_future(client.events(named("y")))
     await client.until(lambda: len(ring.calls) == 4)
     task.cancel()
-
-
-async def test_pages(client):
-    for number in range(5):
-        await load(client, f"id-{number}", A)
-    request, listed_ids = admin.ListPromptAdaptersRequest(page_size=2), []
-    while True:
-        answer = await client.models.ListPromptAdapters(request)
-        assert len(answer.prompt_adapters) <= 2
-        listed_ids += [adapter.prompt_adapter_id for adapter in answer.prompt_adapters]
-        if not answer.next_page_token:
-            break
-        request.page_token = token = answer.next_page_token
-        # Listed adapters may be unloaded in the meantime.
-        await unload(client, listed_ids[-1])
-    assert listed_ids == [f"id-{number}" for number in range(5)]
-    assert len((await client.models.ListModels(admin.ListModelsRequest(page_size=1))).models) == 1
-    calls = {
-        client.models.ListPromptAdapters: admin.ListPromptAdaptersRequest,
-        client.models.ListLoras: admin.ListLorasRequest,
-        client.models.ListModels: admin.ListModelsRequest,
-    }
-    for call, kind in calls.items():
-        invalid = ["x", "id-1", "é", "a" * 10_000, token + " ", token[:-1]]
-        for bad in invalid if kind is admin.ListPromptAdaptersRequest else [*invalid, token]:
-            details = await refused(call(kind(page_token=bad)))
-            assert (details.code, details.fields) == (StatusCode.INVALID_ARGUMENT, ["page_token"])
-        assert (await refused(call(kind(page_size=1001)))).fields == ["page_size"]
 
 
 WIDE, NAN = some_rows(0, hidden_size=3), np.where(np.arange(6).reshape(3, 2) == 4, np.nan, A).astype(np.float32)

@@ -1,28 +1,21 @@
 """Prompt adapters on a ring: several routers, restarts of routers and engines, streams that resume."""
 
 import asyncio
-import time
 from functools import partial
 
 import numpy as np
 import pytest
 from grpc import StatusCode
 
-from router.peers import adapter_catalog, learning, prompt_adapters
+from router.peers import learning, prompt_adapters
 from sluice.v1 import generation_pb2 as pb
-from sluice.wire.adapters import AdapterEntry
-from sluice.wire.prompt_adapters import StorePromptAdapter
 from sluice.wire.tables import Table
-from tests.fakes.prompt_files import some_rows, write
+from tests.fakes.prompt_files import some_rows
 from tests.router.api.prompt_adapter_calls import A, B, C, listed, load, named, table_of, unload, version_at
 from tests.router.conftest import refused, text_spec
 from tests.router.requests.broken_attempts import IDS, Script, check_whole, midway
 
-
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch, quick_recovery):
-    monkeypatch.setattr(adapter_catalog, "SYNC_SECONDS", 0.05)
-    monkeypatch.setattr(prompt_adapters, "RETRY_SECONDS", 0.3)
+pytestmark = pytest.mark.usefixtures("quick_sync")
 
 
 def agree(clients, name: str, version: str | None) -> bool:
@@ -85,22 +78,6 @@ async def test_a_router_that_starts_later_knows_all_adapters_from_its_first_requ
     assert (await refused(new_client.generate(named("gone")))).code is StatusCode.NOT_FOUND
 
 
-async def test_a_request_that_arrives_before_any_heartbeat(ring, start, folder, client, monkeypatch):
-    await load(client, "x", A)
-    (engine,) = ring.engines.values()
-    await client.until(lambda: engine.prompt_adapters.changes_since(0) is not None)
-    started = (await client.events(named("x")))[0].started
-    await client.router.stop(0.0)
-    monkeypatch.setattr(learning, "LEARN_SECONDS", 60.0)
-    new_client = await start(wait=False, listen=f"ipc://{folder}/other")
-    part = pb.ResumeFrom(token_ids=[7], model_fingerprint=started.model_fingerprint)
-    resumed = named("x", resume=[part], sampling={"seed": started.seed})
-    first, second = await asyncio.gather(new_client.events(named("x")), new_client.events(resumed))
-    assert first[-1].HasField("done")
-    assert second[-1].HasField("done")
-    assert {call.submit.tables.tables for call in ring.calls} == {(table_of(A),)}
-
-
 async def test_rows_are_read_from_another_engine_if_one_dies(ring, start, folder, client, monkeypatch):
     """Even if the router has just started, and the engine that reported them dies before sending them."""
     await load(client, "x", A)
@@ -114,16 +91,6 @@ async def test_rows_are_read_from_another_engine_if_one_dies(ring, start, folder
     engine.prompt_adapters.on_message = on_message
     engine.restart()
     assert (await waiting)[-1].HasField("done")
-
-
-async def test_an_engine_that_starts_later_gets_all_adapters(ring, client):
-    for number in range(3):
-        await load(client, f"id-{number}", some_rows(number))
-    (engine,) = ring.engines.values()
-    engine.restart()
-    await client.until(
-        lambda: engine.prompt_adapters.changes_since(0) and len(engine.prompt_adapters.changes_since(0).entries) == 3
-    )
 
 
 async def test_a_stream_keeps_its_rows(ring, client):
@@ -184,28 +151,6 @@ async def test_rows_that_do_not_arrive_are_reported_as_missing(ring, start, fold
     engine.restart()
     await new_client.until(lambda: version_at(new_client, "x") is not None)
     await new_client.generate(named("x"))
-
-
-async def test_configured_adapters_are_loaded(ring, start, tmp_path):
-    ring.add_engine()
-    ring.add_detokenizer()
-    configured = {"a": str(write(tmp_path / "a", A)), "none": str(tmp_path / "none")}
-    client = await start(prompt_adapters=configured, prompt_adapter_folders=(str(tmp_path),))
-    await client.until(lambda: version_at(client, "a") is not None and client.lines("adapter_not_loaded"))
-    assert [line["adapter"] for line in client.lines("adapter_not_loaded")] == ["none"]
-
-
-async def test_a_change_by_a_call_takes_precedence_over_the_settings(ring, start, tmp_path):
-    """Even if this router learns of the change only after it has loaded the configured adapters."""
-    engine = ring.add_engine()
-    ring.add_detokenizer()
-    configured = {"x": str(write(tmp_path / "x", A))}
-    client = await start(prompt_adapters=configured, prompt_adapter_folders=(str(tmp_path),))
-    await client.until(lambda: version_at(client, "x") is not None)
-    table = table_of(B)
-    changed = AdapterEntry("x", time.time() - 60.0, table.digest.hex(), size=table.rows)
-    engine.prompt_adapters.on_message(StorePromptAdapter(engine.epoch, changed, table))
-    await client.until(lambda: version_at(client, "x") == table.digest.hex())
 
 
 async def test_rows_are_loaded_once_an_engine_is_known(ring, start, folder):
