@@ -13,9 +13,9 @@ from sluice.client.connection import DEFAULT_ADDRESS, ClientOptions, Metadata, R
 from sluice.client.engine_calls import RankAnswer, call_request, deadline, read_answers
 from sluice.client.errors import ModelNotFound
 from sluice.client.feeds import AsyncCacheEvents, AsyncSteps
-from sluice.client.loras import AdapterFolder, Folder, RouterLoras, Upload
+from sluice.client.loras import LORAS, AdapterFolder, Folder, RouterLoras, Upload
 from sluice.client.options import Message, Options, Prompt, TokenizeOptions
-from sluice.client.prompt_adapters import RouterPromptAdapters
+from sluice.client.prompt_adapters import PROMPT_ADAPTERS, RouterPromptAdapters
 from sluice.client.results import Generation, Tokenization, is_serving, read_generation, read_tokenization
 from sluice.client.serving_version import ServingVersion, read_info, read_set
 from sluice.client.streams import AsyncStream
@@ -216,7 +216,7 @@ class AsyncClient:
             calls = zip(self._routers.all, uploads, strict=True)
             answers = await self._calls.call_all(lambda router: router.models.UploadLora, calls, timeout, metadata)
             loras.raise_read_error(uploads)
-        return loras.read_loaded(self.addresses, answers)
+        return LORAS.loaded(self.addresses, answers)
 
     async def unload_lora(
         self, lora_id: str, *, timeout: float | None = None, metadata: Metadata = ()
@@ -227,15 +227,15 @@ class AsyncClient:
         """
         request = admin_pb2.UnloadLoraRequest(lora_id=lora_id)
         answers = await self._calls.call_each(lambda router: router.models.UnloadLora, request, timeout, metadata)
-        return loras.read_unloaded(self.addresses, answers)
+        return LORAS.unloaded(self.addresses, answers)
 
     async def list_loras(self, *, timeout: float | None = None, metadata: Metadata = ()) -> list[RouterLoras]:
         """Return the LoRA adapters that each router lists, by id. Routers agree within seconds of a change.
 
         Answers and errors are like those of `load_lora`.
         """
-        lists = await self._calls.list_each(loras.listing, lambda router: router.models.ListLoras, timeout, metadata)
-        return loras.read_lists(self.addresses, lists)
+        lists = await self._calls.list_each(LORAS.listing, lambda router: router.models.ListLoras, timeout, metadata)
+        return LORAS.listed(self.addresses, lists)
 
     async def load_prompt_adapter(
         self,
@@ -257,7 +257,7 @@ class AsyncClient:
         """
         request = await asyncio.to_thread(prompt_adapters.load_request, prompt_adapter_id, path, folder, rows, model)
         answers = await self._calls.call_each(lambda router: router.models.LoadPromptAdapter, request, timeout)
-        return prompt_adapters.read_loaded(self.addresses, answers)
+        return PROMPT_ADAPTERS.loaded(self.addresses, answers)
 
     async def unload_prompt_adapter(
         self, prompt_adapter_id: str, *, timeout: float | None = None
@@ -269,7 +269,7 @@ class AsyncClient:
         """
         request = admin_pb2.UnloadPromptAdapterRequest(prompt_adapter_id=prompt_adapter_id)
         answers = await self._calls.call_each(lambda router: router.models.UnloadPromptAdapter, request, timeout)
-        return prompt_adapters.read_unloaded(self.addresses, answers)
+        return PROMPT_ADAPTERS.unloaded(self.addresses, answers)
 
     async def list_prompt_adapters(self, *, timeout: float | None = None) -> list[RouterPromptAdapters]:
         """Return the prompt adapters that each router lists, by id. Routers agree within seconds of a change.
@@ -277,9 +277,9 @@ class AsyncClient:
         Answers and errors are like those of `load_prompt_adapter`.
         """
         lists = await self._calls.list_each(
-            prompt_adapters.listing, lambda router: router.models.ListPromptAdapters, timeout
+            PROMPT_ADAPTERS.listing, lambda router: router.models.ListPromptAdapters, timeout
         )
-        return prompt_adapters.read_lists(self.addresses, lists)
+        return PROMPT_ADAPTERS.listed(self.addresses, lists)
 
     async def health(self, service: str = "", *, timeout: float | None = None) -> bool:
         """Return whether any router serves requests, or this gRPC service, such as "sluice.v1.GenerationService".

@@ -12,9 +12,9 @@ from sluice.client.connection import DEFAULT_ADDRESS, ClientOptions, Metadata, R
 from sluice.client.engine_calls import RankAnswer, call_request, deadline, read_answers
 from sluice.client.errors import ModelNotFound
 from sluice.client.feeds import CacheEvents, Steps
-from sluice.client.loras import AdapterFolder, Folder, RouterLoras, Upload
+from sluice.client.loras import LORAS, AdapterFolder, Folder, RouterLoras, Upload
 from sluice.client.options import Message, Options, Prompt, TokenizeOptions
-from sluice.client.prompt_adapters import RouterPromptAdapters
+from sluice.client.prompt_adapters import PROMPT_ADAPTERS, RouterPromptAdapters
 from sluice.client.results import Generation, Tokenization, is_serving, read_generation, read_tokenization
 from sluice.client.serving_version import ServingVersion, read_info, read_set
 from sluice.client.streams import Stream
@@ -206,7 +206,7 @@ class Client:
             calls = zip(self._routers.all, map(iter, uploads), strict=True)
             answers = self._calls.call_all(lambda router: router.models.UploadLora, calls, timeout)
             loras.raise_read_error(uploads)
-        return loras.read_loaded(self.addresses, answers)
+        return LORAS.loaded(self.addresses, answers)
 
     def unload_lora(self, lora_id: str, *, timeout: float | None = None) -> list[RouterLoras]:
         """Unload a LoRA adapter at every router. Requests that have begun continue with it.
@@ -214,7 +214,7 @@ class Client:
         Answers and errors are like those of `load_lora`. Raises AdapterNotFound if the id is loaded at no router.
         """
         request = admin_pb2.UnloadLoraRequest(lora_id=lora_id)
-        return loras.read_unloaded(
+        return LORAS.unloaded(
             self.addresses, self._calls.call_each(lambda router: router.models.UnloadLora, request, timeout)
         )
 
@@ -223,8 +223,8 @@ class Client:
 
         Answers and errors are like those of `load_lora`.
         """
-        lists = self._calls.list_each(loras.listing, lambda router: router.models.ListLoras, timeout, metadata)
-        return loras.read_lists(self.addresses, lists)
+        lists = self._calls.list_each(LORAS.listing, lambda router: router.models.ListLoras, timeout, metadata)
+        return LORAS.listed(self.addresses, lists)
 
     def load_prompt_adapter(
         self,
@@ -246,7 +246,7 @@ class Client:
         """
         request = prompt_adapters.load_request(prompt_adapter_id, path, folder, rows, model)
         answers = self._calls.call_each(lambda router: router.models.LoadPromptAdapter, request, timeout)
-        return prompt_adapters.read_loaded(self.addresses, answers)
+        return PROMPT_ADAPTERS.loaded(self.addresses, answers)
 
     def unload_prompt_adapter(
         self, prompt_adapter_id: str, *, timeout: float | None = None
@@ -258,15 +258,15 @@ class Client:
         """
         request = admin_pb2.UnloadPromptAdapterRequest(prompt_adapter_id=prompt_adapter_id)
         answers = self._calls.call_each(lambda router: router.models.UnloadPromptAdapter, request, timeout)
-        return prompt_adapters.read_unloaded(self.addresses, answers)
+        return PROMPT_ADAPTERS.unloaded(self.addresses, answers)
 
     def list_prompt_adapters(self, *, timeout: float | None = None) -> list[RouterPromptAdapters]:
         """Return the prompt adapters that each router lists, by id. Routers agree within seconds of a change.
 
         Answers and errors are like those of `load_prompt_adapter`.
         """
-        lists = self._calls.list_each(prompt_adapters.listing, lambda router: router.models.ListPromptAdapters, timeout)
-        return prompt_adapters.read_lists(self.addresses, lists)
+        lists = self._calls.list_each(PROMPT_ADAPTERS.listing, lambda router: router.models.ListPromptAdapters, timeout)
+        return PROMPT_ADAPTERS.listed(self.addresses, lists)
 
     def health(self, service: str = "", *, timeout: float | None = None) -> bool:
         """Return whether any router serves requests, or this gRPC service, such as "sluice.v1.GenerationService".

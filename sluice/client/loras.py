@@ -5,14 +5,13 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import TypedDict
 
 import grpc
 from grpc import aio
 
 from sluice.checkpoint.peft import CONFIG, WEIGHTS
-from sluice.client.connection import Router
-from sluice.client.each_router import Listing, each_result, failed, of_unloads
+from sluice.client.each_router import AdapterCatalog
 from sluice.client.errors import SluiceError
 from sluice.v1 import admin_pb2 as pb
 
@@ -116,10 +115,6 @@ def is_cut_short(request: object, error: BaseException) -> bool:
     )
 
 
-def listing(router: Router) -> Listing:
-    return Listing(router, pb.ListLorasRequest, lambda answer: [_read(lora) for lora in answer.loras])
-
-
 def load_request(lora_id: str, path: str, model: str) -> pb.LoadLoraRequest:
     return pb.LoadLoraRequest(lora_id=lora_id, path=path, model=model)
 
@@ -128,21 +123,6 @@ def check_source(path: str | None, folder: Folder | None) -> None:
     """Raises TypeError unless exactly one is given."""
     if (path is None) == (folder is None):
         raise TypeError("give either path, a folder on the engines' machines, or folder, a folder on this machine")
-
-
-def read_loaded(addresses: Sequence[str], answers: Sequence[Any]) -> list[RouterLoras]:
-    """Read answers of LoadLora or UploadLora, or errors. Raises the first error if all routers failed."""
-    return each_result(addresses, [failed(answer) or (_read(answer.lora),) for answer in answers], RouterLoras)
-
-
-def read_unloaded(addresses: Sequence[str], answers: Sequence[Any]) -> list[RouterLoras]:
-    """Read answers of UnloadLora, or errors. Raises the first error if all routers failed."""
-    return each_result(addresses, of_unloads(answers), RouterLoras)
-
-
-def read_lists(addresses: Sequence[str], lists: Sequence[Listing]) -> list[RouterLoras]:
-    """Read the complete lists of all routers. Raises the first error if all routers failed."""
-    return each_result(addresses, [listing.result for listing in lists], RouterLoras)
 
 
 def raise_read_error(uploads: Sequence[Upload]) -> None:
@@ -154,3 +134,6 @@ def raise_read_error(uploads: Sequence[Upload]) -> None:
 
 def _read(lora: pb.Lora) -> Lora:
     return Lora(lora.lora_id, lora.version, lora.rank, lora.path)
+
+
+LORAS = AdapterCatalog(RouterLoras, "lora", "loras", _read, pb.ListLorasRequest)

@@ -1,11 +1,9 @@
 """Prompt adapters of each router (ModelService.LoadPromptAdapter, UnloadPromptAdapter and ListPromptAdapters)."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sluice.client.connection import Router
-from sluice.client.each_router import Listing, each_result, failed, of_unloads
+from sluice.client.each_router import AdapterCatalog
 from sluice.client.embeddings import embeddings_of
 from sluice.client.errors import SluiceError
 from sluice.client.loras import Folder, read_lora
@@ -59,27 +57,10 @@ def load_request(
     return request
 
 
-def listing(router: Router) -> Listing:
-    return Listing(
-        router, pb.ListPromptAdaptersRequest, lambda answer: [_read(adapter) for adapter in answer.prompt_adapters]
-    )
-
-
-def read_loaded(addresses: Sequence[str], answers: Sequence[Any]) -> list[RouterPromptAdapters]:
-    """Read answers of LoadPromptAdapter, or errors. Raises the first error if all routers failed."""
-    results = [failed(answer) or (_read(answer.prompt_adapter),) for answer in answers]
-    return each_result(addresses, results, RouterPromptAdapters)
-
-
-def read_unloaded(addresses: Sequence[str], answers: Sequence[Any]) -> list[RouterPromptAdapters]:
-    """Read answers of UnloadPromptAdapter, or errors. Raises the first error if all routers failed."""
-    return each_result(addresses, of_unloads(answers), RouterPromptAdapters)
-
-
-def read_lists(addresses: Sequence[str], lists: Sequence[Listing]) -> list[RouterPromptAdapters]:
-    """Read the complete lists of all routers. Raises the first error if all routers failed."""
-    return each_result(addresses, [listing.result for listing in lists], RouterPromptAdapters)
-
-
 def _read(adapter: pb.PromptAdapter) -> PromptAdapter:
     return PromptAdapter(adapter.prompt_adapter_id, adapter.version, adapter.rows, adapter.path)
+
+
+PROMPT_ADAPTERS = AdapterCatalog(
+    RouterPromptAdapters, "prompt_adapter", "prompt_adapters", _read, pb.ListPromptAdaptersRequest
+)
