@@ -20,6 +20,19 @@ def address(script: Script) -> Iterator[str]:
 
 
 @pytest.fixture
+def second() -> Script:
+    """The answers of another fake server."""
+    return Script()
+
+
+@pytest.fixture
+def both(address: str, second: Script) -> Iterator[list[str]]:
+    """The addresses of both servers."""
+    with serve(second) as second_address:
+        yield [address, second_address]
+
+
+@pytest.fixture
 def plan() -> Plan:
     """When and how the fake routers fail. Tests change it before a call."""
     return Plan()

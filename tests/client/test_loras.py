@@ -12,32 +12,17 @@ from sluice.client import (
     AdapterNotFound,
     AsyncClient,
     Client,
-    Forbidden,
     InvalidRequest,
     Lora,
     RouterLoras,
-    Unavailable,
     read_lora,
 )
 from sluice.client.loras import PART_BYTES, Upload, is_cut_short
 from sluice.v1 import admin_pb2
 from sluice.v1 import generation_pb2 as pb
 from tests.fakes.failures import Failure
-from tests.fakes.server import serve
-from tests.fakes.server_script import Script
 
 CONFIG, WEIGHTS = b'{"r": 8}', bytes(range(256)) * (PART_BYTES // 256) + b"the end"
-
-
-@pytest.fixture
-def second():
-    return Script()
-
-
-@pytest.fixture
-def addresses(address, second):
-    with serve(second) as second_address:
-        yield [address, second_address]
 
 
 @pytest.fixture
@@ -47,23 +32,23 @@ def folder(tmp_path):
     return tmp_path
 
 
-async def test_every_router_loads_a_path(addresses, script, second) -> None:
-    loaded = [RouterLoras(router_address, (Lora("sql", "1", 8, "/adapters/sql"),)) for router_address in addresses]
-    with Client(addresses) as client:
+async def test_every_router_loads_a_path(both, script, second) -> None:
+    loaded = [RouterLoras(router_address, (Lora("sql", "1", 8, "/adapters/sql"),)) for router_address in both]
+    with Client(both) as client:
         assert client.load_lora("sql", path="/adapters/sql") == loaded
-    async with AsyncClient(addresses) as client:
+    async with AsyncClient(both) as client:
         assert await client.load_lora("sql", path="/adapters/sql", model="tiny") == loaded
     expected = [admin_pb2.LoadLoraRequest(lora_id="sql", path="/adapters/sql", model=model) for model in ("", "tiny")]
     assert script.seen == second.seen == expected
 
 
-async def test_a_folder_is_uploaded_to_every_router(addresses, script, second, folder) -> None:
-    with Client(addresses) as client:
+async def test_a_folder_is_uploaded_to_every_router(both, script, second, folder) -> None:
+    with Client(both) as client:
         loaded = client.load_lora("sql", folder=folder)
     first, last = loaded
     assert first.loras == last.loras
     assert (first.loras[0].lora_id, first.loras[0].path) == ("sql", "")
-    async with AsyncClient(addresses) as client:
+    async with AsyncClient(both) as client:
         assert await client.load_lora("again", folder=str(folder)) != loaded
     for router in (script, second):
         assert set(router.uploads) == {"sql", "again"}
@@ -117,69 +102,6 @@ def test_a_configuration_that_is_too_large(address, folder) -> None:
     (folder / "adapter_config.json").write_bytes(b" " * ((1 << 20) + 1))
     with Client(address) as client, pytest.raises(ValueError, match="more than 1048576 bytes"):
         client.load_lora("sql", folder=folder)
-
-
-@pytest.mark.parametrize("source", [{}, {"path": "/a", "folder": "b"}])
-async def test_exactly_one_source_is_required(address, script, source) -> None:
-    with Client(address) as client, pytest.raises(TypeError, match="give either path"):
-        client.load_lora("sql", **source)
-    async with AsyncClient(address) as client:
-        with pytest.raises(TypeError, match="give either path"):
-            await client.load_lora("sql", **source)
-    assert not script.seen
-
-
-async def test_a_failure_of_one_router_is_in_its_result(addresses, script) -> None:
-    """If one router succeeded, no error is raised. Calls are not retried."""
-    script.failure = Failure(grpc.StatusCode.UNAVAILABLE)
-    with Client(addresses, retry_timeout=10) as client:
-        failed, loaded = client.load_lora("sql", path="/adapters/sql")
-        assert isinstance(failed.error, Unavailable)
-        assert (failed.address, failed.loras) == (addresses[0], ())
-        assert (loaded.error, len(loaded.loras)) == (None, 1)
-        assert [type(result.error) for result in client.list_loras()] == [Unavailable, type(None)]
-    async with AsyncClient(addresses, retry_timeout=10) as client:
-        assert [type(result.error) for result in await client.unload_lora("sql")] == [Unavailable, type(None)]
-    assert len(script.seen) == 3
-
-
-async def test_the_first_error_is_raised_if_all_routers_failed(addresses, script, second) -> None:
-    script.failure = second.failure = Failure(grpc.StatusCode.PERMISSION_DENIED, "adapters are loaded with a token")
-    with Client(addresses) as client:
-        for call in (lambda: client.load_lora("sql", path="/a"), lambda: client.unload_lora("sql"), client.list_loras):
-            with pytest.raises(Forbidden, match="with a token"):
-                call()
-    async with AsyncClient(addresses) as client:
-        with pytest.raises(Forbidden):
-            await client.list_loras()
-
-
-async def test_all_pages_are_listed(addresses, script, second) -> None:
-    script.loras = {name: admin_pb2.Lora(lora_id=name, rank=1) for name in "abcde"}
-    second.loras = {"f": admin_pb2.Lora(lora_id="f", path="/f", rank=2, version="v")}
-    expected = [
-        RouterLoras(addresses[0], tuple(Lora(name, "", 1) for name in "abcde")),
-        RouterLoras(addresses[1], (Lora("f", "v", 2, "/f"),)),
-    ]
-    with Client(addresses) as client:
-        assert client.list_loras() == expected
-    async with AsyncClient(addresses) as client:
-        assert await client.list_loras() == expected
-    assert [request.page_token for request in script.seen] == ["", "b", "d"] * 2
-    assert len(second.seen) == 2
-
-
-async def test_unloading(addresses, script, second) -> None:
-    """A router that has learned of the change from another router counts as successful."""
-    script.loras = {"sql": admin_pb2.Lora(lora_id="sql")}
-    with Client(addresses) as client:
-        assert client.unload_lora("sql") == [RouterLoras(router_address) for router_address in addresses]
-        with pytest.raises(AdapterNotFound, match="no adapter is loaded under this id"):
-            client.unload_lora("sql")
-    async with AsyncClient(addresses) as client:
-        with pytest.raises(AdapterNotFound):
-            await client.unload_lora("sql")
-    assert not script.loras
 
 
 def test_a_request_names_an_adapter_or_has_its_weights(address, script, folder) -> None:
