@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from sluice import __version__
+from sluice.cli.adapters import lora, prompt_adapter
 from sluice.cli.bench import bench
 from sluice.cli.cache_events import cache_events
 from sluice.cli.call import call
@@ -12,8 +13,6 @@ from sluice.cli.chat import chat
 from sluice.cli.generate import GenerateCommand, generate
 from sluice.cli.health import health
 from sluice.cli.keygen import keygen
-from sluice.cli.lora import lora
-from sluice.cli.prompt_adapter import prompt_adapter
 from sluice.cli.protos import protos
 from sluice.cli.serve import serve
 from sluice.cli.serve_options import ServeCommand

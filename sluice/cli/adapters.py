@@ -1,0 +1,207 @@
+"""`sluice lora` and `sluice prompt-adapter`: load, unload and list adapters at every router in --address."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.box import SIMPLE
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from sluice.cli.common import Server, describe_at, fail, print_error, with_server
+from sluice.cli.health import FILE_WIDTH, TIMEOUT_SECONDS
+from sluice.client import Client, RouterLoras, RouterPromptAdapters
+
+LORA_SECONDS = 360.0
+"""Timeout of `sluice lora load`. Longer than a router waits for its engines."""
+FAILURES = "Exits with code 1 if a router failed."
+
+UploadFolder = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FOLDER", exists=True, file_okay=False, help="Upload this local folder instead of using PATH."
+    ),
+]
+Row = tuple[str, int, str, str]
+"""An adapter: id, size, version and path."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What differs between the commands of LoRA adapters and of prompt adapters."""
+
+    title: str
+    article: str
+    name: str
+    where: str
+    """Where `load` loads it, if its help says so."""
+    folder: str
+    """What the folder of an adapter contains."""
+    machines: str
+    """The services on whose machines PATH is a folder."""
+    folders: str
+    """Their setting of the folders that they may read."""
+    size: str
+    """Heading of an adapter's size."""
+    size_text: str
+    """How `load` prints it."""
+    load_seconds: float
+    load: Callable[..., Sequence[Any]]
+    unload: Callable[..., Sequence[Any]]
+    list: Callable[..., Sequence[Any]]
+    """The client's methods. Each returns an answer per router."""
+    rows: Callable[[Any], Sequence[Row]]
+    """The adapters in an answer."""
+
+
+def _rows_of_loras(answer: RouterLoras) -> list[Row]:
+    return [(lora.lora_id, lora.rank, lora.version, lora.path) for lora in answer.loras]
+
+
+def _rows_of_prompt_adapters(answer: RouterPromptAdapters) -> list[Row]:
+    return [(each.prompt_adapter_id, each.rows, each.version, each.path) for each in answer.prompt_adapters]
+
+
+def _commands(kind: Kind) -> typer.Typer:
+    group = typer.Typer(
+        no_args_is_help=True,
+        help=f"Load, unload and list {kind.title}.\n\nEach command applies to every router in --address.",
+    )
+    one = f"{kind.article} {kind.name}"
+    group.command("load", help=f"Load {one}{kind.where}.\n\nThe folder contains {kind.folder}. {FAILURES}")(_load(kind))
+    group.command("unload", help=f"Unload {one}.\n\nRequests in progress finish with it. {FAILURES}")(_unload(kind))
+    differ = "If the routers' lists differ, each is printed."
+    group.command("list", help=f"List the {kind.name}s.\n\n{differ} {FAILURES}")(_list(kind))
+    return group
+
+
+def _load(kind: Kind) -> Callable[..., None]:
+    path_help = f"Folder on the {kind.machines}' machines, in their {kind.folders}."
+
+    @with_server
+    def load(
+        server: Server,
+        adapter_id: Annotated[str, _id_argument(kind)],
+        path: Annotated[str | None, typer.Argument(metavar="PATH", help=path_help)] = None,
+        upload: UploadFolder = None,
+    ) -> None:
+        with server.client(timeout=kind.load_seconds) as client, _source(path, upload, kind.machines):
+            answers = kind.load(client, adapter_id, path=path, folder=upload)
+        for answer in answers:
+            for loaded_id, size, version, _ in kind.rows(answer):
+                size_text = kind.size_text.format(size)
+                print(f"{answer.address}: {loaded_id}, {size_text}, version {version}, loaded")
+        _check(answers)
+
+    return load
+
+
+def _unload(kind: Kind) -> Callable[..., None]:
+    @with_server
+    def unload(server: Server, adapter_id: Annotated[str, _id_argument(kind)]) -> None:
+        with server.client(timeout=TIMEOUT_SECONDS) as client:
+            answers = kind.unload(client, adapter_id)
+        for answer in answers:
+            if answer.error is None:
+                print(f"{answer.address}: {adapter_id} unloaded")
+        _check(answers)
+
+    return unload
+
+
+def _list(kind: Kind) -> Callable[..., None]:
+    @with_server
+    def list_adapters(server: Server) -> None:
+        with server.client(timeout=TIMEOUT_SECONDS) as client:
+            answers = kind.list(client)
+        _print_lists([(answer.address, kind.rows(answer)) for answer in answers if answer.error is None], kind.size)
+        _check(answers)
+
+    return list_adapters
+
+
+def _id_argument(kind: Kind) -> Any:
+    return typer.Argument(metavar="ID", help=f"Id by which requests refer to the {kind.name}.")
+
+
+@contextmanager
+def _source(path: str | None, upload: Path | None, machines: str) -> Iterator[None]:
+    """Wraps the call that loads an adapter. Raises typer.Exit unless exactly one of both is given and can be read."""
+    if (path is None) == (upload is None):
+        raise fail(f"give either PATH, a folder on the {machines}' machines, or --upload FOLDER, a local folder")
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        raise fail(f"--upload: {error}") from error
+
+
+def _print_lists(lists: Sequence[tuple[str, Sequence[Row]]], size: str) -> None:
+    """Print the list of each address, only once if all are the same."""
+    console = Console(highlight=False)
+    console.width = console.width if console.is_terminal else FILE_WIDTH
+    if lists and all(rows == lists[0][1] for _, rows in lists):
+        console.print(_table(lists[0][1], size))
+        return
+    for address, rows in lists:
+        console.print(f"{address}:", markup=False)
+        console.print(_table(rows, size))
+
+
+def _table(rows: Sequence[Row], size: str) -> Table:
+    table = Table(box=SIMPLE)
+    for name in ("id", size, "version", "path"):
+        table.add_column(name, justify="right" if name == size else "left")
+    for adapter_id, number, version, path in rows:
+        table.add_row(escape(adapter_id), str(number), version, escape(path) or "uploaded")
+    return table
+
+
+def _check(answers: Sequence[RouterLoras | RouterPromptAdapters]) -> None:
+    """Print the errors. Raises typer.Exit if a router failed."""
+    for answer in answers:
+        if answer.error is not None:
+            print_error(describe_at(answer.error, answer.address))
+    if any(answer.error is not None for answer in answers):
+        raise typer.Exit(1)
+
+
+lora = _commands(
+    Kind(
+        title="LoRA adapters",
+        article="an",
+        name="adapter",
+        where=" on every engine",
+        folder="adapter_config.json and the weights, as peft saves them",
+        machines="engines",
+        folders="lora_folders",
+        size="rank",
+        size_text="rank {}",
+        load_seconds=LORA_SECONDS,
+        load=Client.load_lora,
+        unload=Client.unload_lora,
+        list=Client.list_loras,
+        rows=_rows_of_loras,
+    )
+)
+prompt_adapter = _commands(
+    Kind(
+        title="prompt adapters",
+        article="a",
+        name="prompt adapter",
+        where="",
+        folder="the result of prompt tuning, as peft saves it",
+        machines="routers",
+        folders="prompt_adapter_folders",
+        size="rows",
+        size_text="{} rows",
+        load_seconds=TIMEOUT_SECONDS,
+        load=Client.load_prompt_adapter,
+        unload=Client.unload_prompt_adapter,
+        list=Client.list_prompt_adapters,
+        rows=_rows_of_prompt_adapters,
+    )
+)
