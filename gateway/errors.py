@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -52,6 +52,9 @@ PARAMS = {
     "text": "prompt",
 }
 """Fields of the ring's requests whose names differ in the HTTP API, with the HTTP names."""
+Explain = Callable[[str], tuple[str, str]]
+"""From the ring's reason for refusing a guide: the HTTP field at fault, and the reason in terms of that field."""
+GUIDE = "spec.guided"
 NO_PARAMS: Mapping[str, str] = MappingProxyType({})
 PROMPTS = ("spec.text", "spec.token_ids.ids", "spec.chat")
 MESSAGES = "spec.chat.messages"
@@ -112,8 +115,11 @@ def invalid(message: str, param: str | None = None) -> ApiError:
     return ApiError(400, f"{param}: {message}" if param else message, param=param)
 
 
-def api_error(error: SluiceError, params: Mapping[str, str] = NO_PARAMS) -> ApiError:
-    """`params`: HTTP names by the names of the ring's fields, in addition to PARAMS."""
+def api_error(
+    error: SluiceError, params: Mapping[str, str] = NO_PARAMS, explain_guide: Explain | None = None
+) -> ApiError:
+    """`params`: HTTP names by the names of the ring's fields, in addition to PARAMS. `explain_guide`: of a guide that
+    the gateway wrote itself."""
     status, kind = next(
         ((status, kind) for error_type, status, kind in KINDS if isinstance(error, error_type)), (503, "server_error")
     )
@@ -127,6 +133,9 @@ def api_error(error: SluiceError, params: Mapping[str, str] = NO_PARAMS) -> ApiE
         retry_after = error.retry_after or DEFAULT_RETRY_SECONDS
     message = error.message.replace(field, param, 1) if field and param else error.message
     code = error.reason.lower() or None
+    if explain_guide is not None and field.startswith(GUIDE):
+        param, reason = explain_guide(error.violations[0].description)
+        message = f"{param}: {reason}"
     if explained := _too_long(error, field, message):
         message, code = f"{explained} ({CONTEXT_EXCEEDED})", CONTEXT_EXCEEDED
     return ApiError(

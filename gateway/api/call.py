@@ -46,6 +46,7 @@ class Call(ABC):
         self._prompts = prompts
         self._options = request.options()
         self._params = request.params()
+        self._explain_guide = guide.explain if guide is not None else None
         if guide is not None:
             self._options["guided"] = guide.option
             self._params["spec.guided"] = guide.param
@@ -65,7 +66,7 @@ class Call(ABC):
 
     async def whole(self) -> bytes:
         """Raises ApiError."""
-        with ring_errors(self._params):
+        with ring_errors(self._params, self._explain_guide):
             generations = await _all(self._generate(i, prompt) for i, prompt in enumerate(self._prompts))
         choices = list(self.choices_of(generations))
         usage = self.usage_of(generation.usage for generation in generations)
@@ -76,7 +77,7 @@ class Call(ABC):
         usage: UnsetType | None = None if self._request.wants_usage else UNSET
         counters, chunk_events = self._gateway.counters, ChunkEvents(self._answer(self.chunk_object, [], usage))
         running = RunningUsage() if self._request.wants_running_usage else None
-        with ring_errors(self._params):
+        with ring_errors(self._params, self._explain_guide):
             streams = [
                 self._gateway.client.stream(prompt, **self._options_of(i)) for i, prompt in enumerate(self._prompts)
             ]

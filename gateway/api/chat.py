@@ -1,6 +1,7 @@
 """/v1/chat/completions."""
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 
 from gateway.answers import chat
 from gateway.answers.chat import ChatDeltas
@@ -17,7 +18,7 @@ from gateway.parsers.choice import parser_for, reasons, tags_of
 from gateway.parsers.reasoning import TAIL_TOKENS
 from gateway.requests.chat import REFUSED, WITHOUT_MEANING, ChatRequest
 from gateway.requests.guides import Guide, guide_of
-from gateway.requests.tools import NamedTool, Tool, offered_tools, required_functions
+from gateway.requests.tools import Function, NamedTool, Tool, offered_tools, required_functions
 from sluice.client import Generation
 
 
@@ -80,11 +81,22 @@ def _guide_with_tools(request: ChatRequest, tools: list[Tool]) -> Guide | None:
     if functions := required_functions(tools, request.tool_choice):
         if guide is not None:
             raise invalid(f"cannot be combined with {guide.param}", "tool_choice")
-        return Guide("tools", {"ebnf": hermes.grammar(functions, several)})
+        return _guide_of_calls("tools", functions, several)
     if not tools or guide is None or "structural_tag" in guide.option:
         return guide
     answer = guide.option.get("json_schema", ANY_OBJECT if "json_object" in guide.option else None)
     if answer is None:
         raise invalid("cannot be combined with tools, unless tool_choice is none", guide.param)
-    functions = [tool.function for tool in tools]
-    return Guide(guide.param, {"ebnf": hermes.grammar(functions, several, answer)})
+    return _guide_of_calls(guide.param, [tool.function for tool in tools], several, answer)
+
+
+def _guide_of_calls(param: str, functions: Sequence[Function], several: bool, answer: str | None = None) -> Guide:
+    """The arguments are those of `hermes.grammar`. `param`: the field at fault, unless a function is."""
+    text = hermes.grammar(functions, several, answer)
+    return Guide(param, {"ebnf": text}, partial(_explain, param, functions, text))
+
+
+def _explain(param: str, functions: Sequence[Function], text: str, reason: str) -> tuple[str, str]:
+    """The field and the reason for which the ring refused the grammar `text`."""
+    function, reason = hermes.fault_of(text, functions, reason)
+    return (param, reason) if function is None else ("tools", f"parameters of {function.name[:64]!r}: {reason}")

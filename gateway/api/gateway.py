@@ -8,7 +8,7 @@ from structlog.stdlib import BoundLogger
 
 from gateway.byte_budget import ByteBudget
 from gateway.counters import Counters
-from gateway.errors import NO_PARAMS, api_error
+from gateway.errors import NO_PARAMS, Explain, api_error
 from sluice.client import AsyncClient, SluiceError
 from sluice.settings.gateway import GatewaySettings
 
@@ -33,9 +33,9 @@ class Gateway:
 
 
 @contextmanager
-def ring_errors(params: Mapping[str, str] = NO_PARAMS) -> Iterator[None]:
-    """Turns a SluiceError of the client into an ApiError. `params`: see `api_error`."""
+def ring_errors(params: Mapping[str, str] = NO_PARAMS, explain_guide: Explain | None = None) -> Iterator[None]:
+    """Turns a SluiceError of the client into an ApiError. The arguments are those of `api_error`."""
     try:
         yield
     except SluiceError as error:
-        raise api_error(error, params) from error
+        raise api_error(error, params, explain_guide) from error

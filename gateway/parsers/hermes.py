@@ -12,6 +12,11 @@ BEGIN, END = "<tool_call>", "</tool_call>"
 HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"arguments"\s*:\s*(?=\{)')
 MAX_HEAD = 1024
 """Characters in which the head of a call must be complete. Otherwise the call is buffered and passed on as a whole."""
+POSITION = re.compile(r"at (\d+)\(\d+\): (?:failed to compile JSON schema: )?")
+"""At the start of the ring's reason for refusing a grammar: the line at fault."""
+QUOTED = re.compile(r"\n +\d+ \| ")
+"""In such a reason: the start of a line that it quotes."""
+RULE = re.compile(r"(?:call|arguments)_(\d+):")
 NO_ARGUMENTS = '{"type": "object", "properties": {}, "additionalProperties": false}'
 """The schema of a function without `parameters`, which takes none."""
 
@@ -201,13 +206,26 @@ def grammar(functions: Sequence[Function], several: bool, answer: str | None = N
     return "\n".join(lines)
 
 
+def fault_of(grammar_text: str, functions: Sequence[Function], reason: str) -> tuple[Function | None, str]:
+    """From the ring's reason for refusing a text of `grammar`: the function at fault, None if unknown or another part,
+    and the reason without quotes of the grammar, which the client has not written."""
+    place = POSITION.match(reason)
+    plain = QUOTED.split(POSITION.sub("", reason, count=1), maxsplit=1)[0].strip()
+    lines = grammar_text.split("\n")
+    if place is None or not 0 < int(place[1]) <= len(lines):
+        return None, plain
+    rule = RULE.match(lines[int(place[1]) - 1])
+    return (functions[int(rule[1])] if rule else None), plain
+
+
 def _literal(text: str) -> str:
     return json.dumps(text)
 
 
 def _compact(schema: str) -> str:
+    """The schema on one line, so that each rule of the grammar has one."""
     # The ring reads any grammar that contains ::= as GBNF. In JSON it can only occur within a string, so escape it.
-    return schema.replace("::=", ":\\u003a=")
+    return schema.replace("::=", ":\\u003a=").replace("\r", " ").replace("\n", " ")
 
 
 def _begin(number: int, name: str) -> CallBegin:

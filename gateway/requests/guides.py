@@ -5,7 +5,7 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from gateway.errors import invalid
+from gateway.errors import Explain, invalid
 from gateway.requests.formats import UNSET_JSON, ResponseFormat, decode_as, is_set, json_text, option_of
 
 
@@ -58,6 +58,8 @@ class Guide(NamedTuple):
     """The HTTP field that the guide came from."""
     option: dict[str, Any]
     """The ring's option `guided`."""
+    explain: Explain | None = None
+    """Set if the gateway wrote the guide, which the client does not know."""
 
 
 KINDS = {

@@ -12,6 +12,7 @@ from tests.fakes.failures import Failure, bad_request
 from tests.fakes.gateway import running
 
 CODE = grpc.StatusCode
+NAMED_G = {"type": "function", "function": {"name": "g"}}
 
 
 def with_reason(code: grpc.StatusCode, reason: str, retry_after: float | None = None) -> Failure:
@@ -202,6 +203,29 @@ async def test_a_value_that_is_none_of_the_choices(gateway):
 async def test_fields_that_would_change_the_answer_are_refused(gateway, name):
     answer = await gateway.post("/v1/completions", prompt="x", **{name: [1]})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, name)
+
+
+@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize(
+    ("fields", "line", "param", "reason"),
+    [
+        ({"tool_choice": "required"}, 7, "tools", "parameters of 'g': Invalid type: strin"),
+        ({"tool_choice": NAMED_G}, 5, "tools", "parameters of 'g': Invalid type: strin"),
+        ({"response_format": {"type": "json_object"}}, 8, "tools", "parameters of 'g': Invalid type: strin"),
+        ({"response_format": {"type": "json_object"}}, 2, "response_format", "Invalid type: strin"),
+        ({"tool_choice": "required"}, None, "tools", "is too complex"),
+    ],
+)
+async def test_an_error_of_a_generated_grammar_speaks_of_the_tool(router, script, fields, line, param, reason, streams):
+    quoted = f"at {line}(14): failed to compile JSON schema: Invalid type: strin\n   5 | call: call_0\n   6 | x"
+    script.failure = bad_request("spec.guided.ebnf", quoted if line else reason)
+    functions = [{"name": "f"}, {"name": "g", "parameters": {"type": "strin"}}]
+    tools = [{"type": "function", "function": function} for function in functions]
+    body = {"messages": [{"role": "user", "content": "x"}], "tools": tools, "stream": streams}
+    async with running(router, tool_parser="hermes") as gateway:
+        answer = await gateway.post("/v1/chat/completions", **body, **fields)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"], error["message"]) == (400, param, f"{param}: {reason}")
 
 
 async def test_tools_without_a_parser_name_the_setting(gateway):

@@ -2,18 +2,21 @@
 
 import json
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from llguidance import LLMatcher, LLTokenizer
 
+from engine_worker.guided.matchers import GuideError, compile_guide
 from gateway.api.chat import _guide_with_tools
 from gateway.errors import ApiError
-from gateway.parsers.hermes import CallsOrAnswer, HermesParser, grammar
+from gateway.parsers.hermes import CallsOrAnswer, HermesParser, fault_of, grammar
 from gateway.parsers.parts import CallArguments, CallBegin, Text
 from gateway.requests.body import decode
 from gateway.requests.chat import ChatRequest
 from gateway.requests.tools import Function, Tool
+from sluice.wire.params import Guide, GuideKind
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}
 TOKENIZER = LLTokenizer("byte")
@@ -118,13 +121,44 @@ def test_arguments_are_passed_on_as_they_arrive():
 
 
 def test_a_grammar_names_the_functions():
-    import msgspec
-
     schema = msgspec.Raw(json.dumps({"type": "object", "pattern": "::="}).encode())
     text = grammar([Function('a"b', parameters=schema), Function("g")], several=True)
     assert "::=" not in text
     assert text.count("%json") == 2
     assert 'arguments_1: %json {"type": "object", "properties": {}, "additionalProperties": false}' in text
+
+
+@pytest.mark.parametrize(
+    ("parameters", "reason"),
+    [
+        ('{"type": "strin"}', "Invalid type: strin"),
+        ('{\n"type": "object",\n"not": {}}', 'Unimplemented keys: ["not"]'),
+        ("[\n1\n]", "schema must be an object or boolean"),
+        ('{"type": "string", "pattern": "(a"}', "regex parse error:\n    (a\n    ^\nerror: unclosed group"),
+    ],
+)
+@pytest.mark.parametrize("answer", [None, '{\n"type": "object"\n}'])
+def test_a_refused_grammar_names_the_function_at_fault(parameters, reason, answer):
+    """The engine's own errors, which quote lines of the grammar."""
+    schemas = ['{\n"type": "object"\n}', parameters, '{"type": "object"}']
+    functions = [
+        Function(name, parameters=msgspec.Raw(schema.encode())) for name, schema in zip("fgh", schemas, strict=True)
+    ]
+    text = grammar(functions, several=True, answer=answer)
+    with pytest.raises(GuideError) as refused:
+        compile_guide(TOKENIZER, Guide(GuideKind.EBNF, text))
+    assert "arguments_1" in str(refused.value)
+    assert fault_of(text, functions, str(refused.value)) == (functions[1], reason)
+
+
+def test_a_refused_grammar_may_have_no_function_at_fault():
+    functions = [Function("f")]
+    text = grammar(functions, several=False, answer='{"type": "strin"}')
+    with pytest.raises(GuideError) as refused:
+        compile_guide(TOKENIZER, Guide(GuideKind.EBNF, text))
+    assert fault_of(text, functions, str(refused.value)) == (None, "Invalid type: strin")
+    assert fault_of(text, functions, "it has too many rules") == (None, "it has too many rules")
+    assert fault_of(text, functions, "at 99(1): odd") == (None, "odd")
 
 
 @pytest.mark.parametrize(
