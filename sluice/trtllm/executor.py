@@ -164,8 +164,8 @@ class Executor:
         self._executor.abort_request(id)
 
     def can_enqueue_requests(self) -> bool:
-        """Whether requests can be enqueued: False after `shutdown`."""
-        return self._executor.can_enqueue_requests()
+        """Whether requests can be enqueued: False after `shutdown`, and in a fork."""
+        return not self._creator.is_elsewhere and self._executor.can_enqueue_requests()
 
     def get_latest_iteration_stats(self) -> list[IterationStats]:
         """Return the steps since the last call, oldest first. Engines report them twice a second."""

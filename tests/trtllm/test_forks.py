@@ -37,5 +37,7 @@ def test_calls_in_a_fork_raise_with_the_remedy(scripted, script, monkeypatch) ->
         for call in calls:
             with pytest.raises(RuntimeError, match=r"in a fork .* multiprocessing\.get_context\(\"spawn\"\)"):
                 call()
+        assert not scripted.can_enqueue_requests()
+    assert scripted.can_enqueue_requests()
     script.hangs = False
     assert not any(response.has_error() for response in run(scripted))
