@@ -33,14 +33,12 @@ from sluice.executor.request import (
 from sluice.executor.response import CompletionOutput, Logprob, Response, Result
 from sluice.executor.result import GenerationResult
 from sluice.executor.sampling import AdditionalModelOutput, GuidedDecodingParams, SamplingParams
-from sluice.executor.stats import (
-    InflightBatchingStats,
-    IterationStats,
-    KvCacheStats,
-    RequestStage,
-    RequestStats,
-    StaticBatchingStats,
-)
+from sluice.executor.stats import ReportedBatch as InflightBatchingStats
+from sluice.executor.stats import ReportedCache as KvCacheStats
+from sluice.executor.stats import ReportedRequest as RequestStats
+from sluice.executor.stats import ReportedStaticBatch as StaticBatchingStats
+from sluice.executor.stats import ReportedStep as IterationStats
+from sluice.executor.stats import RequestStage
 from sluice.executor.waiting import Deadline
 
 __all__ = [

@@ -4,7 +4,7 @@ import asyncio
 
 from sluice.executor.kv_cache_events import KVCacheEvent
 from sluice.executor.session import Session
-from sluice.executor.stats import IterationStats, RequestStats, read_request, read_step
+from sluice.executor.stats import ReportedRequest, ReportedStep, read_request, read_step
 from sluice.executor.submissions import Submissions
 from sluice.executor.waiting import Deadline, Timeout
 
@@ -18,7 +18,7 @@ class EngineReports:
     _session: Session
     _submissions: Submissions
 
-    def get_latest_iteration_stats(self, timeout: Timeout = 0.0) -> list[IterationStats]:
+    def get_latest_iteration_stats(self, timeout: Timeout = 0.0) -> list[ReportedStep]:
         """Return the steps of all engines since the last call, oldest first.
 
         Waits up to `timeout` (seconds or a timedelta; None: without limit) for the first step. Engines report twice a
@@ -27,7 +27,7 @@ class EngineReports:
         """
         return [read_step(stats) for stats in self._session.steps.take_steps(timeout)]
 
-    def get_latest_stats(self, timeout: Timeout = 0.0) -> IterationStats | None:
+    def get_latest_stats(self, timeout: Timeout = 0.0) -> ReportedStep | None:
         """Return the newest step since the last call, and discard those before it; None if there was none.
 
         Waits and raises like `get_latest_iteration_stats`.
@@ -35,7 +35,7 @@ class EngineReports:
         steps = self.get_latest_iteration_stats(timeout)
         return steps[-1] if steps else None
 
-    def get_latest_request_stats(self, timeout: Timeout = 0.0) -> list[RequestStats]:
+    def get_latest_request_stats(self, timeout: Timeout = 0.0) -> list[ReportedRequest]:
         """Return the latest statistics of each request that changed since the last call.
 
         Waits and raises like `get_latest_iteration_stats`.

@@ -11,7 +11,7 @@ from sluice.executor.chunk_queue import ChunkQueue, Ending, Unread
 from sluice.executor.errors import RequestError
 from sluice.executor.request import GenerationRequest
 from sluice.executor.response import CONTEXT_LOGITS, CompletionOutput, Response, read_logprobs
-from sluice.executor.stats import RequestStats, read_request
+from sluice.executor.stats import ReportedRequest, read_request
 from sluice.executor.waiting import Deadline, Timeout, in_seconds
 
 
@@ -45,7 +45,7 @@ class GenerationResult:
         """Token counts over all outputs; set once `done`."""
         self.timings: Timings | None = None
         """The server's timings of the request; set once `done`."""
-        self.stats: RequestStats | None = None
+        self.stats: ReportedRequest | None = None
         """The engine's statistics of the request, if requested by `return_perf_metrics`: set from the first response
         on, and final once `done`. None if the engine died before it reported them."""
         self.adapter_refused = False

@@ -1,87 +1,101 @@
-"""Statistics of engine steps and requests, under TensorRT-LLM's names."""
+"""Statistics of engine steps and requests, which `sluice.executor` exports under TensorRT-LLM's names.
+
+`Annotated` says which field of the server's message a field is read from, or the function that computes it from the
+message. Other fields have the names of the message's fields.
+"""
 
 import json
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import Field, asdict, dataclass, fields, is_dataclass
 from enum import StrEnum
-from typing import Any
+from functools import cache, partial
+from operator import attrgetter
+from typing import Annotated, Any, TypeVar
 
 from sluice.client.results import seconds
 from sluice.v1 import admin_pb2 as pb
 
+T = TypeVar("T")
+
 
 @dataclass(frozen=True, slots=True)
-class KvCacheStats:
+class ReportedCache:
     """Usage of an engine's KV cache, in blocks."""
 
-    max_num_blocks: int
-    free_num_blocks: int
+    max_num_blocks: Annotated[int, "max_kv_blocks"]
+    free_num_blocks: Annotated[int, "free_kv_blocks"]
     """Free blocks, including those whose contents are cached for reuse."""
-    used_num_blocks: int
-    tokens_per_block: int
-    cache_hit_rate: float
+    used_num_blocks: Annotated[int, "used_kv_blocks"]
+    tokens_per_block: Annotated[int, "tokens_per_kv_block"]
+    cache_hit_rate: Annotated[float, "prefix_cache_hit_ratio"]
     """Fraction of prompt tokens found in the prefix cache since the engine started, in [0, 1]."""
-    max_num_host_blocks: int
-    used_num_host_blocks: int
+    max_num_host_blocks: Annotated[int, "max_host_blocks"]
+    used_num_host_blocks: Annotated[int, "used_host_blocks"]
 
 
 @dataclass(frozen=True, slots=True)
-class InflightBatchingStats:
+class ReportedBatch:
     """The composition of a step. Each of the `n` outputs of a request, and each beam, counts as a request."""
 
-    num_scheduled_requests: int
-    num_context_requests: int
-    num_gen_requests: int
-    num_paused_requests: int
+    num_scheduled_requests: Annotated[int, "scheduled_requests"]
+    num_context_requests: Annotated[int, "context_requests"]
+    num_gen_requests: Annotated[int, "generation_requests"]
+    num_paused_requests: Annotated[int, "paused_requests"]
     """Preempted requests, which will continue."""
-    num_ctx_tokens: int
+    num_ctx_tokens: Annotated[int, "total_context_tokens"]
     """Tokens computed as context: of prompts, and tokens computed again after a preemption or a resume."""
     micro_batch_id: int
 
 
 @dataclass(frozen=True, slots=True)
-class StaticBatchingStats:
+class ReportedStaticBatch:
     """The composition of a step under the policy "static_batch"; all zero under other policies."""
 
-    num_scheduled_requests: int
-    num_context_requests: int
-    num_ctx_tokens: int
-    num_gen_tokens: int
+    num_scheduled_requests: Annotated[int, "scheduled_requests"]
+    num_context_requests: Annotated[int, "context_requests"]
+    num_ctx_tokens: Annotated[int, "total_context_tokens"]
+    num_gen_tokens: Annotated[int, "total_generation_tokens"]
     """Tokens generated since the batch started."""
-    empty_gen_slots: int
+    empty_gen_slots: Annotated[int, "empty_generation_slots"]
     """Slots of the batch that were empty in the step, because their sequences had ended before it."""
 
 
+def _acceptance_length(stats: pb.EngineStats) -> float:
+    drafting = stats.drafting_requests
+    return (drafting + stats.accepted_draft_tokens) / drafting if drafting else 0.0
+
+
 @dataclass(frozen=True, slots=True)
-class SpecDecStats:
+class ReportedDrafts:
     """Speculative decoding in a step."""
 
-    num_draft_tokens: int
-    num_accepted_tokens: int
-    num_requests_with_draft_tokens: int
-    acceptance_length: float
+    num_draft_tokens: Annotated[int, "draft_tokens"]
+    num_accepted_tokens: Annotated[int, "accepted_draft_tokens"]
+    num_requests_with_draft_tokens: Annotated[int, "drafting_requests"]
+    acceptance_length: Annotated[float, _acceptance_length]
     """Mean number of tokens generated per sequence with draft tokens; 0.0 if no sequence had any."""
 
 
 @dataclass(frozen=True, slots=True)
-class IterationStats:
+class ReportedStep:
     """One step of one engine."""
 
     engine_id: str
-    iter: int
+    iter: Annotated[int, "iteration"]
     """Number of the step."""
-    timestamp: float
+    timestamp: Annotated[float, lambda stats: seconds(stats.time)]
     """End of the step, in seconds since 1970."""
-    iter_latency_ms: float
+    iter_latency_ms: Annotated[float, lambda stats: 1000 * seconds(stats.step_time)]
     """Duration of the step, in milliseconds."""
-    num_active_requests: int
-    max_num_active_requests: int
-    num_queued_requests: int
+    num_active_requests: Annotated[int, "active_requests"]
+    max_num_active_requests: Annotated[int, "max_requests"]
+    num_queued_requests: Annotated[int, "queued_requests"]
     tokens_per_second: float
     """Rate of generated tokens over the last second."""
-    kv_cache_stats: KvCacheStats
-    inflight_batching_stats: InflightBatchingStats
-    static_batching_stats: StaticBatchingStats
-    spec_dec_stats: SpecDecStats
+    kv_cache_stats: ReportedCache
+    inflight_batching_stats: ReportedBatch
+    static_batching_stats: ReportedStaticBatch
+    spec_dec_stats: ReportedDrafts
 
     def to_json_str(self) -> str:
         """The fields as a JSON object."""
@@ -109,36 +123,40 @@ STAGES = {
 }
 
 
+def _moment(name: str) -> Callable[[Any], float | None]:
+    return lambda stats: seconds(getattr(stats, name)) if stats.HasField(name) else None
+
+
 @dataclass(frozen=True, slots=True)
-class RequestStats:
+class ReportedRequest:
     """One request in an engine, summed over its outputs. Times are in seconds since 1970, and None before the event."""
 
     id: int | None
     """The executor's `request_id`; None for a request of another client."""
-    wire_id: str
+    wire_id: Annotated[str, "request_id"]
     """The request's id at the server, as in the server's log."""
     engine_id: str
-    stage: RequestStage
-    arrival: float | None
-    first_scheduled: float | None
-    first_token: float | None
-    last_token: float | None
-    queued_seconds: float
-    num_prompt_tokens: int
-    num_cached_tokens: int
+    stage: Annotated[RequestStage, lambda stats: STAGES.get(stats.stage, RequestStage.UNKNOWN)]
+    arrival: Annotated[float | None, _moment("arrival")]
+    first_scheduled: Annotated[float | None, _moment("first_scheduled")]
+    first_token: Annotated[float | None, _moment("first_token")]
+    last_token: Annotated[float | None, _moment("last_token")]
+    queued_seconds: Annotated[float, lambda stats: seconds(stats.queued)]
+    num_prompt_tokens: Annotated[int, "prompt_tokens"]
+    num_cached_tokens: Annotated[int, "cached_tokens"]
     """Prompt tokens found in the prefix cache."""
-    num_generated_tokens: int
-    num_pauses: int
+    num_generated_tokens: Annotated[int, "generated_tokens"]
+    num_pauses: Annotated[int, "pauses"]
     """Times that the request was preempted."""
-    alloc_total_blocks_per_request: int
-    alloc_new_blocks_per_request: int
-    reused_blocks_per_request: int
-    missed_blocks_per_request: int
-    num_draft_tokens: int
-    num_accepted_draft_tokens: int
-    first_iter: int | None
+    alloc_total_blocks_per_request: Annotated[int, lambda stats: stats.blocks_allocated + stats.blocks_reused]
+    alloc_new_blocks_per_request: Annotated[int, "blocks_allocated"]
+    reused_blocks_per_request: Annotated[int, "blocks_reused"]
+    missed_blocks_per_request: Annotated[int, "blocks_missed"]
+    num_draft_tokens: Annotated[int, "draft_tokens"]
+    num_accepted_draft_tokens: Annotated[int, "accepted_draft_tokens"]
+    first_iter: Annotated[int | None, lambda stats: stats.first_iteration or None]
     """Number of the request's first step; None before it."""
-    iter: int
+    iter: Annotated[int, "iteration"]
     """Number of the engine's newest step when this was reported; for an ended request, of the request's last step."""
 
     def to_json_str(self) -> str:
@@ -146,83 +164,26 @@ class RequestStats:
         return json.dumps(asdict(self))
 
 
-def read_step(stats: pb.EngineStats) -> IterationStats:
-    return IterationStats(
-        engine_id=stats.engine_id,
-        iter=stats.iteration,
-        timestamp=seconds(stats.time),
-        iter_latency_ms=1000 * seconds(stats.step_time),
-        num_active_requests=stats.active_requests,
-        max_num_active_requests=stats.max_requests,
-        num_queued_requests=stats.queued_requests,
-        tokens_per_second=stats.tokens_per_second,
-        kv_cache_stats=_read_kv_cache(stats),
-        inflight_batching_stats=InflightBatchingStats(
-            num_scheduled_requests=stats.scheduled_requests,
-            num_context_requests=stats.context_requests,
-            num_gen_requests=stats.generation_requests,
-            num_paused_requests=stats.paused_requests,
-            num_ctx_tokens=stats.total_context_tokens,
-            micro_batch_id=stats.micro_batch_id,
-        ),
-        static_batching_stats=StaticBatchingStats(
-            num_scheduled_requests=stats.scheduled_requests,
-            num_context_requests=stats.context_requests,
-            num_ctx_tokens=stats.total_context_tokens,
-            num_gen_tokens=stats.total_generation_tokens,
-            empty_gen_slots=stats.empty_generation_slots,
-        ),
-        spec_dec_stats=SpecDecStats(
-            num_draft_tokens=stats.draft_tokens,
-            num_accepted_tokens=stats.accepted_draft_tokens,
-            num_requests_with_draft_tokens=stats.drafting_requests,
-            acceptance_length=_acceptance_length(stats),
-        ),
-    )
+def read_step(stats: pb.EngineStats) -> ReportedStep:
+    return _read(ReportedStep, stats)
 
 
-def _read_kv_cache(stats: pb.EngineStats) -> KvCacheStats:
-    return KvCacheStats(
-        max_num_blocks=stats.max_kv_blocks,
-        free_num_blocks=stats.free_kv_blocks,
-        used_num_blocks=stats.used_kv_blocks,
-        tokens_per_block=stats.tokens_per_kv_block,
-        cache_hit_rate=stats.prefix_cache_hit_ratio,
-        max_num_host_blocks=stats.max_host_blocks,
-        used_num_host_blocks=stats.used_host_blocks,
-    )
+def read_request(stats: pb.RequestStats, request_id: int | None) -> ReportedRequest:
+    return _read(ReportedRequest, stats, id=request_id)
 
 
-def _acceptance_length(stats: pb.EngineStats) -> float:
-    drafting = stats.drafting_requests
-    return (drafting + stats.accepted_draft_tokens) / drafting if drafting else 0.0
+def _read(kind: Callable[..., T], stats: Any, **given: Any) -> T:
+    """Read the fields of `kind` that are not `given`. Fields that are groups are read from the same message."""
+    return kind(**given, **{name: source(stats) for name, source in _sources(kind).items() if name not in given})
 
 
-def read_request(stats: pb.RequestStats, request_id: int | None) -> RequestStats:
-    return RequestStats(
-        id=request_id,
-        wire_id=stats.request_id,
-        engine_id=stats.engine_id,
-        stage=STAGES.get(stats.stage, RequestStage.UNKNOWN),
-        arrival=_time(stats, "arrival"),
-        first_scheduled=_time(stats, "first_scheduled"),
-        first_token=_time(stats, "first_token"),
-        last_token=_time(stats, "last_token"),
-        queued_seconds=seconds(stats.queued),
-        num_prompt_tokens=stats.prompt_tokens,
-        num_cached_tokens=stats.cached_tokens,
-        num_generated_tokens=stats.generated_tokens,
-        num_pauses=stats.pauses,
-        alloc_total_blocks_per_request=stats.blocks_allocated + stats.blocks_reused,
-        alloc_new_blocks_per_request=stats.blocks_allocated,
-        reused_blocks_per_request=stats.blocks_reused,
-        missed_blocks_per_request=stats.blocks_missed,
-        num_draft_tokens=stats.draft_tokens,
-        num_accepted_draft_tokens=stats.accepted_draft_tokens,
-        first_iter=stats.first_iteration or None,
-        iter=stats.iteration,
-    )
+@cache
+def _sources(kind: Any) -> dict[str, Callable[[Any], Any]]:
+    return {field.name: _source(field) for field in fields(kind)}
 
 
-def _time(stats: Any, field: str) -> float | None:
-    return seconds(getattr(stats, field)) if stats.HasField(field) else None
+def _source(field: Field[Any]) -> Callable[[Any], Any]:
+    if isinstance(field.type, type) and is_dataclass(field.type):
+        return partial(_read, field.type)
+    (source,) = getattr(field.type, "__metadata__", (field.name,))
+    return source if callable(source) else attrgetter(source)

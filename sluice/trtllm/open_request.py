@@ -7,6 +7,7 @@ from typing import NamedTuple
 from sluice import executor
 from sluice.client import AdapterMissing, AdapterNotFound
 from sluice.executor import GenerationResult
+from sluice.executor.stats import ReportedRequest
 from sluice.trtllm.enums import FinishReason
 from sluice.trtllm.lora_tasks import not_cached
 from sluice.trtllm.metrics import RequestPerfMetrics
@@ -156,7 +157,7 @@ class OpenRequest:
             joined.cum_log_probs = list(map(sum, joined.log_probs))
         return [joined]
 
-    def _metrics(self, stats: executor.RequestStats, result: Result, tokens_per_block: int) -> RequestPerfMetrics:
+    def _metrics(self, stats: ReportedRequest, result: Result, tokens_per_block: int) -> RequestPerfMetrics:
         num_tokens = result.decoding_iter if len(self._outputs) == 1 else None
         return read_metrics(stats, self._arrival, tokens_per_block, num_tokens, is_final=result.is_final)
 

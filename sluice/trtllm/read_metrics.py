@@ -2,7 +2,7 @@
 
 from datetime import timedelta
 
-from sluice import executor
+from sluice.executor.stats import ReportedRequest
 from sluice.trtllm.metrics import (
     ZERO,
     KvCacheMetrics,
@@ -14,7 +14,7 @@ from sluice.trtllm.read_statistics import step_number
 
 
 def read_metrics(
-    stats: executor.RequestStats, arrival: float, tokens_per_block: int, num_tokens: int | None, *, is_final: bool
+    stats: ReportedRequest, arrival: float, tokens_per_block: int, num_tokens: int | None, *, is_final: bool
 ) -> RequestPerfMetrics:
     """The metrics for one response.
 
@@ -35,7 +35,7 @@ def read_metrics(
     return metrics
 
 
-def _timing(stats: executor.RequestStats, arrival: float) -> TimingMetrics:
+def _timing(stats: ReportedRequest, arrival: float) -> TimingMetrics:
     scheduled = stats.first_scheduled
     return TimingMetrics(
         # At most the time of scheduling: the clock may have been set between the two readings.
@@ -50,7 +50,7 @@ def _time(seconds: float | None) -> timedelta:
     return ZERO if seconds is None else timedelta(seconds=seconds)
 
 
-def _kv_cache(stats: executor.RequestStats, tokens_per_block: int) -> KvCacheMetrics:
+def _kv_cache(stats: ReportedRequest, tokens_per_block: int) -> KvCacheMetrics:
     """Metrics of the prompt's blocks, including a last block that is only partly filled."""
     blocks, reused = (-(-tokens // tokens_per_block) for tokens in (stats.num_prompt_tokens, stats.num_cached_tokens))
     missed = blocks - reused
@@ -63,6 +63,6 @@ def _kv_cache(stats: executor.RequestStats, tokens_per_block: int) -> KvCacheMet
     )
 
 
-def _speculation(stats: executor.RequestStats) -> SpeculativeDecodingMetrics:
+def _speculation(stats: ReportedRequest) -> SpeculativeDecodingMetrics:
     drafted, accepted = stats.num_draft_tokens, stats.num_accepted_draft_tokens
     return SpeculativeDecodingMetrics(accepted / drafted if drafted else 0.0, accepted, drafted)

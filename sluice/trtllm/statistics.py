@@ -8,6 +8,13 @@ from typing import Any
 from sluice.trtllm.enums import RequestStage
 
 
+class InJson:
+    """Base of statistics with a JSON form."""
+
+    def to_json_str(self) -> str:
+        return json.dumps(_as_json(self))
+
+
 @dataclass
 class KvCacheStats:
     max_num_blocks: int = 0
@@ -52,7 +59,7 @@ class SpecDecodingStats:
 
 
 @dataclass
-class IterationStats:
+class IterationStats(InJson):
     """One step of one engine."""
 
     timestamp: str = ""
@@ -73,9 +80,6 @@ class IterationStats:
     inflight_batching_stats: InflightBatchingStats | None = None
     specdec_stats: SpecDecodingStats | None = None
 
-    def to_json_str(self) -> str:
-        return json.dumps(_as_json(self))
-
 
 @dataclass
 class DebugTensorsPerIteration:
@@ -90,7 +94,7 @@ class DisServingRequestStats:
 
 
 @dataclass
-class RequestStats:
+class RequestStats(InJson):
     id: int = 0
     stage: RequestStage = RequestStage.QUEUED
     context_prefill_position: int | None = 0
@@ -106,20 +110,14 @@ class RequestStats:
     missed_blocks_per_request: int = 0
     kv_cache_hit_rate_per_request: float = 0.0
 
-    def to_json_str(self) -> str:
-        return json.dumps(_as_json(self))
-
 
 @dataclass
-class RequestStatsPerIteration:
+class RequestStatsPerIteration(InJson):
     """The latest statistics of requests."""
 
     iter: int = 0
     """Number of the newest step that was known when these statistics were read."""
     request_stats: list[RequestStats] = field(default_factory=list)
-
-    def to_json_str(self) -> str:
-        return json.dumps(_as_json(self))
 
 
 JSON_NAMES = {"specdec_stats": "specDecodingStats"}

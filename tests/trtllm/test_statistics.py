@@ -50,6 +50,21 @@ def test_a_step() -> None:
     assert static.inflight_batching_stats is None
 
 
+def test_only_what_engines_do_not_report_is_none() -> None:
+    steps = [read_step(executor_step(STEP), is_static) for is_static in (False, True)]
+    groups = [value for step in steps for value in vars(step).values() if hasattr(value, "__dataclass_fields__")]
+    ended = request(pb.REQUEST_STAGE_ENDED)
+    unknown = {name for group in (*steps, *groups, ended) for name, value in vars(group).items() if value is None}
+    assert unknown == {
+        "new_active_requests_queue_latency_ms", "num_new_active_requests", "num_completed_requests", "gpu_mem_usage",
+        "cpu_mem_usage", "pinned_mem_usage", "cross_kv_cache_stats", "alloc_total_blocks", "alloc_new_blocks",
+        "reused_blocks", "missed_blocks", "draft_overhead", "iter_latency_ms", "dis_serving_stats",
+        # One of the two, depending on the policy.
+        "static_batching_stats", "inflight_batching_stats",
+    }  # fmt: skip
+    assert all(step.iter_latency_ms is not None for step in steps)
+
+
 def request(stage: int, **counts: int) -> trtllm.RequestStats:
     return read_request(executor_request(pb.RequestStats(stage=stage, prompt_tokens=9, **counts), 5), 5)
 
