@@ -13,7 +13,7 @@ from sluice.wire.errors import Fault
 from sluice.wire.prompt_logprobs import PromptLogprobs
 from sluice.wire.requests import Submit
 from sluice.wire.rows import Open, TokenRow
-from sluice.wire.stats import RequestStats, StepStats
+from sluice.wire.stats import RequestProgress, StepStats
 from sluice.wire.tensors import TensorRows
 
 UNLIMITED = 1 << 62
@@ -50,7 +50,7 @@ class Responses(msgspec.Struct, frozen=True):
 class Report(NamedTuple):
     step: StepStats | None
     """None if nothing was computed."""
-    requests: list[RequestStats]
+    requests: list[RequestProgress]
     """Requests that arrived, were first scheduled or ended, each once; running ones are refreshed periodically."""
 
     def __bool__(self) -> bool:

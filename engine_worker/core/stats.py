@@ -12,7 +12,7 @@ from engine_worker.scheduling.simple import RequestScheduler, Schedule
 from engine_worker.speculative.drafting import DraftCounts
 from sluice.telemetry.histogram import Histogram
 from sluice.telemetry.rate import Rate
-from sluice.wire.stats import RequestStats, Stage, StepStats
+from sluice.wire.stats import RequestProgress, Stage, StepStats
 
 REFRESH_SECONDS = 0.5
 """Interval between two reports of a running request."""
@@ -129,7 +129,7 @@ class Stats:
             "used_host_blocks": host.num_blocks - host.num_free,
         }
 
-    def _requests(self, start: float, end: float) -> list[RequestStats]:
+    def _requests(self, start: float, end: float) -> list[RequestProgress]:
         """Requests that arrived, were first scheduled or ended, and the next few running ones."""
         changed = self._live.take_changed()
         if not self._refresh and end >= self._refresh_at:
@@ -144,12 +144,12 @@ class Stats:
                     changed.append(request)
         return [self._stats_of(request) for request in changed]
 
-    def _stats_of(self, request: Request) -> RequestStats:
+    def _stats_of(self, request: Request) -> RequestProgress:
         spec, zero = request.spec, self._unix_zero
         sequences = request.sequences
         drafters = [sequence.drafter for sequence in sequences if sequence.drafter is not None]
         firsts = [sequence.first_token_at for sequence in sequences if sequence.first_token_at is not None]
-        return RequestStats(
+        return RequestProgress(
             request=spec.request,
             name=spec.name,
             stage=stage_of(request),

@@ -11,7 +11,7 @@ from typing import NamedTuple, TypeVar
 from structlog.stdlib import BoundLogger
 
 from engine_worker.hooks import Report
-from sluice.wire.stats import RequestStats, StatsSource, StepStats, request_json, step_json
+from sluice.wire.stats import RequestProgress, StatsSource, StepStats, request_json, step_json
 
 CAPACITY = 4096
 """Steps, and request reports, that the log keeps."""
@@ -35,7 +35,7 @@ class NewStats(NamedTuple):
     """Statistics reported after a cursor, oldest first."""
 
     steps: list[StepStats]
-    requests: list[RequestStats]
+    requests: list[RequestProgress]
     """Every report of every request."""
     cursor: Cursor
     """The end of these statistics, for the next call of `since`."""
@@ -43,7 +43,7 @@ class NewStats(NamedTuple):
     """Numbers of steps and request reports that were overwritten before the reader got to them."""
 
     @property
-    def latest_requests(self) -> list[RequestStats]:
+    def latest_requests(self) -> list[RequestProgress]:
         """The latest report of each request."""
         return list({request.request: request for request in self.requests}.values())
 
@@ -54,7 +54,7 @@ class StatsLog:
     def __init__(self, capacity: int = CAPACITY) -> None:
         self._lock = threading.Lock()
         self._steps: deque[StepStats] = deque(maxlen=capacity)
-        self._requests: deque[RequestStats] = deque(maxlen=capacity)
+        self._requests: deque[RequestProgress] = deque(maxlen=capacity)
         self._end = Cursor(0, 0)
 
     def append(self, report: Report) -> None:

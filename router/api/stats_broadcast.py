@@ -8,13 +8,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-import msgspec
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from router.errors import duration
 from sluice.v1 import admin_pb2 as pb
 from sluice.wire.heartbeats import EngineHeartbeat
-from sluice.wire.stats import RequestStats, StepStats
+from sluice.wire.stats import RequestProgress, StatsSource, StepStats, request_fields, step_fields
 
 CAPACITY = 8192
 """Maximum number of steps, and likewise of requests, that wait for one subscriber."""
@@ -80,28 +79,15 @@ class StatsSubscription:
 
 def step_message(heartbeat: EngineHeartbeat, stats: StepStats) -> pb.EngineStats:
     """The state of one engine at one step. `time` is unset before the first step."""
-    fields = msgspec.structs.asdict(stats)
-    at, step_seconds = fields.pop("time"), fields.pop("step_seconds")
-    return pb.EngineStats(
-        engine_id=heartbeat.engine,
-        draining=heartbeat.draining,
-        model_fingerprint=heartbeat.fingerprint,
-        model_version=heartbeat.model_version,
-        max_batch_size=heartbeat.max_batch_size,
-        time=_timestamp(at or None),
-        step_time=duration(step_seconds),
-        **fields,
-    )
+    source = StatsSource(heartbeat.engine, heartbeat.fingerprint, heartbeat.model_version, heartbeat.max_batch_size)
+    times = {"time": _timestamp(stats.time or None), "step_time": duration(stats.step_seconds)}
+    return pb.EngineStats(**step_fields(stats, source, heartbeat.draining) | times)
 
 
-def request_message(engine: str, stats: RequestStats) -> pb.RequestStats:
-    fields = msgspec.structs.asdict(stats)
-    # Drop the ring's number of the request; clients know the request by its id.
-    del fields["request"]
-    times = {name: _timestamp(fields.pop(name)) for name in MOMENTS}
-    queued = duration(stats.queued(time.time()))
-    fields |= times | {"engine_id": engine, "request_id": fields.pop("name"), "stage": int(stats.stage)}
-    return pb.RequestStats(queued=queued, **fields)
+def request_message(engine: str, stats: RequestProgress) -> pb.RequestStats:
+    fields = request_fields(stats, engine, time.time())
+    times = {name: _timestamp(fields[name]) for name in MOMENTS} | {"queued": duration(fields["queued"])}
+    return pb.RequestStats(**fields | times)
 
 
 def _timestamp(seconds: float | None) -> Timestamp | None:

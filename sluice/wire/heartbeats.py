@@ -8,7 +8,7 @@ from msgspec import Meta
 from sluice.wire.adapters import AdapterChanges
 from sluice.wire.message import Count, Finite, Message, Name, Number, Total
 from sluice.wire.offers import Offer
-from sluice.wire.stats import RequestStats, StepStats
+from sluice.wire.stats import RequestProgress, StepStats
 
 MAX_FORMER = 64
 """Former epochs remembered per address. A process that was suspended may receive late messages of all of them."""
@@ -91,7 +91,7 @@ class EngineHeartbeat(Message, frozen=True):
     """Fingerprint of the tokenizer files."""
     steps: Annotated[list[StepStats], Meta(max_length=MAX_STATS)] = []
     """Steps since the last heartbeat, or the latest of them if there are many. Empty while idle."""
-    requests: Annotated[list[RequestStats], Meta(max_length=MAX_STATS)] = []
+    requests: Annotated[list[RequestProgress], Meta(max_length=MAX_STATS)] = []
     """Requests that changed or ended since the last heartbeat."""
     cache: CacheChanges | None = None
     """For the router that this heartbeat is sent to."""

@@ -53,7 +53,7 @@ class Stage(IntEnum):
     ENDED = 5
 
 
-class RequestStats(msgspec.Struct, frozen=True, array_like=True):
+class RequestProgress(msgspec.Struct, frozen=True, array_like=True):
     """A request in the engine, with totals over its sequences. sluice.v1.RequestStats describes the fields."""
 
     request: Number
@@ -95,22 +95,28 @@ class StatsSource(NamedTuple):
     max_batch_size: int
 
 
-def step_json(stats: StepStats, source: StatsSource, draining: bool) -> str:
-    """A JSON object with "type": "step" and the fields of sluice.v1.EngineStats. Times are in seconds."""
+def step_fields(stats: StepStats, source: StatsSource, draining: bool) -> dict[str, Any]:
+    """The fields of sluice.v1.EngineStats. Times are in seconds."""
     fields = msgspec.structs.asdict(stats)
-    renamed = {"step_time": fields.pop("step_seconds"), "draining": draining}
-    return _json({"type": "step"} | source._asdict() | fields | renamed)
+    return source._asdict() | {"draining": draining, "step_time": fields.pop("step_seconds")} | fields
 
 
-def request_json(stats: RequestStats, engine: str, now: float) -> str:
-    """A JSON object with "type": "request" and the fields of sluice.v1.RequestStats. The stage is a name in lower case.
-
-    `now`: seconds of the Unix epoch.
-    """
+def request_fields(stats: RequestProgress, engine: str, now: float) -> dict[str, Any]:
+    """The fields of sluice.v1.RequestStats. Times are in seconds; `now` is of the Unix epoch."""
     fields = msgspec.structs.asdict(stats)
+    # The ring's number of the request; clients know the request by its id.
     del fields["request"]
-    names = {"type": "request", "engine_id": engine, "request_id": fields.pop("name")}
-    return _json(names | fields | {"stage": stats.stage.name.lower(), "queued": stats.queued(now)})
+    return {"engine_id": engine, "request_id": fields.pop("name"), "queued": stats.queued(now)} | fields
+
+
+def step_json(stats: StepStats, source: StatsSource, draining: bool) -> str:
+    """A JSON object with "type": "step" and `step_fields`."""
+    return _json({"type": "step"} | step_fields(stats, source, draining))
+
+
+def request_json(stats: RequestProgress, engine: str, now: float) -> str:
+    """A JSON object with "type": "request" and `request_fields`. The stage is a name in lower case."""
+    return _json({"type": "request"} | request_fields(stats, engine, now) | {"stage": stats.stage.name.lower()})
 
 
 def _json(fields: dict[str, Any]) -> str:

@@ -23,7 +23,7 @@ from sluice.wire.offers import LORA, offer
 from sluice.wire.prompt_adapters import PromptAdapterMessage, ReadPromptAdapter, StorePromptAdapter
 from sluice.wire.requests import Cancel, Drop, Flush, Submit, ToDetokenizer, ToEngine
 from sluice.wire.rows import Started, TextRow
-from sluice.wire.stats import RequestStats, StepStats
+from sluice.wire.stats import RequestProgress, StepStats
 from tests.fakes.cache_journal import FakeJournal
 from tests.fakes.library import FakeLibrary
 from tests.fakes.ring_scripts import Call, refuse
@@ -136,7 +136,7 @@ class FakeEngine(FakePeer):
         self.stats = StepStats(max_requests=1000, tokens_per_kv_block=16, max_kv_blocks=1000)
         self.steps: list[StepStats] = []
         """Statistics of steps for the next heartbeat."""
-        self.requests: list[RequestStats] = []
+        self.requests: list[RequestProgress] = []
         """Statistics of requests for the next heartbeat."""
         self.fingerprint = "fingerprint"
         self.model_version = ""

@@ -24,7 +24,7 @@ from sluice.wire.message import Message
 from sluice.wire.offers import LORA
 from sluice.wire.prompt_adapters import PromptAdapterRead
 from sluice.wire.rows import End, Started, TextRow, Times, TokenLogprob
-from sluice.wire.stats import RequestStats, Stage, StepStats
+from sluice.wire.stats import RequestProgress, Stage, StepStats
 from sluice.wire.tensors import TensorBatch, TensorRows
 from tests.fakes.fake_ring import FakeRing
 from tests.fakes.ring_scripts import Call, generate
@@ -46,7 +46,7 @@ def templates(engine: str, detokenizer: str) -> list[Message]:
         TextRow(13, 0, 0, 0, [], [], "", End(FinishReason.ERROR, TIMES, fault=Fault("STEP_FAILED", "so"))),
     ]
     steps = [StepStats(iteration=3, max_requests=8, max_kv_blocks=64, tokens_per_kv_block=16, time=1.7e9)]
-    requests = [RequestStats(11, "r", Stage.ENDED, 1.7e9, 1.7e9, 1.7e9, 1.7e9, 5, 2, 3, 0, 1, 2, 3)]
+    requests = [RequestProgress(11, "r", Stage.ENDED, 1.7e9, 1.7e9, 1.7e9, 1.7e9, 5, 2, 3, 0, 1, 2, 3)]
     return [
         text_batch("other-detok", [Started(11, 0, 5, 2), Started(12, 1, 4, 0)], rows),
         text_batch("other-detok", [], rows),

@@ -29,7 +29,7 @@ from sluice.wire.adapters import Adapter
 from sluice.wire.params import Guide, SamplingParams, Speculation, StopParams, TextParams
 from sluice.wire.prompt_logprobs import Row
 from sluice.wire.requests import Submit
-from sluice.wire.stats import RequestStats, StepStats
+from sluice.wire.stats import RequestProgress, StepStats
 from sluice.wire.tables import NO_TABLES, PromptTables
 from sluice.wire.tensors import NO_TENSORS, TensorParams
 from tests.fakes.clock import Clock
@@ -144,7 +144,7 @@ class EngineHarness:
         tensors = TensorOutbox("engine", EPOCH, self.receiver.open_lane, time.monotonic, log, tensor_buffer)
         mailbox = Mailbox(EPOCH, self._receive, outbox, tensors, log)
         self.steps: list[StepStats] = []
-        self.requests: dict[int, RequestStats] = {}
+        self.requests: dict[int, RequestProgress] = {}
         """The latest statistics of each request, by number."""
         self._inbox: list[Submit] = []
         self._numbers = iter(range(1, 1 << 30))

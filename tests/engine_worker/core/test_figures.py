@@ -6,7 +6,7 @@ import pytest
 
 from engine_worker.core.stats import REFRESH_SECONDS
 from engine_worker.request import State
-from sluice.wire.stats import RequestStats, Stage
+from sluice.wire.stats import RequestProgress, Stage
 from tests.fakes.engine import EngineBench
 
 BLOCK = 4
@@ -14,7 +14,7 @@ PROMPT = 10
 """Tokens of a prompt: two full blocks and a part of one."""
 
 
-def reported(bench: EngineBench, request: int) -> list[RequestStats]:
+def reported(bench: EngineBench, request: int) -> list[RequestProgress]:
     return [stats for report in bench.reports for stats in report.requests if stats.request == request]
 
 

@@ -10,7 +10,7 @@ from engine_worker.ringside import metrics
 from sluice.settings.engine import SchedulerNames
 from sluice.v1 import admin_pb2 as pb
 from sluice.wire.errors import FinishReason
-from sluice.wire.stats import RequestStats, Stage, StatsSource, StepStats, request_json, step_json
+from sluice.wire.stats import RequestProgress, Stage, StatsSource, StepStats, request_json, step_json
 from tests.fakes.engine import EngineBench
 
 
@@ -18,11 +18,11 @@ def steps(bench) -> list[StepStats]:
     return [report.step for report in bench.reports if report.step is not None]
 
 
-def reported(bench, request: int) -> list[RequestStats]:
+def reported(bench, request: int) -> list[RequestProgress]:
     return [stats for report in bench.reports for stats in report.requests if stats.request == request]
 
 
-def last(bench, request: int) -> RequestStats:
+def last(bench, request: int) -> RequestProgress:
     return reported(bench, request)[-1]
 
 
@@ -225,8 +225,8 @@ def test_json_has_every_field_of_the_public_messages():
     assert (step["type"], step["engine_id"], step["iteration"], step["time"]) == ("step", "e", 3, 1.5)
     assert (step["step_time"], step["draining"]) == (0.25, True)
     assert (step["model_fingerprint"], step["model_version"], step["max_batch_size"]) == ("m", "v1", 8)
-    values = {field.name: 1 for field in msgspec.structs.fields(RequestStats)}
-    stats = RequestStats(**values | {"name": "r", "stage": Stage.PAUSED, "arrival": 2.0, "first_scheduled": None})
+    values = {field.name: 1 for field in msgspec.structs.fields(RequestProgress)}
+    stats = RequestProgress(**values | {"name": "r", "stage": Stage.PAUSED, "arrival": 2.0, "first_scheduled": None})
     message = json.loads(request_json(stats, "e", now=5.0))
     assert message.keys() == {"type", *(field.name for field in pb.RequestStats.DESCRIPTOR.fields)}
     assert (message["type"], message["stage"], message["first_scheduled"]) == ("request", "paused", None)

@@ -13,7 +13,7 @@ from sluice.lanes.lane import Lane
 from sluice.wire.cache_events import CacheEvents, Created, ReadCacheEvents
 from sluice.wire.calls import CallAnswer, RankAnswer
 from sluice.wire.heartbeats import EngineHeartbeat, Hello
-from sluice.wire.stats import RequestStats, Stage, StepStats
+from sluice.wire.stats import RequestProgress, Stage, StepStats
 from sluice.wire.timing import HEARTBEAT_SECONDS, ROUTER_SILENCE_SECONDS
 from tests.fakes.clock import Clock
 from tests.fakes.lane import MemoryLane
@@ -97,7 +97,7 @@ def test_steps_and_requests_wait_for_a_router_whose_lane_is_full(monkeypatch):
     heartbeats._send()
     lanes["mem://r1"].full = True
     for iteration in (2, 3):
-        request = RequestStats(7, "r", Stage.GENERATION, 1.0, 2.0, 3.0, 4.0, 5, 0, iteration, 0, 0, 0, 0)
+        request = RequestProgress(7, "r", Stage.GENERATION, 1.0, 2.0, 3.0, 4.0, 5, 0, iteration, 0, 0, 0, 0)
         stats_log.append(Report(StepStats(iteration=iteration), [request]))
         heartbeats._send()
     lanes["mem://r1"].full = False

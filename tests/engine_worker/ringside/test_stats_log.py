@@ -8,18 +8,18 @@ import structlog
 
 from engine_worker.hooks import Report
 from engine_worker.ringside.stats_log import Cursor, StatsCallback, StatsLog
-from sluice.wire.stats import RequestStats, Stage, StatsSource, StepStats
+from sluice.wire.stats import RequestProgress, Stage, StatsSource, StepStats
 
 PATIENCE = 60
 START = Cursor(0, 0)
 SOURCE = StatsSource("e", "m", "v1", 8)
 
 
-def request_of(number: int, tokens: int) -> RequestStats:
-    return RequestStats(number, "r", Stage.GENERATION, 1.0, 2.0, 3.0, 4.0, 5, 0, tokens, 0, 0, 0, 0)
+def request_of(number: int, tokens: int) -> RequestProgress:
+    return RequestProgress(number, "r", Stage.GENERATION, 1.0, 2.0, 3.0, 4.0, 5, 0, tokens, 0, 0, 0, 0)
 
 
-def step_of(iteration: int, *requests: RequestStats) -> Report:
+def step_of(iteration: int, *requests: RequestProgress) -> Report:
     return Report(StepStats(iteration=iteration), list(requests))
 
 

@@ -7,9 +7,9 @@ import msgspec
 from router.api.stats_broadcast import StatsBroadcast, request_message, step_message
 from sluice.v1 import admin_pb2
 from sluice.wire.heartbeats import EngineHeartbeat
-from sluice.wire.stats import RequestStats, Stage, StepStats
+from sluice.wire.stats import RequestProgress, Stage, StepStats
 
-REQUEST = RequestStats(
+REQUEST = RequestProgress(
     request=7,
     name="r",
     stage=Stage.GENERATION,
@@ -52,7 +52,7 @@ def test_a_request_message_has_every_number():
     moments = [message.arrival, message.first_scheduled, message.first_token, message.last_token]
     assert [moment.ToMilliseconds() for moment in moments] == [1_000_000, 1_000_250, 1_000_500, 1_000_750]
     assert message.queued.ToMilliseconds() == 250
-    shared_names = set(RequestStats.__struct_fields__) & {field.name for field in message.DESCRIPTOR.fields}
+    shared_names = set(RequestProgress.__struct_fields__) & {field.name for field in message.DESCRIPTOR.fields}
     plain = shared_names - {"stage", "arrival", "first_scheduled", "first_token", "last_token"}
     assert {name: getattr(message, name) for name in plain} == {name: getattr(REQUEST, name) for name in plain}
     assert {field.name for field in message.DESCRIPTOR.fields} == shared_names | {"engine_id", "request_id", "queued"}
