@@ -30,6 +30,7 @@ SEEN_SECONDS = 0.2
 """After which all services have seen a new phase."""
 ROUNDS = 3
 MAX_TOKENS = 16
+KV_TOKENS = 8192
 SAMPLING = {"temperature": 0.8, "min_p": 0.05}
 """What a plain request sets."""
 Function = tuple[str, str, int]
@@ -114,7 +115,14 @@ def traced_ring() -> Iterator[tuple[Ring, Tracing]]:
     with TemporaryDirectory() as folder:
         os.environ[FOLDER] = folder
         try:
-            with Ring(python=TRACER, detokenizers=1, port=free_ports(1), http_port=free_ports(1)) as ring:
+            with Ring(
+                python=TRACER,
+                detokenizers=1,
+                port=free_ports(1),
+                http_port=free_ports(1),
+                # Not by the free memory: no block is evicted, on whatever machine.
+                engine_args={"kv_cache_tokens": KV_TOKENS},
+            ) as ring:
                 # What runs only once in a service is no part of a request's way.
                 grpc_sender(ring)("def warm(up):")
                 http_sender(ring)("def warm(up, again):")
