@@ -18,9 +18,20 @@ ROOT = Path(__file__).resolve().parents[2]
 PRODUCT = tuple(
     f"{ROOT / folder}{os.sep}" for folder in ("router", "engine_worker", "detok_service", "gateway", "sluice")
 )
+KV_CACHE = f"{ROOT / 'engine_worker' / 'kvcache'}{os.sep}"
+CHECK = "KvCacheManager.check"
 FOLDER = "SPINE_FOLDER"
 PHASE = "phase"
 POLL_SECONDS = 0.02
+
+
+def _checks_books(frame: FrameType | None) -> bool:
+    """Whether the engine checks the books of its KV cache, which it does once it is idle after requests."""
+    while frame is not None and frame.f_code.co_filename.startswith(KV_CACHE):
+        if frame.f_code.co_qualname == CHECK:
+            return True
+        frame = frame.f_back
+    return False
 
 
 class Recorder:
@@ -34,7 +45,7 @@ class Recorder:
 
     def trace(self, frame: FrameType, event: str, _: Any) -> Any:
         """The trace function of `sys.settrace`: called when a function is entered or a coroutine goes on."""
-        if not self._phase or not self._counts(frame.f_code):
+        if not self._phase or not self._counts(frame.f_code) or _checks_books(frame):
             return None
         lines = self._lines.setdefault(frame.f_code, set())
 
