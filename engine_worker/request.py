@@ -144,8 +144,8 @@ class Sequence:
 
     @property
     def first_unsent(self) -> int:
-        """Position of the first row of tensors that the client has requested and that was not sent; NO_LIMIT if there
-        is none."""
+        """Position of the first row of tensors that the client has requested and that was not sent; NO_LIMIT if all
+        were sent."""
         request, first = self.request, NO_LIMIT
         tensors = request.tensors
         if tensors.output:

@@ -48,7 +48,7 @@ class Resumed(msgspec.Struct, frozen=True):
     kind: str
     position: int
     difference: str
-    """From the undisturbed stream, except in logprobs. Empty if there is none."""
+    """What differs from the undisturbed stream, log-probabilities aside; empty if the two are equal."""
     other_logprobs: bool
     """Whether a log-probability has other bits."""
 
@@ -82,7 +82,7 @@ async def _measure(plan: ResumePlan, addresses: Sequence[str]) -> list[Resumed]:
 
 
 def difference(found: Generation, truth: Generation, position: int) -> str:
-    """Between a stream that resumed at `position` and the undisturbed one. Empty if there is none."""
+    """What differs between a stream resumed at `position` and the undisturbed one; empty if they are equal."""
     (output,), (whole,) = found.outputs, truth.outputs
     parts = {
         "token_ids": (output.token_ids, whole.token_ids[position:]),

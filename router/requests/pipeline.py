@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, nullcontext
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -85,7 +85,8 @@ class RequestPipeline:
         try:
             # Keep the files for later attempts too: engines that do not have them get them from this router.
             with ExitStack() as during:
-                during.enter_context(self._keeping(request.spec.adapter_files))
+                if request.spec.adapter_files is not None:
+                    during.enter_context(self._adapters.files.using(request.spec.adapter_files))
                 for part in request.parts:
                     during.enter_context(part.during(request.log, request.interrupt_preparation))
                 await self._bring_to_ring(request)
@@ -153,9 +154,6 @@ class RequestPipeline:
             await self._adapters.settle(message.lora_id or message.model, tenant)
         if message.prompt_adapter_id:
             await self._prompt_adapters.settle(message.prompt_adapter_id, tenant)
-
-    def _keeping(self, files: AdapterFiles | None) -> AbstractContextManager[None]:
-        return nullcontext() if files is None else self._adapters.files.using(files)
 
     async def _bring_to_ring(self, request: RequestState) -> None:
         """Submit the request within its time limit. If it is stopped or out of time before that, it ends here."""

@@ -45,6 +45,7 @@ class RequestState:
         """What it asks of optional features."""
         self.needs: Final = (*spec.needs, *(need for part in parts for need in part.needs()))
         """What not every engine offers."""
+        self.offers_needed: Final = frozenset(need.offer for need in self.needs)
         self.tenant: Final = tenant
         """Empty if there is no tenant."""
         self.trace: Final = trace
@@ -107,10 +108,6 @@ class RequestState:
         if self._attempt is None:
             raise RuntimeError(f"request {self.number} was never submitted")
         return self._attempt
-
-    @property
-    def offers_needed(self) -> frozenset[str]:
-        return frozenset(need.offer for need in self.needs)
 
     @property
     def engine(self) -> str | None:

@@ -61,14 +61,6 @@ class FakePeer:
             self.lanes[address] = Lane(self.ring.context, address)
         return self.lanes[address]
 
-    @property
-    def offers(self) -> frozenset[str]:
-        offers = [offer("logits_processor", name) for name in self.logits_processors]
-        offers += [LORA] * (self.adapters is not None)
-        offers += [offer("prompt_rows", self.hidden_size)] * bool(self.hidden_size)
-        offers += [offer("image_rows", self.image_rows)] * bool(self.image_rows)
-        return frozenset(offers)
-
     def heartbeat(self, hello: Hello) -> Message:
         raise NotImplementedError
 
@@ -272,14 +264,6 @@ class FakeDetokenizer(FakePeer):
         self.drops: list[Drop] = []
         self.missed: dict[int, int] = {}
         super().__init__(ring, name)
-
-    @property
-    def offers(self) -> frozenset[str]:
-        offers = [offer("logits_processor", name) for name in self.logits_processors]
-        offers += [LORA] * (self.adapters is not None)
-        offers += [offer("prompt_rows", self.hidden_size)] * bool(self.hidden_size)
-        offers += [offer("image_rows", self.image_rows)] * bool(self.image_rows)
-        return frozenset(offers)
 
     def heartbeat(self, hello: Hello) -> DetokenizerHeartbeat:
         identity = self.name, self.epoch, self.address
