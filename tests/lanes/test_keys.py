@@ -20,6 +20,8 @@ from sluice.wire.requests import SENDER, ToDetokenizer, ToRouter
 from tests.fakes.lanes import until
 
 SECONDS = 60.0
+STORED = 256
+"""More frames than the pipes of a lane and an inbox store in the test's process. Others are in the kernel's buffers."""
 
 
 @pytest.fixture(params=["tcp", "ipc"])
@@ -59,6 +61,15 @@ def deliver(lane: Lane, inbox: Inbox, number: int) -> list:
         inbox.wait(0.01)
         received += inbox.receive()
     return received
+
+
+def fill(lane: Lane) -> int:
+    """Send more keep-alives than the inbox stores, so that some are in transit. Returns the next number."""
+    number, end = 1, time.monotonic() + SECONDS
+    while lane.send(KeepAlive("engine", number)) or number <= STORED:
+        assert time.monotonic() < end
+        number = lane.sent
+    return number
 
 
 def await_refusal(inbox: Inbox, count: int = 1) -> None:
@@ -247,9 +258,7 @@ def test_a_lane_with_the_new_key_reaches_a_peer_with_the_former_key(context, fol
 def test_frames_in_transit_during_a_key_change_show_as_a_gap(context, folder, inbox):
     lane = lane_of(context, inbox, folder)
     deliver(lane, inbox, 0)
-    sent = 1
-    while lane.send(KeepAlive("engine", sent)):
-        sent += 1
+    sent = fill(lane)
     generate(folder, "detok")
     time.sleep(0.05)
     received, end = inbox.receive(limit=1), time.monotonic() + SECONDS
