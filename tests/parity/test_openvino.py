@@ -25,7 +25,7 @@ def expected(model_folder, prompts):
 @pytest.mark.one_quick_model
 @pytest.mark.parametrize(
     ("max_batch_size", "max_tokens_per_step", "overlap"),
-    [pytest.param(1, 512, False, marks=pytest.mark.long), (32, 2048, True), (32, 48, False)],
+    [*(pytest.param(*each, marks=pytest.mark.long) for each in ((1, 512, False), (32, 48, False))), (32, 2048, True)],
 )
 def test_outputs_equal_transformers_with_and_without_cached_prefixes(
     model_folder, prompts, expected, max_batch_size, max_tokens_per_step, overlap

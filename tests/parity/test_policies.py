@@ -63,7 +63,10 @@ def test_max_utilization_preempts_often_and_changes_no_token(requests, alone, ch
 
 @pytest.mark.parametrize(
     ("policy", "chunking", "leaves_slots_empty"),
-    [("guaranteed_no_evict", "first_come_first_served", False), ("static_batch", "equal_progress", True)],
+    [
+        pytest.param("guaranteed_no_evict", "first_come_first_served", False, marks=pytest.mark.long),
+        ("static_batch", "equal_progress", True),
+    ],
 )
 def test_policies_that_reserve_memory_never_preempt(requests, alone, policy, chunking, leaves_slots_empty):
     harness = run_together(requests[:16], alone, policy, chunking)

@@ -130,7 +130,9 @@ def test_equal_tables_share_blocks_and_others_do_not(model_folder, prompts, orac
 
 
 @pytest.mark.parametrize(
-    "options", [pytest.param({}, marks=pytest.mark.long), {"overlap": True}, {"backend": "openvino"}], ids=str
+    "options",
+    [*(pytest.param(options, marks=pytest.mark.long) for options in ({}, {"backend": "openvino"})), {"overlap": True}],
+    ids=str,
 )
 def test_preemptions_change_no_token(model_folder, prompts, oracle, options):
     harness = EngineHarness(model_folder, kv_cache_tokens=384, max_tokens_per_step=48, max_batch_size=8, **options)

@@ -61,7 +61,7 @@ def compare(actual: list, expected: list) -> None:
         assert logprobs == pytest.approx(right_logprobs, abs=1e-3)
 
 
-@pytest.mark.parametrize("overlap", [False, True], ids=["", "overlap"])
+@pytest.mark.parametrize("overlap", [pytest.param(False, marks=pytest.mark.long), True], ids=["", "overlap"])
 def test_two_ranks_run_the_tiny_model(overlap):
     """A Qwen3 with tied embeddings and two KV heads, one for each rank."""
     check(tiny_model.path(), 4096, overlap=overlap)

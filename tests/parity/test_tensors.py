@@ -143,7 +143,9 @@ def test_cached_prefixes_are_computed_again_for_rows_of_the_prompt(model_folder,
 
 @pytest.mark.one_model
 @pytest.mark.parametrize(
-    "options", [pytest.param({}, marks=pytest.mark.long), {"overlap": True}, {"backend": "openvino"}], ids=str
+    "options",
+    [*(pytest.param(options, marks=pytest.mark.long) for options in ({}, {"overlap": True})), {"backend": "openvino"}],
+    ids=str,
 )
 def test_preemptions_repeat_no_row(model_folder, prompts, oracle, options):
     harness = EngineHarness(
