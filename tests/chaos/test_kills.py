@@ -21,9 +21,14 @@ def check_all_streams_are_right(parts: list[KillResult]) -> None:
 
 
 def test_no_stream_fails_or_differs_when_services_are_killed(tmp_path):
+    check_all_streams_are_right([measure(KillPlan(len(KINDS), kills=3, max_tokens=120), tmp_path, lambda _: None)])
+
+
+@pytest.mark.long
+def test_no_stream_with_adapters_or_images_fails_or_differs_when_services_are_killed(tmp_path):
     with_adapters = replace(WITH_ADAPTERS, streams=10, kills=2)
     with_images = replace(WITH_IMAGES, streams=6, kills=2, seconds_between=2.0)
-    plan = KillPlan(len(KINDS), kills=3, max_tokens=120, adapters=with_adapters, images=with_images)
+    plan = KillPlan(len(KINDS), kills=1, max_tokens=120, adapters=with_adapters, images=with_images)
     parts = measure(plan, tmp_path, lambda _: None).parts
     assert len(parts) == 3
     check_all_streams_are_right(parts)

@@ -131,8 +131,7 @@ def test_examples_run_with_a_running_ring(ring, program, name) -> None:
     "name",
     [
         "streaming",
-        "monitoring",
-        *(pytest.param(name, marks=pytest.mark.long) for name in ("timeout_and_abort", "draft_model")),
+        *(pytest.param(name, marks=pytest.mark.long) for name in ("monitoring", "timeout_and_abort", "draft_model")),
     ],
 )
 def test_examples_start_a_ring_and_leave_nothing(program, name) -> None:

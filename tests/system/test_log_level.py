@@ -8,6 +8,7 @@ from sluice.launch import LogLine, Ring
 ERRORS_ONLY = {"log_level": "error"}
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_a_ring_that_logs_only_errors_starts_and_restarts() -> None:
     lines: list[LogLine] = []

@@ -89,6 +89,7 @@ def test_requests_are_served_while_log_lines_cannot_be_written(tmp_path, stderr)
             process.wait()
 
 
+@pytest.mark.long
 def test_a_ring_serves_while_its_launcher_writes_to_a_full_disk(tmp_path):
     port = free_ports(1)
     command = [sys.executable, "-m", "sluice", "serve", "--port", str(port), "--demo", "def f(", "--verbose"]
