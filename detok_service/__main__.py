@@ -35,7 +35,6 @@ from sluice.settings.read import load_settings
 from sluice.settings.services import DetokenizerSettings
 from sluice.telemetry import configure
 from sluice.telemetry.output import protect_stderr
-from sluice.telemetry.pages import PortOwner
 from sluice.telemetry.server import MAX_CONNECTIONS, MetricsPort
 from sluice.telemetry.service_status import ProgressBeacon, ServiceStatus, StatusFile
 from sluice.telemetry.status_report import DetokenizerReport, ServiceReport
@@ -63,7 +62,7 @@ def main() -> None:
     check_limit(raise_limit(), NEEDED_DESCRIPTORS, log)
     try:
         check_ports(settings.ports)
-        metrics_port = MetricsPort(settings, owner=PortOwner.of(settings))
+        metrics_port = MetricsPort(settings)
         checkpoint = open_checkpoint(settings.model, settings.name, revision=settings.revision, weights=False)
         decoders = load_decoders(checkpoint.tokenizer_file)
     except (CheckpointError, PortError, TokenizerError) as error:

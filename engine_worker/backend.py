@@ -10,8 +10,8 @@ from engine_worker.runner.load import Warn
 from engine_worker.runner.load import load_runner as load_torch
 from engine_worker.runner.runner import ModelRunner
 from engine_worker.runner.weights import Progress
-from sluice.checkpoint.draft_model import check_draft_model
 from sluice.checkpoint.folder import Checkpoint
+from sluice.checkpoint.servable import check_draft_model
 from sluice.settings import backend
 
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from engine_worker.protocol import ImageUsage
-from sluice.pictures.decode import PictureError
+from sluice.pictures import PictureError
 from sluice.wire.errors import ErrorCode, Fault
 from sluice.wire.images import Image
 from sluice.wire.tables import Table

@@ -8,7 +8,7 @@ import zlib
 import PIL.Image
 import pytest
 
-from sluice.pictures.decode import PictureError, check_picture, upright_size
+from sluice.pictures import PictureError, check_picture, upright_size
 from sluice.wire.images import MAX_IMAGE_BYTES
 
 SECONDS = 2.0

@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from engine_worker.vision.rows import ImageRows
-from sluice.pictures.decode import PictureError
+from sluice.pictures import PictureError
 from sluice.wire.images import Image
 from sluice.wire.tables import Table
 from tests.fakes.lanes import until

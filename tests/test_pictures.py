@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sluice.pictures.decode import PictureError, check_picture, open_picture, upright_size
+from sluice.pictures import PictureError, check_picture, open_picture, upright_size
 from sluice.wire.images import MAX_PIXELS
 from tests.examples import examples
 
