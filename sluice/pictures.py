@@ -8,7 +8,7 @@ import PIL.Image
 import PIL.ImageOps
 from PIL.Image import Image as Picture
 
-from sluice.wire.images import FORMATS, MAX_PIXELS
+from sluice.wire.tables import FORMATS, MAX_PIXELS
 
 FORMAT_NAMES = "PNG, JPEG or WebP"
 MAX_EXIF_BYTES = 1 << 16

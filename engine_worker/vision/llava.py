@@ -11,8 +11,7 @@ from engine_worker.vision.names import TOWER
 from engine_worker.vision.processor import read_by, read_processor
 from engine_worker.vision.rows import table_of
 from sluice.pictures import PictureError, open_picture
-from sluice.wire.images import Image
-from sluice.wire.tables import Table
+from sluice.wire.tables import Image, Table
 
 
 class LlavaTower:

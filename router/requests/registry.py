@@ -17,8 +17,7 @@ from router.validate.spec import Spec
 from sluice.telemetry.measures import Histogram
 from sluice.telemetry.status_report import RequestReport
 from sluice.wire.errors import ErrorCode
-from sluice.wire.shared_tables import SharedTables
-from sluice.wire.tables import Table
+from sluice.wire.tables import SharedTables, Table
 
 MAX_REMEMBERED = 64
 """Ended requests that are still listed in status reports."""

@@ -16,7 +16,7 @@ from sluice.settings.fields import (
     Seconds,
 )
 from sluice.wire.adapters import ADAPTER_ID
-from sluice.wire.sampling_ranges import DEFAULT_NAMES, default_problem
+from sluice.wire.params import DEFAULT_NAMES, default_problem
 
 
 @dataclass(frozen=True)
