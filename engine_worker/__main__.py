@@ -1,6 +1,6 @@
 """`python -m engine_worker`: one engine process."""
 
-from sluice.host.extras import require_extra
+from sluice.host.installation import require_extra
 from sluice.host.process import exit_on_signals
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 import os
 
-from sluice.host.extras import require_extra
+from sluice.host.installation import require_extra
 from sluice.host.process import die_with_parent, exit_on_signals, run_service
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """`python -m router`: one router process."""
 
-from sluice.host.extras import require_extra
+from sluice.host.installation import require_extra
 from sluice.host.process import exit_on_signals
 
 if __name__ == "__main__":

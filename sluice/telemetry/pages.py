@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 from prometheus_client import CollectorRegistry, make_wsgi_app
 
+from sluice.host.installation import BUILD_VERSION
 from sluice.settings.process import ProcessSettings
 from sluice.telemetry.probes import Probes
 from sluice.telemetry.status_report import ServiceReport, StatusReport
-from sluice.telemetry.version import build_version
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse
@@ -81,7 +81,7 @@ class Pages:
         return StatusReport(
             service=page.owner.service,
             id=page.owner.id,
-            version=build_version(),
+            version=BUILD_VERSION,
             model=page.owner.model,
             time=time.time(),
             uptime=time.monotonic() - self._started_at,
