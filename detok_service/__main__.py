@@ -1,6 +1,6 @@
 """`python -m detok_service`: one detokenizer process."""
 
-from sluice.host.extras import require_extra
+from sluice.host.installation import require_extra
 from sluice.host.process import die_with_parent, exit_on_signals, on_stop_signal, run_service
 
 if __name__ == "__main__":
@@ -25,6 +25,7 @@ from detok_service.service import Detokenizer, Identity
 from sluice.checkpoint.folder import CheckpointError, open_checkpoint
 from sluice.host.descriptors import OWN_DESCRIPTORS, WATCHED_LANE_DESCRIPTORS, check_limit, raise_limit
 from sluice.host.host_names import HostNames
+from sluice.host.installation import BUILD_VERSION
 from sluice.host.ports import PortError, check_ports
 from sluice.host.socket_file import ListenError
 from sluice.lanes.inbox import Inbox
@@ -35,11 +36,9 @@ from sluice.settings.read import load_settings
 from sluice.settings.services import DetokenizerSettings
 from sluice.telemetry import configure
 from sluice.telemetry.output import protect_stderr
-from sluice.telemetry.pages import PortOwner
 from sluice.telemetry.server import MAX_CONNECTIONS, MetricsPort
 from sluice.telemetry.service_status import ProgressBeacon, ServiceStatus, StatusFile
 from sluice.telemetry.status_report import DetokenizerReport, ServiceReport
-from sluice.telemetry.version import build_version
 from sluice.wire.requests import SENDER, ToDetokenizer
 
 # Longest poll of the inbox while idle. A signal handler runs during the poll but does not end it, so this bounds how
@@ -63,7 +62,7 @@ def main() -> None:
     check_limit(raise_limit(), NEEDED_DESCRIPTORS, log)
     try:
         check_ports(settings.ports)
-        metrics_port = MetricsPort(settings, owner=PortOwner.of(settings))
+        metrics_port = MetricsPort(settings)
         checkpoint = open_checkpoint(settings.model, settings.name, revision=settings.revision, weights=False)
         decoders = load_decoders(checkpoint.tokenizer_file)
     except (CheckpointError, PortError, TokenizerError) as error:
@@ -76,7 +75,7 @@ def main() -> None:
     except (KeysError, InsecureError, ListenError) as error:
         raise SystemExit(str(error)) from error
     address = settings.address(inbox.address)
-    identity = Identity(settings.id, secrets.randbits(63), address, checkpoint.tokenizer_fingerprint, build_version())
+    identity = Identity(settings.id, secrets.randbits(63), address, checkpoint.tokenizer_fingerprint, BUILD_VERSION)
     open_lane = partial(Lane, context, security=security.to("router"), watched=True, names=HostNames())
     service = Detokenizer(identity, decoders, open_lane, settings.max_streams, log)
     status_file = StatusFile()

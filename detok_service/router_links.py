@@ -11,7 +11,7 @@ import structlog
 from detok_service.stream import Engine, Row, TextStream
 from sluice.host.limited_log import LimitedLog
 from sluice.lanes.lane import WatchedLane, has_ended
-from sluice.telemetry.histogram import Histogram
+from sluice.telemetry.measures import Histogram
 from sluice.wire.heartbeats import DetokenizerHeartbeat, Epochs, Hello
 from sluice.wire.prompt_logprobs import PromptLogprobs
 from sluice.wire.rows import MAX_TEXT_ROWS, Started, TextBatch

@@ -16,8 +16,7 @@ from detok_service.stream_table import StreamTable
 from sluice.host.limited_log import LimitedLog
 from sluice.lanes.inbox import Gap
 from sluice.lanes.lane import WatchedLane
-from sluice.telemetry.histogram import Histogram
-from sluice.telemetry.rate import Rate
+from sluice.telemetry.measures import Histogram, Rate
 from sluice.wire.errors import ErrorCode
 from sluice.wire.heartbeats import DetokenizerHeartbeat, Hello, KeepAlive
 from sluice.wire.requests import Drop

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from detok_service.decoder import Decoder
+from detok_service.decoders import Decoder
 from detok_service.stops import StopSearch
 from sluice.wire.errors import ErrorCode, Fault, FinishReason
 from sluice.wire.rows import End, Open, Times, TokenLogprob

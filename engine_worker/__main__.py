@@ -1,6 +1,6 @@
 """`python -m engine_worker`: one engine process."""
 
-from sluice.host.extras import require_extra
+from sluice.host.installation import require_extra
 from sluice.host.process import exit_on_signals
 
 if __name__ == "__main__":
@@ -45,8 +45,8 @@ from sluice.settings.read import load_settings
 from sluice.settings.services import EngineSettings
 from sluice.telemetry import configure
 from sluice.telemetry.output import protect_stderr
+from sluice.telemetry.probes import Startup
 from sluice.telemetry.server import MAX_CONNECTIONS, MetricsPort
-from sluice.telemetry.startup import Startup
 
 if TYPE_CHECKING:
     from engine_worker.runner.config import RunnerConfig

@@ -10,9 +10,9 @@ from engine_worker.runner.load import Warn
 from engine_worker.runner.load import load_runner as load_torch
 from engine_worker.runner.runner import ModelRunner
 from engine_worker.runner.weights import Progress
-from sluice.checkpoint.draft_model import check_draft_model
 from sluice.checkpoint.folder import Checkpoint
-from sluice.settings import backend
+from sluice.checkpoint.servable import check_draft_model
+from sluice.settings import engine as engine_settings
 
 
 def load_runner(
@@ -83,7 +83,7 @@ def check_servable(
 def requires_openvino(config: RunnerConfig) -> str | None:
     """The setting that requires OpenVINO, as `name = value`; None if no setting does. Raises ValueError if settings
     contradict each other."""
-    return backend.requires_openvino(config, find_device(config).type)
+    return engine_settings.requires_openvino(config, find_device(config).type)
 
 
 def check_openvino(config: RunnerConfig, required_by: str, ranks: int = 1) -> None:
@@ -94,7 +94,7 @@ def check_openvino(config: RunnerConfig, required_by: str, ranks: int = 1) -> No
 
 def _unsupported(config: RunnerConfig, ranks: int = 1) -> list[tuple[str, str]]:
     """Settings that OpenVINO does not support, each with the reason."""
-    return backend.unsupported_by_openvino(
+    return engine_settings.unsupported_by_openvino(
         config,
         find_device(config).type,
         tokens_per_block=config.tokens_per_block,

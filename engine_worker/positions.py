@@ -12,8 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sluice.wire.images import Image
-from sluice.wire.tables import VirtualTokens
+from sluice.wire.tables import Image, VirtualTokens
 
 AXES = 3
 

@@ -2,7 +2,7 @@
 
 import os
 
-from sluice.host.extras import require_extra
+from sluice.host.installation import require_extra
 from sluice.host.process import die_with_parent, exit_on_signals, run_service
 
 if __name__ == "__main__":
@@ -21,12 +21,10 @@ import uvloop
 from gateway.service import serve
 from sluice import telemetry
 from sluice.host.descriptors import OWN_DESCRIPTORS, check_limit, raise_limit
-from sluice.host.listener import LISTENER_VARIABLE
-from sluice.host.ports import check_ports
+from sluice.host.ports import LISTENER_VARIABLE, check_ports
 from sluice.settings.gateway import GatewaySettings
 from sluice.settings.read import load_settings
 from sluice.telemetry.output import protect_stderr
-from sluice.telemetry.pages import PortOwner
 from sluice.telemetry.server import MetricsPort
 
 
@@ -41,7 +39,7 @@ def main() -> None:
         # A launcher has opened the HTTP port already.
         opened = ("port",) if LISTENER_VARIABLE in os.environ else ()
         check_ports(port for port in settings.ports if port.setting not in opened)
-        metrics_port = MetricsPort(settings, owner=PortOwner.of(settings))
+        metrics_port = MetricsPort(settings)
         # Objects created so far are never freed. Without this, every full garbage collection would traverse them.
         gc.freeze()
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

@@ -20,7 +20,7 @@ from gateway.api.gateway import Gateway
 from gateway.app import build_app
 from gateway.connection import Connection, WaitingConnections
 from sluice.client import AsyncClient, ClientOptions, Forbidden, SluiceError, TlsOptions, Unauthenticated
-from sluice.host.listener import LISTENER_VARIABLE, bound, inherited
+from sluice.host.ports import LISTENER_VARIABLE, bound, inherited
 from sluice.settings.changed import changed_settings
 from sluice.settings.gateway import GatewaySettings
 from sluice.telemetry.server import MetricsPort

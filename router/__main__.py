@@ -1,6 +1,6 @@
 """`python -m router`: one router process."""
 
-from sluice.host.extras import require_extra
+from sluice.host.installation import require_extra
 from sluice.host.process import exit_on_signals
 
 if __name__ == "__main__":
@@ -28,7 +28,6 @@ from sluice.lanes.keys import InsecureError, KeysError
 from sluice.settings.read import load_settings
 from sluice.settings.services import RouterSettings
 from sluice.telemetry.output import protect_stderr
-from sluice.telemetry.pages import PortOwner
 from sluice.telemetry.server import MetricsPort
 
 SWITCH_SECONDS = 0.0005
@@ -45,7 +44,7 @@ def main() -> None:
     try:
         check_ports(settings.ports)
         # Open before anything that takes long, so that health probes get an answer.
-        metrics_port = MetricsPort(settings, owner=PortOwner.of(settings))
+        metrics_port = MetricsPort(settings)
         checkpoint = open_checkpoint(settings.model, settings.name, revision=settings.revision, weights=False)
         if settings.chat_template is not None:
             checkpoint = with_template(checkpoint, Path(settings.chat_template))

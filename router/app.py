@@ -31,7 +31,6 @@ from router.validate.model import describe, limits_of
 from sluice.checkpoint.folder import Checkpoint
 from sluice.settings.changed import changed_settings
 from sluice.settings.services import RouterSettings
-from sluice.telemetry.pages import PortOwner
 from sluice.telemetry.server import MetricsPort
 from sluice.telemetry.service_status import ProgressBeacon, ServiceStatus, State, StatusFile
 from sluice.telemetry.status_report import ServiceReport
@@ -120,7 +119,7 @@ class RouterApp:
 
     async def start(self) -> None:
         """Bind every port, then connect to the peers, then accept calls."""
-        self._metrics_port = self._metrics_port or MetricsPort(self.settings, owner=PortOwner.of(self.settings))
+        self._metrics_port = self._metrics_port or MetricsPort(self.settings)
         self._metrics_port.show(self._beacon, self._read_metrics, self.ring.not_ready_because, self._report)
         for listener in self._listeners:
             listener.bind()

@@ -13,7 +13,7 @@ from google.rpc import code_pb2, error_details_pb2, status_pb2
 from grpc import StatusCode, aio
 
 from sluice.wire.errors import ErrorCode
-from sluice.wire.sampling_ranges import Range
+from sluice.wire.params import Range
 
 Call: TypeAlias = aio.ServicerContext[Any, Any]
 

@@ -12,7 +12,7 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
 from router.requests.trace import RequestTrace, Span
-from sluice.telemetry.version import build_version
+from sluice.host.installation import BUILD_VERSION
 
 NANOSECONDS = 1_000_000_000
 
@@ -26,10 +26,9 @@ class OtlpSender:
         logger = logging.getLogger("opentelemetry")
         logger.addHandler(logging.NullHandler())
         logger.propagate = False
-        version = build_version()
-        attributes = {"service.name": "sluice-router", "service.version": version, "service.instance.id": router}
+        attributes = {"service.name": "sluice-router", "service.version": BUILD_VERSION, "service.instance.id": router}
         self._resource = Resource.create(attributes)
-        self._scope = InstrumentationScope("sluice.router", version)
+        self._scope = InstrumentationScope("sluice.router", BUILD_VERSION)
         self._exporter = OTLPSpanExporter(endpoint=endpoint)
 
     def send(self, traces: Sequence[RequestTrace]) -> bool:

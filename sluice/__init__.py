@@ -4,19 +4,16 @@ The clients and `LLM` are imported on first access, because the services import 
 """
 
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
+
+from sluice.host.installation import BUILD_VERSION
 
 if TYPE_CHECKING:
     from sluice.client import AsyncClient, Client, SluiceError
     from sluice.executor import SamplingParams
     from sluice.llm import LLM
 
-try:
-    __version__ = version("sluice-serve")
-except PackageNotFoundError:
-    # A checkout that is only on PYTHONPATH.
-    __version__ = "0+checkout"
+__version__ = BUILD_VERSION
 
 __all__ = ["LLM", "AsyncClient", "Client", "SamplingParams", "SluiceError", "__version__"]
 

@@ -25,7 +25,7 @@ from sluice.launch.plan import child_environment
 from sluice.settings.read import load_settings
 from sluice.settings.services import EngineSettings
 from sluice.telemetry import configure
-from sluice.telemetry.startup import Startup
+from sluice.telemetry.probes import Startup
 from sluice.wire.params import BeamSearchParams, SamplingParams, Speculation
 from sluice.wire.requests import Submit
 from sluice.wire.rows import Open, TokenRow

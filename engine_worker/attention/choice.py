@@ -11,7 +11,7 @@ from engine_worker.attention.cpu import CpuAttention
 from engine_worker.attention.paged import TRITON, Kernel, PagedAttention, Store, triton_store
 from engine_worker.attention.reference import ReferenceAttention
 from engine_worker.attention.trial import verify_backend, verify_captured, verify_store
-from sluice.settings.backend import SMALLEST_BLOCK
+from sluice.settings.engine import SMALLEST_BLOCK
 
 KERNELS: tuple[Kernel, ...] = (*flash.KERNELS, TRITON)
 """In order of preference."""

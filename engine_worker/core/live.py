@@ -12,12 +12,10 @@ from engine_worker.protocol import AdapterLibrary
 from engine_worker.request import IN_ORDER, Request, Sequence, State, opening, remaining
 from engine_worker.step import Drawn, Scored
 from sluice.wire.errors import Fault, FinishReason
-from sluice.wire.images import Image
 from sluice.wire.prompt_logprobs import parts
 from sluice.wire.requests import Submit
 from sluice.wire.rows import End, TokenLogprob, TokenRow
-from sluice.wire.shared_tables import SharedTables
-from sluice.wire.tables import Table
+from sluice.wire.tables import Image, SharedTables, Table
 from sluice.wire.tensors import TensorRows
 
 

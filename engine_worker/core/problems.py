@@ -1,10 +1,8 @@
 """Checks of requests that do not depend on the engine's state. Each returns the problem, or None."""
 
 from engine_worker.request import remaining
-from sluice.wire.images import Image
 from sluice.wire.requests import Submit
-from sluice.wire.shared_tables import SharedTables
-from sluice.wire.tables import PromptTables, Table
+from sluice.wire.tables import Image, PromptTables, SharedTables, Table
 from sluice.wire.tensors import TensorParams
 
 

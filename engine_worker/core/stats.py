@@ -10,8 +10,7 @@ from engine_worker.kvcache.cache import KvCacheManager
 from engine_worker.request import Request, State
 from engine_worker.scheduling.simple import RequestScheduler, Schedule
 from engine_worker.speculative.drafting import DraftCounts
-from sluice.telemetry.histogram import Histogram
-from sluice.telemetry.rate import Rate
+from sluice.telemetry.measures import Histogram, Rate
 from sluice.wire.stats import RequestProgress, Stage, StepStats
 
 REFRESH_SECONDS = 0.5

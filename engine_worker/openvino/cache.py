@@ -9,7 +9,7 @@ import openvino as ov
 from numpy.typing import NDArray
 
 from engine_worker.step import Move, MoveKind
-from sluice.settings.backend import OPENVINO_BLOCK
+from sluice.settings.engine import OPENVINO_BLOCK
 
 
 class BlockShape:

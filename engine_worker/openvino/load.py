@@ -32,7 +32,7 @@ from engine_worker.runner.vision import load_images
 from engine_worker.runner.weights import Progress, fill_weights
 from engine_worker.step import Slice
 from sluice.checkpoint.folder import Checkpoint
-from sluice.settings.backend import OPENVINO_BLOCK
+from sluice.settings.engine import OPENVINO_BLOCK
 
 VERSION = "2026.4."
 """Prefix of the supported versions: the inputs of the paged attention operation change between versions."""

@@ -30,8 +30,7 @@ from engine_worker.runner.forward import Forward
 from engine_worker.runner.torch_forward import TorchForward
 from engine_worker.runner.weights import random_weights
 from engine_worker.step import AdapterLoad, Draw, Slice
-from sluice.settings.backend import OPENVINO_BLOCK
-from sluice.settings.engine import LoraOptions
+from sluice.settings.engine import OPENVINO_BLOCK, LoraOptions
 from sluice.wire.params import SamplingParams
 
 TOLERANCE = {"float32": 1e-4, "float16": 1e-2, "bfloat16": 0.1, "u8": 0.1}

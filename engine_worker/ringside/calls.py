@@ -6,13 +6,13 @@ from typing import NamedTuple
 from structlog.stdlib import BoundLogger
 
 from engine_worker.protocol import PendingCall, Runner
-from sluice.wire.calls import Call, CallAnswer, RankAnswer, failed
+from sluice.wire.calls import CallAnswer, EngineCall, RankAnswer, failed
 
 MAX_PENDING = 16
 
 
 class _Pending(NamedTuple):
-    call: Call
+    call: EngineCall
     answers: PendingCall
 
 
@@ -32,7 +32,7 @@ class Calls:
         """Whether ranks still have to answer."""
         return bool(self._pending)
 
-    def begin(self, message: Call) -> None:
+    def begin(self, message: EngineCall) -> None:
         # Another epoch: the call is for an earlier process at this address, which its router knows to be lost.
         if message.engine_epoch != self._epoch:
             self._log.warning("call_dropped", reason="other_epoch", method=message.call.method)
@@ -54,7 +54,7 @@ class Calls:
                 self._answer(pending.call, answers)
         self._pending = unfinished
 
-    def _answer(self, message: Call, answers: list[RankAnswer]) -> None:
+    def _answer(self, message: EngineCall, answers: list[RankAnswer]) -> None:
         errors = [answer.error for answer in answers if answer.error]
         self._log.info("method_called", method=message.call.method, ranks=len(answers), failed=len(errors))
         self._send(message.router, CallAnswer(self._epoch, message.number, answers))

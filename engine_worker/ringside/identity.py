@@ -1,14 +1,14 @@
 """An engine's description of itself: for routers in its heartbeats, for operators in its log and at /status.json."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from engine_worker.core.intake import EngineLimits, fingerprint, longest_sequence
 from engine_worker.protocol import Runner
 from engine_worker.step import LOGITS
 from sluice.checkpoint.folder import Checkpoint
+from sluice.host.installation import BUILD_VERSION
 from sluice.settings.services import EngineSettings
 from sluice.telemetry.status_report import EngineReport, ServiceReport
-from sluice.telemetry.version import build_version
 from sluice.wire.heartbeats import EngineHeartbeat
 from sluice.wire.stats import StepStats
 
@@ -23,7 +23,7 @@ class Identity:
     epoch: int
     tokenizer: str
     """Fingerprint of the tokenizer files."""
-    version: str = field(default_factory=build_version)
+    version: str = BUILD_VERSION
 
     def sizes(self, stats: StepStats) -> dict[str, int]:
         """The engine's limits, for the log."""

@@ -12,7 +12,7 @@ from engine_worker.ringside.stats_log import StatsCallback
 from sluice.lanes.inbox import Inbox
 from sluice.telemetry.metrics import counter, gauge, histogram
 from sluice.telemetry.output import lines_lost
-from sluice.telemetry.startup import Startup
+from sluice.telemetry.probes import Startup
 from sluice.wire.requests import ToEngine
 
 P = "sluice_engine_"

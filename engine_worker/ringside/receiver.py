@@ -12,7 +12,7 @@ from engine_worker.ringside.heartbeats import RouterTable
 from engine_worker.ringside.prompt_adapters import PromptAdapters
 from sluice.lanes.inbox import Gap, Inbox
 from sluice.wire.cache_events import ReadCacheEvents
-from sluice.wire.calls import Call
+from sluice.wire.calls import EngineCall
 from sluice.wire.heartbeats import Hello
 from sluice.wire.prompt_adapters import PromptAdapterMessage, ReadPromptAdapter, StorePromptAdapter
 from sluice.wire.requests import Cancel, Flush, Submit, ToEngine
@@ -72,12 +72,14 @@ class Receiver:
                 self._handle(message)
         return for_mailbox
 
-    def _handle(self, message: Gap | Flush | Call | ReadCacheEvents | AdapterMessage | PromptAdapterMessage) -> None:
+    def _handle(
+        self, message: Gap | Flush | EngineCall | ReadCacheEvents | AdapterMessage | PromptAdapterMessage
+    ) -> None:
         if isinstance(message, Gap):
             self._on_gap(message)
         elif isinstance(message, Flush):
             self._on_flush(message)
-        elif isinstance(message, Call):
+        elif isinstance(message, EngineCall):
             self._calls.begin(message)
         elif isinstance(message, ReadCacheEvents):
             if not self._event_reads.put(message):

@@ -33,7 +33,6 @@ from sluice.lanes.inbox import Inbox
 from sluice.lanes.lane import Lane
 from sluice.settings.names import find_function
 from sluice.settings.services import EngineSettings
-from sluice.telemetry.pages import PortOwner
 from sluice.telemetry.server import MetricsPort
 from sluice.telemetry.service_status import ProgressBeacon, ServiceStatus, StatusFile
 from sluice.telemetry.status_report import ServiceReport
@@ -55,7 +54,7 @@ STUCK_SECONDS = 2.0
 
 def open_metrics_port(settings: EngineSettings) -> MetricsPort:
     """Raises PortError if the port cannot be opened."""
-    return MetricsPort(settings, metrics.start, PortOwner.of(settings))
+    return MetricsPort(settings, metrics.start)
 
 
 class Worker:

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 from engine_worker.runner.config import RunnerConfig
-from sluice.settings.backend import SMALLEST_BLOCK
+from sluice.settings.engine import SMALLEST_BLOCK
 
 CGROUP = Path("/sys/fs/cgroup")
 MEMINFO = Path("/proc/meminfo")

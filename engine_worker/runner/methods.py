@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import torch
 
 from engine_worker.runner.memory import free_memory
-from sluice.telemetry.version import build_version
+from sluice.host.installation import BUILD_VERSION
 from sluice.wire.calls import MAX_JSON_BYTES, MethodCall, RankAnswer, failed, parse_json, to_json
 
 GROUP = "sluice.engine_methods"
@@ -116,7 +116,7 @@ def memory(rank: Rank, /) -> dict[str, Any]:
 
 def versions(_: Rank, /) -> dict[str, str | None]:
     """Versions of Python, Sluice, CUDA and the packages that compute; None: not installed."""
-    found = {"python": platform.python_version(), "sluice": build_version(), "cuda": torch.version.cuda}
+    found = {"python": platform.python_version(), "sluice": BUILD_VERSION, "cuda": torch.version.cuda}
     return found | {name: _version(name) for name in PACKAGES}
 
 

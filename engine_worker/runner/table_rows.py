@@ -8,8 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine_worker.step import Slice
-from sluice.wire.images import Image
-from sluice.wire.tables import Table, VirtualTokens
+from sluice.wire.tables import Image, Table, VirtualTokens
 
 STAND_IN = 0
 """The token id that the model gets in place of a virtual token's id."""

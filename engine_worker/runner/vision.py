@@ -13,7 +13,7 @@ from engine_worker.vision.rows import ImageRows
 from engine_worker.vision.tower import make_tower
 from sluice.checkpoint.folder import Checkpoint, CheckpointError
 from sluice.checkpoint.vision import Vision
-from sluice.wire.images import Image
+from sluice.wire.tables import Image
 
 BLANK_PIXELS = 64
 """Side of the test image, unless a model's largest image is used."""

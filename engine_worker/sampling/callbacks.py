@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import msgspec
 from torch import Tensor
 
-from sluice.wire.callbacks import SCHEME, Answer, Call, CalledSequence, Frames, NewestSequences
+from sluice.wire.callbacks import SCHEME, Answer, CallbackCall, CalledSequence, Frames, NewestSequences
 
 
 class CallbackError(Exception):
@@ -130,7 +130,7 @@ class Callback:
     def _call(self, called: Sequence[tuple[str, int | None, list[int]]], rows: list[memoryview]) -> Answer:
         deadline = time.monotonic() + self._seconds
         connection = self._connect(deadline)
-        call = Call([connection.sequence(*each) for each in called])
+        call = CallbackCall([connection.sequence(*each) for each in called])
         connection.frames.send(call, rows, deadline)
         self._row_bytes = [row.nbytes for row in rows]
         if not connection.answers(deadline):

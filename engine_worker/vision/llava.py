@@ -10,9 +10,8 @@ from transformers import LlamaConfig, LlavaConfig, LlavaModel
 from engine_worker.vision.names import TOWER
 from engine_worker.vision.processor import read_by, read_processor
 from engine_worker.vision.rows import table_of
-from sluice.pictures.decode import PictureError, open_picture
-from sluice.wire.images import Image
-from sluice.wire.tables import Table
+from sluice.pictures import PictureError, open_picture
+from sluice.wire.tables import Image, Table
 
 
 class LlavaTower:

@@ -13,10 +13,9 @@ from engine_worker.vision.names import VISUAL
 from engine_worker.vision.processor import read_by, read_processor
 from engine_worker.vision.rows import table_of
 from sluice.checkpoint.folder import CheckpointError
-from sluice.checkpoint.scaling import Scaling
-from sluice.pictures.decode import PictureError, open_picture
-from sluice.wire.images import Image
-from sluice.wire.tables import Table
+from sluice.checkpoint.vision import Scaling
+from sluice.pictures import PictureError, open_picture
+from sluice.wire.tables import Image, Table
 
 TOWERS = {
     "qwen2_vl": Qwen2VisionTransformerPretrainedModel,

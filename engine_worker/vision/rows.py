@@ -12,10 +12,9 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from engine_worker.protocol import ImageUsage
-from sluice.pictures.decode import PictureError
+from sluice.pictures import PictureError
 from sluice.wire.errors import ErrorCode, Fault
-from sluice.wire.images import Image
-from sluice.wire.tables import Table
+from sluice.wire.tables import Image, Table
 
 Encode = Callable[[Image], Table]
 """Computes the rows of an image. Raises PictureError if the data is not a valid image."""
@@ -150,4 +149,4 @@ def table_of(image: Image, rows: Tensor, hidden_size: int) -> Table:
         raise ValueError(f"the rows of an image have shape {tuple(rows.shape)}, expected {image.rows, hidden_size}")
     # The digest of the image also identifies its rows, which are a function of the image.
     data: Any = rows.float().cpu().contiguous().numpy()
-    return Table(image.digest, image.rows, hidden_size, "float32", memoryview(data).cast("B"))
+    return Table(image.digest, image.rows, memoryview(data).cast("B"), hidden_size, "float32")

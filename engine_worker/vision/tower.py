@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from sluice.checkpoint.folder import Checkpoint
-from sluice.wire.images import Image
-from sluice.wire.tables import Table
+from sluice.wire.tables import Image, Table
 
 
 class Tower(Protocol):

@@ -21,7 +21,7 @@ from router.peers.placement import Placement
 from router.requests.overview import Overview
 from router.requests.registry import Requests
 from router.requests.serving_model import ServingModel
-from sluice.telemetry.version import build_version
+from sluice.host.installation import BUILD_VERSION
 from sluice.v1 import admin_pb2 as pb
 from sluice.wire.errors import ErrorCode
 from sluice.wire.heartbeats import DetokenizerHeartbeat
@@ -63,7 +63,7 @@ class AdminService:
             engines=map(engine_info, self._overview.engines()),
             detokenizers=map(detokenizer_info, self._overview.detokenizers()),
             models=self._models(),
-            version=build_version(),
+            version=BUILD_VERSION,
             start_time=self._start,
             draining=self._requests.closed,
             serving_version=self._serving.version,

@@ -21,7 +21,7 @@ from sluice.v1.sampling_pb2 import SamplingParams
 from sluice.wire.adapters import MAX_CONFIG_BYTES, MAX_FILE_BYTES, AdapterEntry, AdapterFiles
 from sluice.wire.errors import ErrorCode
 from sluice.wire.offers import LORA
-from sluice.wire.sampling_ranges import DEFAULT_NAMES
+from sluice.wire.params import DEFAULT_NAMES
 
 MAX_UPLOADS = 4
 """Concurrent uploads: each may take twice its size in memory."""

@@ -8,8 +8,7 @@ from router.requests.part import Part
 from router.requests.token_log import RequestLog
 from router.validate.model import Limits, Model
 from sluice.v1 import generation_pb2 as pb
-from sluice.wire.params import DraftLogits, Speculation
-from sluice.wire.sampling_ranges import Range
+from sluice.wire.params import DraftLogits, Range, Speculation
 from sluice.wire.tensors import BYTES
 
 FIELD = "spec.speculation"

@@ -9,7 +9,7 @@ from structlog.stdlib import BoundLogger
 from router.errors import RequestError
 from router.peers.membership import Membership
 from router.peers.peers import DetokenizerPeer, EnginePeer
-from sluice.wire.calls import Call, CallAnswer, MethodCall, RankAnswer, failed
+from sluice.wire.calls import CallAnswer, EngineCall, MethodCall, RankAnswer, failed
 from sluice.wire.errors import ErrorCode
 
 FULL_LANE_RETRY_SECONDS = 0.05
@@ -70,7 +70,7 @@ class EngineCalls:
 
     async def _call(self, number: int, pending: _Pending, call: MethodCall, seconds: float) -> EngineAnswers:
         engine, answered = pending
-        message, sent, problem = Call(engine.epoch, number, self._address, call), False, "the engine was lost"
+        message, sent, problem = EngineCall(engine.epoch, number, self._address, call), False, "the engine was lost"
         try:
             async with asyncio.timeout(seconds):
                 while not answered.done() and not (sent := engine.lane.send(message)):

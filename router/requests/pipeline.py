@@ -34,9 +34,8 @@ from router.validate.sampling import ban_words
 from sluice.v1.generation_pb2 import GenerationSpec
 from sluice.wire.adapters import AdapterFiles
 from sluice.wire.errors import ErrorCode, FinishReason
-from sluice.wire.images import Image
 from sluice.wire.params import RetentionParams
-from sluice.wire.tables import NO_TABLES
+from sluice.wire.tables import NO_TABLES, Image
 
 MAX_LOGGED_FIELDS = 8
 NO_WEIGHTS = Violation(

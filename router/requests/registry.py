@@ -14,11 +14,10 @@ from router.requests.request_state import RequestState
 from router.requests.trace_context import TraceContext
 from router.shares import SharedSpace
 from router.validate.spec import Spec
-from sluice.telemetry.histogram import Histogram
+from sluice.telemetry.measures import Histogram
 from sluice.telemetry.status_report import RequestReport
 from sluice.wire.errors import ErrorCode
-from sluice.wire.shared_tables import SharedTables
-from sluice.wire.tables import Table
+from sluice.wire.tables import SharedTables, Table
 
 MAX_REMEMBERED = 64
 """Ended requests that are still listed in status reports."""

@@ -12,8 +12,7 @@ from router.text.fair_threads import FairThreads
 from router.validate.chat import ChatPrompt
 from router.validate.prompt import IdsPrompt, Prompt, TextPrompt
 from sluice.checkpoint.folder import Checkpoint, CheckpointError
-from sluice.checkpoint.tokenizing import decode, encode
-from sluice.checkpoint.vocabulary import Vocabulary
+from sluice.checkpoint.vocabulary import Vocabulary, decode, encode
 from sluice.wire.errors import ErrorCode
 from sluice.wire.params import TextParams
 

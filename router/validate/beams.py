@@ -7,8 +7,7 @@ import msgspec
 from router.errors import Reason, Violations
 from sluice.v1 import generation_pb2 as pb
 from sluice.wire.message import MAX_SEQUENCES
-from sluice.wire.params import GREEDY_TEMPERATURE, BeamSearchParams, SamplingParams
-from sluice.wire.sampling_ranges import Range
+from sluice.wire.params import GREEDY_TEMPERATURE, BeamSearchParams, Range, SamplingParams
 
 LENGTH_PENALTY_RANGE = Range(-10, 10)
 DIVERSITY_RANGE = Range(0, 100)

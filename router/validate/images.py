@@ -10,11 +10,10 @@ from router.validate.chat import MAX_PARTS
 from router.validate.model import Limits, Model
 from router.validate.needs import Need
 from router.validate.tables import TABLE_FIELD, GivenTable
-from sluice.checkpoint.scaling import Grid, ScalingError
-from sluice.checkpoint.vision import Vision
-from sluice.pictures.decode import PictureError, check_picture, upright_size
+from sluice.checkpoint.vision import Grid, ScalingError, Vision
+from sluice.pictures import PictureError, check_picture, upright_size
 from sluice.v1 import generation_pb2 as pb
-from sluice.wire.images import MAX_IMAGE_BYTES, MAX_IMAGES, Image
+from sluice.wire.tables import MAX_IMAGE_BYTES, MAX_IMAGES, Image
 
 T = TypeVar("T")
 

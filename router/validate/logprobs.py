@@ -2,7 +2,7 @@
 
 from router.errors import Violations
 from router.validate.model import Limits, Model
-from sluice.wire.sampling_ranges import Range
+from sluice.wire.params import Range
 
 
 def parse_count(field: str, count: int, model: Model, limits: Limits, bad: Violations) -> int:

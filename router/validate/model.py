@@ -10,9 +10,7 @@ from sluice.checkpoint.folder import Checkpoint, CheckpointError
 from sluice.checkpoint.vision import Vision
 from sluice.settings.router import ClientLimits
 from sluice.wire.errors import ErrorCode
-from sluice.wire.message import MAX_DRAFT_LOGITS_BYTES
-from sluice.wire.params import SamplingParams
-from sluice.wire.sampling_ranges import DEFAULT_NAMES, TOP_K, default_problem
+from sluice.wire.params import DEFAULT_NAMES, MAX_DRAFT_LOGITS_BYTES, TOP_K, SamplingParams, default_problem
 
 ADAPTER_SEPARATOR, TABLE_SEPARATOR = ".", "+"
 """Precede the version of the adapter and that of the prompt adapter in `Started.model_fingerprint`."""

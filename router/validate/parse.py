@@ -25,8 +25,7 @@ from router.validate.spec import Spec
 from router.validate.tables import FindTable, GivenTable, no_tables, parse_table, table_need
 from sluice.v1 import generation_pb2 as pb
 from sluice.wire.adapters import Adapter, AdapterFiles
-from sluice.wire.params import SamplingParams, TextParams
-from sluice.wire.sampling_ranges import Range
+from sluice.wire.params import Range, SamplingParams, TextParams
 
 UNARY_INTERVAL = 128
 """Tokens per text batch of a unary request. A failed attempt loses fewer tokens than this."""

@@ -9,8 +9,7 @@ from router.validate.chat import ChatPrompt, parse_chat
 from router.validate.model import Limits, Model
 from router.validate.tables import ADAPTER_FIELD, TABLE_FIELD, GivenTable
 from sluice.v1 import generation_pb2 as pb
-from sluice.wire.params import DEFAULT_RETENTION, RangeRetention, RetentionParams
-from sluice.wire.sampling_ranges import Range
+from sluice.wire.params import DEFAULT_RETENTION, Range, RangeRetention, RetentionParams
 
 KV_FIELD = "spec.kv_cache"
 RETENTION_RANGE = Range(0, 100)

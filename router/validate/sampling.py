@@ -10,9 +10,7 @@ import msgspec
 from router.errors import Reason, Violations
 from router.validate.model import Limits, Model
 from sluice.v1 import sampling_pb2 as pb
-from sluice.wire.message import MAX_WORD_TOKENS, MAX_WORDS_TOKENS
-from sluice.wire.params import SamplingParams
-from sluice.wire.sampling_ranges import SAMPLING_RANGES, Range
+from sluice.wire.params import MAX_WORD_TOKENS, MAX_WORDS_TOKENS, SAMPLING_RANGES, Range, SamplingParams
 
 LOGIT_BIAS_RANGE = Range(-100, 100)
 

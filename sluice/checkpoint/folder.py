@@ -9,10 +9,8 @@ from typing import Any
 
 import msgspec
 
-from sluice.checkpoint.context import context_of
-from sluice.checkpoint.eos import eos_token_ids, tokenizer_eos
+from sluice.checkpoint.config import context_of, eos_token_ids, tokenizer_eos, wrong_eos, wrong_size
 from sluice.checkpoint.other_formats import why_incomplete, why_no_folder, why_no_weights, why_not_downloaded
-from sluice.checkpoint.sizes import wrong_eos, wrong_size
 from sluice.checkpoint.vision import Vision, VisionError, split_config
 
 FILES = ["*.json", "*.jinja"]

@@ -15,7 +15,7 @@ import msgspec
 
 from sluice.executor.forks import remove_with
 from sluice.executor.request_processors import RequestProcessors
-from sluice.wire.callbacks import SCHEME, Answer, Call, CalledSequence, Frames, NewestSequences
+from sluice.wire.callbacks import SCHEME, Answer, CallbackCall, CalledSequence, Frames, NewestSequences
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -112,7 +112,7 @@ class Target:
         frames, known = Frames(connection), Tokens()
         with connection:
             try:
-                while (received := frames.receive(Call)) is not None:
+                while (received := frames.receive(CallbackCall)) is not None:
                     call, size = received
                     data = bytearray(size)
                     if not frames.fill(memoryview(data)):
@@ -122,7 +122,7 @@ class Target:
             except (OSError, ValueError, msgspec.DecodeError) as error:
                 log.debug("the logits processor %r lost its connection to an engine: %s", self._name, error)
 
-    def _run(self, call: Call, data: bytearray, known: Tokens) -> Answer:
+    def _run(self, call: CallbackCall, data: bytearray, known: Tokens) -> Answer:
         """Call the function on the rows of logits in `data`, which it changes in place."""
         import torch
 
@@ -135,7 +135,7 @@ class Target:
             return Answer(type(error).__name__, _text(error))
         return Answer()
 
-    def _call(self, call: Call, rows: "list[Tensor]", tokens: list[list[list[int]]]) -> None:
+    def _call(self, call: CallbackCall, rows: "list[Tensor]", tokens: list[list[list[int]]]) -> None:
         import torch
 
         ids = [sequence.request_id for sequence in call.sequences]

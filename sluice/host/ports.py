@@ -1,15 +1,17 @@
-"""Checks that TCP ports are free before anything slow starts."""
+"""TCP ports: checks that they are free before anything slow starts, and the socket of an HTTP port."""
 
 import errno
 import os
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 NOT_HERE = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
 """Errors of addresses that this machine does not have, to which a name such as localhost may resolve."""
 
 IN_USE = "is in use"
+LISTENER_VARIABLE = "SLUICE_LISTENER"
+"""Environment variable with the descriptor of the socket, which the launcher sets for its gateways."""
 
 
 class PortError(OSError):
@@ -63,3 +65,25 @@ def _listen_error(family: int, address: tuple[object, ...]) -> int | None:
     except OSError as error:
         return error.errno
     return None
+
+
+def bound(host: str, port: int) -> socket.socket:
+    """A socket with this address that does not listen yet, so that connections are refused. Raises OSError."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # With the protocol, without which asyncio does not set TCP_NODELAY.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        listener.bind((host, port))
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def inherited(environment: Mapping[str, str]) -> socket.socket | None:
+    """The launcher's socket. None in a process that was not started by a launcher."""
+    descriptor = environment.get(LISTENER_VARIABLE)
+    return None if descriptor is None else socket.socket(fileno=int(descriptor))

@@ -12,11 +12,10 @@ import msgspec
 import structlog
 import zmq
 
-from sluice.host.half_open import end_half_open
 from sluice.host.limited_log import LimitedLog
 from sluice.host.socket_file import IN_USE, ListenError, SocketFile
 from sluice.lanes.keys import KEYS_SECONDS, PLAIN, KeyPair, Security, ZapHandler
-from sluice.lanes.lane import MAX_FRAME_BYTES, is_ipv6, open_frame
+from sluice.lanes.lane import MAX_FRAME_BYTES, end_half_open, is_ipv6, open_frame
 from sluice.wire.message import Message
 
 MAX_KNOWN_LANES = 4096

@@ -14,14 +14,13 @@ import secrets
 import struct
 import time
 from contextlib import nullcontext
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from sluice.host.descriptors import exhausted, reserve
-from sluice.host.half_open import end_half_open
 from sluice.host.host_names import Endpoint, HostNames
 from sluice.lanes.keys import KEYS_SECONDS, PLAIN, InsecureError, KeyPair, Security
 from sluice.wire.message import VERSION, Message
@@ -42,6 +41,17 @@ MAX_FRAME_NUMBER = 1 << 40
 """34 years at a thousand frames per second. A larger number is invalid, and would be reported as a gap of that size."""
 EVENTS = zmq.Event.HANDSHAKE_SUCCEEDED | zmq.Event.DISCONNECTED | zmq.Event.CLOSED
 """Events of a watched lane. CLOSED: an attempt to connect failed."""
+# An idle connection ends 25 s after the peer was last heard from: after 10 s and 3 unanswered probes, 5 s each.
+KEEPALIVE = {
+    zmq.SocketOption.TCP_KEEPALIVE: 1,
+    zmq.SocketOption.TCP_KEEPALIVE_IDLE: 10,
+    zmq.SocketOption.TCP_KEEPALIVE_INTVL: 5,
+    zmq.SocketOption.TCP_KEEPALIVE_CNT: 3,
+}
+UNACKNOWLEDGED_MILLISECONDS = 20_000
+"""Time until sent data must be acknowledged. Without it, the kernel retransmits for a quarter of an hour."""
+CONNECT_MILLISECONDS = 5_000
+"""Timeout of an attempt to connect. Without it, the kernel tries for two minutes."""
 
 
 def header(lane: int, number: int) -> bytes:
@@ -303,3 +313,18 @@ class Lane:
 def is_ipv6(address: str) -> bool:
     """Whether the host is an IPv6 address, for which ZeroMQ needs an option."""
     return address.startswith("tcp://[")
+
+
+def end_half_open(socket: "zmq.Socket[Any]", *, sends: bool) -> None:
+    """Set timeouts for connections to a machine that has vanished, which sends nothing, not even a refusal. Call before
+    the socket is bound or connected. Has no effect on ipc connections.
+
+    These are TCP's mechanisms instead of ZeroMQ's heartbeats, because a suspended process does not answer ZeroMQ's: its
+    connection would end too, and routers would consider the process dead. In either case, a connection ends if its
+    receiver has read nothing for 20 s although all buffers are full.
+    """
+    for option, value in KEEPALIVE.items():
+        socket.set(option, value)
+    if sends:
+        socket.set(zmq.TCP_MAXRT, UNACKNOWLEDGED_MILLISECONDS)
+        socket.set(zmq.CONNECT_TIMEOUT, CONNECT_MILLISECONDS)

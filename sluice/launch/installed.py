@@ -1,6 +1,6 @@
 """Checks that this installation can start a ring."""
 
-from sluice.host.extras import how_to_install, missing_packages
+from sluice.host.installation import how_to_install, missing_packages
 from sluice.launch.gpus import OptionsError
 
 EXTRAS = ("router", "detok", "engine")

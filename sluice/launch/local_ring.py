@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from sluice import tiny_model
-from sluice.checkpoint.draft_model import check_draft_model
 from sluice.checkpoint.folder import Checkpoint, check_weight_files, fetch_weights, open_checkpoint
-from sluice.checkpoint.servable import check_servable
+from sluice.checkpoint.servable import check_draft_model, check_servable
 from sluice.host.ports import Port, PortError, check_ports
 from sluice.lanes.keys import ROLES, Role
 from sluice.launch.child import Child

@@ -8,7 +8,7 @@ from pydantic.dataclasses import dataclass as validated
 
 from sluice.host.ports import Port
 from sluice.settings.fields import ByteCount, PortNumber, PositiveInt, PositiveSeconds, Range
-from sluice.settings.process import STRICT, ProcessSettings, is_loopback
+from sluice.settings.process import STRICT, ProcessSettings, TlsServer
 
 
 @dataclass(frozen=True)
@@ -35,16 +35,8 @@ class RouterAccess:
 class HttpSettings:
     """HTTP"""
 
-    host: str = "127.0.0.1"
-    """Address to listen on. Any address other than loopback needs TLS or `insecure`."""
     port: PortNumber = 8000
     """Port of the HTTP server. 0: any free port."""
-    insecure: bool = False
-    """Accept connections from other machines without TLS, for a server behind a proxy or in a service mesh."""
-    tls_certificate: str | None = None
-    """PEM file with the server's certificate, followed by its chain. Enables TLS."""
-    tls_key: str | None = None
-    """PEM file with the private key of tls_certificate."""
     cors_origins: tuple[str, ...] = ()
     """Origins of web pages that may call the server from a browser, such as https://chat.example.com. *: any origin."""
     max_connections: PositiveInt = 4096
@@ -77,7 +69,7 @@ class Parsers:
 
 
 @validated(frozen=True, kw_only=True, config=STRICT)
-class GatewaySettings(Parsers, HttpSettings, RouterAccess, ProcessSettings):
+class GatewaySettings(Parsers, HttpSettings, TlsServer, RouterAccess, ProcessSettings):
     """Gateway"""
 
     role: ClassVar[str] = "gateway"
@@ -100,17 +92,11 @@ class GatewaySettings(Parsers, HttpSettings, RouterAccess, ProcessSettings):
 
     @model_validator(mode="after")
     def _check_tls(self) -> Self:
-        if (self.tls_certificate is None) != (self.tls_key is None):
-            raise ValueError("tls_certificate and tls_key must be set together")
+        self.check_exposure({"host": self.host})
         if (self.router_certificate is None) != (self.router_key is None):
             raise ValueError("router_certificate and router_key must be set together")
         if self.router_certificate is not None and self.router_ca is None:
             raise ValueError("router_certificate needs router_ca")
-        if not (is_loopback(self.host) or self.tls_certificate or self.insecure):
-            raise ValueError(
-                f"host {self.host} can be reached from other machines: "
-                "set tls_certificate and tls_key, or set insecure if a proxy or a service mesh protects it"
-            )
         return self
 
     @property

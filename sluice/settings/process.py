@@ -3,6 +3,7 @@
 import ipaddress
 import os
 import socket
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -65,6 +66,31 @@ class ProcessSettings(Monitoring):
     def ports(self) -> list[Port]:
         """TCP ports that the service listens on, without the port of its ring inbox."""
         return [Port("metrics_port", self.metrics_host, self.metrics_port)]
+
+
+@dataclass(frozen=True)
+class TlsServer:
+    """Access from other machines"""
+
+    host: str = "127.0.0.1"
+    """Address to listen on. Any address other than loopback needs TLS or `insecure`."""
+    insecure: bool = False
+    """Accept connections from other machines without TLS, for a server behind a proxy or in a service mesh."""
+    tls_certificate: str | None = None
+    """PEM file with the server's certificate, followed by its chain. Enables TLS."""
+    tls_key: str | None = None
+    """PEM file with the private key of tls_certificate."""
+
+    def check_exposure(self, hosts: Mapping[str, str]) -> None:
+        """Raises ValueError if other machines could reach the server without TLS. `hosts`: by name of the setting."""
+        if (self.tls_certificate is None) != (self.tls_key is None):
+            raise ValueError("tls_certificate and tls_key must be set together")
+        for name, host in hosts.items():
+            if not (is_loopback(host) or self.tls_certificate or self.insecure):
+                raise ValueError(
+                    f"{name} {host} can be reached from other machines: "
+                    "set tls_certificate and tls_key, or set insecure if a proxy or a service mesh protects it"
+                )
 
 
 def is_loopback(host: str) -> bool:

@@ -15,8 +15,9 @@ from sluice.settings.fields import (
     Range,
     Seconds,
 )
+from sluice.settings.process import TlsServer
 from sluice.wire.adapters import ADAPTER_ID
-from sluice.wire.sampling_ranges import DEFAULT_NAMES, default_problem
+from sluice.wire.params import DEFAULT_NAMES, default_problem
 
 
 @dataclass(frozen=True)
@@ -64,25 +65,17 @@ class RecoverySettings:
 
 
 @dataclass(frozen=True)
-class ListenSettings:
+class ListenSettings(TlsServer):
     """Listening"""
 
-    host: str = "127.0.0.1"
-    """Address to listen on. Any address other than loopback needs TLS or `insecure`."""
     port: PortNumber = 50051
     """Port of the gRPC server. 0: any free port."""
-    insecure: bool = False
-    """Accept connections from other machines without TLS, for a server behind a proxy or in a service mesh."""
     max_connection_age: Annotated[float, Range(ge=0, le=1e6)] = 0.0
     """Seconds, varied by ±10 %, after which a connection accepts no new calls, so that its client reconnects and finds
     new routers. 0: no limit."""
     max_connection_age_grace: Annotated[float | None, Range(ge=0, le=1e6)] = None
     """Seconds that calls may continue on a connection older than max_connection_age before they are cut off. Default:
     no limit."""
-    tls_certificate: str | None = None
-    """PEM file with the server's certificate, followed by its chain. Enables TLS."""
-    tls_key: str | None = None
-    """PEM file with the private key of tls_certificate."""
     tls_client_ca: str | None = None
     """PEM file with certificate authorities. Clients must present a certificate issued by one of them."""
     admin_host: str = "127.0.0.1"

@@ -11,13 +11,14 @@ from pydantic.dataclasses import dataclass as validated
 from sluice.host.address import check_advertised, reachable_at
 from sluice.host.ports import Port
 from sluice.lanes.keys import Keys, Role, Security
-from sluice.settings.backend import OPENVINO_BLOCK, SMALLEST_BLOCK, requires_openvino, unsupported_by_openvino
 from sluice.settings.engine import (
     BATCHED,
     CAPACITY_POLICIES,
     DEBUG_INPUTS,
     DEBUG_OUTPUTS,
+    OPENVINO_BLOCK,
     RESERVED_TENSORS,
+    SMALLEST_BLOCK,
     Batching,
     Compute,
     DebugOptions,
@@ -28,6 +29,8 @@ from sluice.settings.engine import (
     Parallelism,
     ProcessorNames,
     TensorOptions,
+    requires_openvino,
+    unsupported_by_openvino,
 )
 from sluice.settings.fields import NotEmpty, PositiveInt, Range
 from sluice.settings.gateway import GatewaySettings
@@ -116,16 +119,9 @@ class RouterSettings(
 
     @model_validator(mode="after")
     def _check_tls(self) -> Self:
-        if (self.tls_certificate is None) != (self.tls_key is None):
-            raise ValueError("tls_certificate and tls_key must be set together")
+        self.check_exposure(self.interfaces)
         if self.tls_client_ca is not None and self.tls_certificate is None:
             raise ValueError("tls_client_ca needs tls_certificate and tls_key")
-        for name, host in self.interfaces.items():
-            if not (is_loopback(host) or self.tls_certificate or self.insecure):
-                raise ValueError(
-                    f"{name} {host} can be reached from other machines: "
-                    "set tls_certificate and tls_key, or set insecure if a proxy or a service mesh protects it"
-                )
         return self
 
     @model_validator(mode="after")

@@ -7,7 +7,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 
-from sluice.telemetry.histogram import Histogram
+from sluice.telemetry.measures import Histogram
 
 Labels = tuple[str, ...]
 Values = float | Mapping[Any, float]

@@ -8,14 +8,15 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 from prometheus_client import CollectorRegistry, make_wsgi_app
 
+from sluice.host.installation import BUILD_VERSION
 from sluice.settings.process import ProcessSettings
+from sluice.telemetry.probes import Probes
 from sluice.telemetry.status_report import ServiceReport, StatusReport
-from sluice.telemetry.version import build_version
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse
@@ -25,16 +26,6 @@ if TYPE_CHECKING:
 Headers = list[tuple[str, str]]
 COMMON: Headers = [("Cache-Control", "no-store"), ("X-Content-Type-Options", "nosniff")]
 OK, NOT_FOUND, UNAVAILABLE = "200 OK", "404 Not Found", "503 Service Unavailable"
-
-
-class Probes(Protocol):
-    """The answers of /livez and /readyz."""
-
-    def dead(self) -> str | None:
-        """The reason why the service is not live; None if it is."""
-
-    def not_ready(self) -> str | None:
-        """The reason why the service is not ready; None if it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,15 +43,12 @@ class PortOwner:
         return cls(settings.role, settings.id, settings.model_name)
 
 
-NO_OWNER = PortOwner()
-
-
 class Page(NamedTuple):
     """The sources of the pages' content. Their functions are called in the thread of the connection."""
 
     registry: CollectorRegistry
     probes: Probes
-    owner: PortOwner = NO_OWNER
+    owner: PortOwner = PortOwner()
     report: Callable[[], ServiceReport | None] = lambda: None
 
 
@@ -93,7 +81,7 @@ class Pages:
         return StatusReport(
             service=page.owner.service,
             id=page.owner.id,
-            version=build_version(),
+            version=BUILD_VERSION,
             model=page.owner.model,
             time=time.time(),
             uptime=time.monotonic() - self._started_at,

@@ -4,7 +4,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from contextlib import suppress
 from io import BufferedIOBase, BytesIO
 from itertools import chain
 from socketserver import TCPServer, ThreadingMixIn
@@ -16,12 +16,11 @@ from prometheus_client.metrics_core import Metric
 
 from sluice.host.descriptors import exhausted, reserve
 from sluice.host.ports import PortError
-from sluice.settings.process import Monitoring
-from sluice.telemetry.connections import Connections
+from sluice.settings.process import ProcessSettings
 from sluice.telemetry.metrics import registry_of
-from sluice.telemetry.pages import NO_OWNER, Page, Pages, PortOwner
+from sluice.telemetry.pages import Page, Pages, PortOwner
+from sluice.telemetry.probes import Health, Startup
 from sluice.telemetry.service_status import ProgressBeacon
-from sluice.telemetry.startup import Startup
 from sluice.telemetry.status_report import ServiceReport
 
 # When more connections are opened, the oldest is closed: clients that send nothing must not lock out probes.
@@ -32,30 +31,65 @@ MAX_HEAD_BYTES = 1 << 14
 """Maximum size of a request line and its headers."""
 RETRY_SECONDS = 0.05
 """Time until the next attempt to accept a connection if no file descriptor is free."""
+END_SECONDS = 1.0
+"""Time that the thread of a closed connection has to end."""
 
 
-@dataclass(frozen=True, slots=True)
-class Health:
-    """The probes of a running service."""
+class Connections:
+    """Open connections, each with a thread; limited in number and time. Thread-safe."""
 
-    beacon: ProgressBeacon
-    live_stall: float
-    """Seconds without an iteration of the loop after which the service counts as dead. Longer than any step takes."""
-    ready_stall: float
-    """Seconds without an iteration of the loop, or without progress, after which the service is not ready."""
-    unready: Callable[[], str | None]
-    """A further reason of the service for not being ready, or None. Called in the thread of the probe."""
+    def __init__(self, limit: int, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+        """limit: number of connections. seconds: time limit of a request, including the wait for it."""
+        self._seconds = seconds
+        self._clock = clock
+        self._free = threading.BoundedSemaphore(limit)
+        self._lock = threading.Lock()
+        self._since: dict[socket.socket, float] = {}
+        """When each connection was opened or answered last, in this order."""
 
-    def dead(self) -> str | None:
-        seconds = self.beacon.seconds_since_run
-        return f"the loop has not run for {seconds:.1f} s" if seconds > self.live_stall else None
+    def add(self, connection: socket.socket) -> bool:
+        """Add a connection; at the limit, close the oldest one first. False if that one's thread does not end in
+        time."""
+        if not self._free.acquire(blocking=False):
+            self.close_oldest()
+            if not self._free.acquire(timeout=END_SECONDS):
+                return False
+        with self._lock:
+            self._since[connection] = self._clock()
+        return True
 
-    def not_ready(self) -> str | None:
-        if self.beacon.seconds_since_run > self.ready_stall:
-            return f"the loop has not run for {self.beacon.seconds_since_run:.1f} s"
-        if self.beacon.seconds_since_progress > self.ready_stall:
-            return f"there is work, but no progress for {self.beacon.seconds_since_progress:.1f} s"
-        return self.unready()
+    def renew(self, connection: socket.socket) -> None:
+        """Called by the thread of the connection when it has answered a request."""
+        with self._lock:
+            if self._since.pop(connection, None) is not None:
+                self._since[connection] = self._clock()
+
+    def remove(self, connection: socket.socket) -> None:
+        """Called by the thread of the connection when it ends."""
+        with self._lock:
+            self._since.pop(connection, None)
+        self._free.release()
+
+    def close_oldest(self) -> None:
+        with self._lock:
+            oldest = next(iter(self._since), None)
+        if oldest is not None:
+            self._close(oldest)
+
+    def close_late(self) -> None:
+        now = self._clock()
+        with self._lock:
+            late = [connection for connection, since in self._since.items() if now - since >= self._seconds]
+        for connection in late:
+            self._close(connection)
+
+    def _close(self, connection: socket.socket) -> None:
+        with self._lock:
+            self._since.pop(connection, None)
+        # Shut down, not close: that ends the blocking read of the connection's thread. If the client has closed the
+        # connection, it raises OSError.
+        with suppress(OSError):
+            connection.shutdown(socket.SHUT_RDWR)
 
 
 class StatusServer:
@@ -94,14 +128,13 @@ class MetricsPort:
 
     def __init__(
         self,
-        settings: Monitoring,
+        settings: ProcessSettings,
         read_startup: Callable[[Startup], Iterable[Metric]] = lambda _: (),
-        owner: PortOwner = NO_OWNER,
     ) -> None:
         """`read_startup`: the metrics that the service has while it starts, and afterwards too."""
         self.startup = Startup()
         self._settings = settings
-        self._owner = owner
+        self._owner = PortOwner.of(settings)
         self._read_startup = read_startup
         self._server: StatusServer | None = None
         if settings.metrics_port:

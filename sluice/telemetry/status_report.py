@@ -4,7 +4,7 @@ from typing import Literal
 
 import msgspec
 
-from sluice.telemetry.histogram import Histogram
+from sluice.telemetry.measures import Histogram
 from sluice.wire.stats import StepStats
 
 PeerState = Literal["serving", "draining", "stalled", "unreachable", "lost", "unknown"]

@@ -36,7 +36,7 @@ class CalledSequence(msgspec.Struct, frozen=True):
     """The tokens after the first `keep`."""
 
 
-class Call(msgspec.Struct, frozen=True):
+class CallbackCall(msgspec.Struct, frozen=True):
     sequences: list[CalledSequence]
     """In the order of the rows."""
 

@@ -44,7 +44,7 @@ class RankAnswer(msgspec.Struct, frozen=True, array_like=True):
     error: ErrorText = ""
 
 
-class Call(Message, frozen=True):
+class EngineCall(Message, frozen=True):
     """router → engine: run a method between two steps, and answer with `CallAnswer`."""
 
     engine_epoch: Number
@@ -56,7 +56,7 @@ class Call(Message, frozen=True):
 
 
 class CallAnswer(Message, frozen=True):
-    """engine → router on the side lane: the answer to `Call`."""
+    """engine → router on the side lane: the answer to `EngineCall`."""
 
     engine_epoch: Number
     number: Number

@@ -1,36 +1,64 @@
 """The parameters of a request, on the wire and in the services. The router has validated them."""
 
+import math
 from enum import Enum
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 import msgspec
 from msgspec import Meta
 
 from sluice.wire.errors import FinishReason
-from sluice.wire.message import (
-    MAX_DRAFT_LOGITS_BYTES,
-    MAX_STOP_CHARS,
-    MAX_WORDS_TOKENS,
-    Amount,
-    Count,
-    Finite,
-    GuideText,
-    Logprobs,
-    Name,
-    NgramSize,
-    Number,
-    Part,
-    Positive,
-    Retention,
-    Seconds,
-    Sequences,
-    Threshold,
-    TokenId,
-    Word,
-)
+from sluice.wire.message import Count, Finite, Logprobs, Name, Number, Retention, Seconds, Sequences, TokenId
 
+MAX_WORD_TOKENS = 1024
+"""Maximum number of tokens in a bad word."""
+MAX_WORDS_TOKENS = 4096
+"""Maximum number of tokens in all bad words of a request. Each costs the engine's step loop a few microseconds."""
+MAX_DRAFT_LOGITS_BYTES = 8 << 20
+"""A quarter of the maximum frame, and half of the message that a router accepts from a client by default."""
+MAX_STOP_CHARS = 1 << 20
+"""Maximum number of characters in all stop strings of a request. Each needs about a hundred bytes of memory."""
+Part = Annotated[float, Meta(ge=0, le=1)]
 GREEDY_TEMPERATURE = 1e-5
 """Temperatures below this mean greedy decoding."""
+
+
+class Range(NamedTuple):
+    """The range of a sampling parameter, in requests and in defaults: a closed interval, without `low` if `above`."""
+
+    low: float
+    high: float
+    above: bool = False
+
+    def problem(self, value: float) -> str | None:
+        """Why the value is out of range; None if it is in range. NaN and infinities are always out of range."""
+        if math.isfinite(value) and value <= self.high and (value > self.low if self.above else value >= self.low):
+            return None
+        number = value if isinstance(value, int) else f"{value:g}"
+        return f"is {number}, must be in {'(' if self.above else '['}{self.low:g}, {self.high:g}]"
+
+
+SAMPLING_RANGES = {
+    "temperature": Range(0, 2),
+    "top_p": Range(0, 1, above=True),
+    "min_p": Range(0, 1),
+    "repetition_penalty": Range(0, 100, above=True),
+    "presence_penalty": Range(-2, 2),
+    "frequency_penalty": Range(-2, 2),
+}
+TOP_K = "top_k"
+DEFAULT_NAMES = (*SAMPLING_RANGES, TOP_K)
+"""The parameters that have a default of the model or of the server."""
+
+
+def default_problem(name: str, value: object) -> str | None:
+    """What is wrong with the default of a parameter in DEFAULT_NAMES; None if it can be used."""
+    if name == TOP_K:
+        is_count = not isinstance(value, bool) and isinstance(value, int | float) and value >= 0 and value % 1 == 0
+        return None if is_count else f"is {value!r}, must be an integer of at least 0"
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return f"is {value!r}, must be a number"
+    return SAMPLING_RANGES[name].problem(value)
 
 
 class BeamSearchParams(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -47,12 +75,12 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     """Applied in this order: logits processors, logit bias, bans (token ids, words, n-grams), penalties, the guide,
     temperature, top-k, top-p, min-p (as in transformers)."""
 
-    temperature: Amount = 1.0
+    temperature: Annotated[float, Meta(ge=0, le=1e15)] = 1.0
     top_k: Count = 0
     """0: off."""
     top_p: Part = 1.0
     min_p: Part = 0.0
-    repetition_penalty: Positive = 1.0
+    repetition_penalty: Annotated[float, Meta(gt=0, le=1e15)] = 1.0
     """Applied to tokens in prompt and output (CTRL, arXiv:1909.05858)."""
     presence_penalty: Finite = 0.0
     """Applied to tokens in the output."""
@@ -64,11 +92,11 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     bad_token_ids: tuple[TokenId, ...] = ()
     allowed_token_ids: tuple[TokenId, ...] = ()
     """Empty: all tokens are allowed."""
-    bad_words: tuple[Word, ...] = ()
+    bad_words: tuple[Annotated[tuple[TokenId, ...], Meta(min_length=2, max_length=MAX_WORD_TOKENS)], ...] = ()
     """Words of several tokens that the output must not contain. Words of one token are in `bad_token_ids`."""
     logits_processors: Annotated[tuple[Name, ...], Meta(max_length=16)] = ()
     """Names of the engine's logits processors, in the order in which they are applied."""
-    no_repeat_ngram_size: NgramSize = 0
+    no_repeat_ngram_size: Annotated[int, Meta(ge=0, le=16)] = 0
     """No sequence of this many tokens may occur twice in prompt and output. 0: off."""
     beam_search: BeamSearchParams | None = None
     """None: sampling."""
@@ -154,7 +182,7 @@ class Speculation(msgspec.Struct, frozen=True, omit_defaults=True):
     draft_logits: DraftLogits | None = None
     """Logits of each token in draft_token_ids. As long as the output equals these tokens, they are accepted by
     rejection sampling."""
-    acceptance_threshold: Threshold | None = None
+    acceptance_threshold: Annotated[float, Meta(gt=0, le=1)] | None = None
     """A draft token is accepted if the ratio of its probability to that in the draft is at least this. None: a random
     threshold. Requires `draft_logits`."""
 
@@ -176,8 +204,9 @@ class Guide(msgspec.Struct, frozen=True, omit_defaults=True):
     """The guide that the whole output must match."""
 
     kind: GuideKind
-    text: GuideText = ""
-    """The schema, expression, grammar or document. For CHOICE a JSON array of strings, for JSON_OBJECT empty."""
+    text: Annotated[str, Meta(max_length=1 << 20)] = ""
+    """The schema, expression, grammar or document. For JSON_OBJECT empty. For CHOICE a JSON array of strings, in which
+    one byte may take six; therefore the limit is larger than the public one."""
     shown_tokens: tuple[str, ...] = ()
     """Texts that the output shows even if they are special tokens of the model: a literal of a grammar that is one of
     them stands for the token."""

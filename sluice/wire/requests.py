@@ -6,7 +6,7 @@ is used only for logs.
 
 from sluice.wire.adapters import Adapter, AdapterEntries, AdapterLoaded, AdapterPart, LoadAdapter
 from sluice.wire.cache_events import CacheEvents, ReadCacheEvents
-from sluice.wire.calls import Call, CallAnswer
+from sluice.wire.calls import CallAnswer, EngineCall
 from sluice.wire.hashing import Domain
 from sluice.wire.heartbeats import DetokenizerHeartbeat, EngineHeartbeat, Hello, KeepAlive
 from sluice.wire.message import (
@@ -113,7 +113,7 @@ ToEngine = (
     | Submit
     | Cancel
     | Flush
-    | Call
+    | EngineCall
     | ReadCacheEvents
     | AdapterEntries
     | AdapterPart

@@ -1,41 +1,90 @@
 """Prompt tables on the ring: rows of embeddings that take the place of tokens in a prompt.
 
 Ids in a prompt that are at least the size of the vocabulary refer to rows of the concatenated tables: vocab_size + i is
-row i, as in TensorRT-LLM's PromptTuningConfig. An image is a table whose rows the engine computes; images come after
-tables.
+row i, as in TensorRT-LLM's PromptTuningConfig. An image is a table whose rows the engine computes from an encoded
+picture; images come after tables.
 """
 
-from collections.abc import Callable, Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Sequence
 from hashlib import blake2b
 from itertools import accumulate
 from math import prod
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, ClassVar, Generic, Literal, NamedTuple, Self, TypeVar
 
 import msgspec
 from msgspec import Meta
 
-from sluice.wire.images import DIGEST_BYTES, MAX_IMAGE_BYTES, MAX_IMAGES, Digest, Image, Size
 from sluice.wire.message import Number
 
 MAX_TABLES = 16
 """Maximum number of tables in a request."""
 MAX_TABLE_BYTES = 8 << 20
 """Maximum size of all tables of a request, less than the limits of a lane's frame and of a gRPC message."""
+MAX_IMAGES = 16
+"""Maximum number of images in a request."""
+MAX_IMAGE_BYTES = 8 << 20
+"""Maximum size of all images of a request, less than the limits of a lane's frame and of a gRPC message."""
+MAX_PIXELS = 1 << 24
+"""Maximum size of a decoded image, such as 4096 x 4096. A file of a few kilobytes may decode to gigabytes."""
+FORMATS = ("PNG", "JPEG", "WEBP")
+"""Pillow's names of the decoders that may be used."""
+DIGEST_BYTES = 16
 
 FloatType = Literal["float32", "float16", "bfloat16"]
 FLOAT_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+Digest = Annotated[bytes, Meta(min_length=DIGEST_BYTES, max_length=DIGEST_BYTES)]
+Size = Annotated[int, Meta(ge=1, le=(1 << 31) - 1)]
+Columns = Annotated[int, Meta(ge=0, le=(1 << 31) - 1)]
 
 
-class Table(msgspec.Struct, frozen=True, array_like=True):
-    """Rows of embeddings, which are passed to the first layer like those of tokens."""
+class _Rows(msgspec.Struct, frozen=True, array_like=True):
+    """What tables and images have in common."""
+
+    person: ClassVar[bytes]
+    """Distinguishes the digests of the two."""
 
     digest: Digest
-    """Digest of the fields below, which block hashes include."""
+    """Digest of the fields below, which block hashes include. What a model makes of an image is covered by the model's
+    fingerprint."""
     rows: Size
+    data: memoryview
+
+    @property
+    @abstractmethod
+    def shape(self) -> tuple[object, ...]:
+        """The fields other than the digest and the data."""
+
+    def with_digest(self) -> Self:
+        """The same with its digest, which takes a millisecond per megabyte."""
+        return msgspec.structs.replace(self, digest=self._digest())
+
+    @property
+    def intact(self) -> bool:
+        """Whether the digest matches the data. Takes as long as `with_digest`."""
+        return self.digest == self._digest()
+
+    def _digest(self) -> bytes:
+        digest = blake2b(digest_size=DIGEST_BYTES, person=self.person)
+        # The end of the shape is certain in JSON. Otherwise another shape could yield the same bytes.
+        digest.update(msgspec.json.encode(self.shape))
+        digest.update(self.data)
+        return digest.digest()
+
+
+UNKNOWN = bytes(DIGEST_BYTES)
+
+
+class Table(_Rows, frozen=True, array_like=True):
+    """Rows of embeddings, which are passed to the first layer like those of tokens.
+
+    data: [rows, hidden_size], row-major, little-endian.
+    """
+
+    person: ClassVar[bytes] = b"sluice-table"
+
     hidden_size: Size
     dtype: FloatType
-    data: memoryview
-    """[rows, hidden_size], row-major, little-endian."""
 
     def __post_init__(self) -> None:
         size = prod((self.rows, self.hidden_size, FLOAT_BYTES[self.dtype]))
@@ -47,13 +96,37 @@ class Table(msgspec.Struct, frozen=True, array_like=True):
 
     @staticmethod
     def of(rows: int, hidden_size: int, dtype: FloatType, data: bytes | memoryview) -> "Table":
-        """A table with its digest, which takes a millisecond per megabyte. Raises ValueError if sizes do not match."""
-        return Table(_digest(rows, hidden_size, dtype, data), rows, hidden_size, dtype, memoryview(data))
+        """A table with its digest. Raises ValueError if sizes do not match."""
+        return Table(UNKNOWN, rows, memoryview(data), hidden_size, dtype).with_digest()
 
     @property
-    def intact(self) -> bool:
-        """Whether the digest matches the rows. Takes as long as `of`."""
-        return self.digest == _digest(self.rows, self.hidden_size, self.dtype, self.data)
+    def shape(self) -> tuple[object, ...]:
+        return self.rows, self.hidden_size, self.dtype
+
+
+class Image(_Rows, frozen=True, array_like=True):
+    """An image in a prompt, where it takes the place of as many tokens as it has rows.
+
+    data: a file in one of FORMATS. If it contains several pictures, the first is used.
+    """
+
+    person: ClassVar[bytes] = b"sluice-image"
+
+    columns: Columns = 0
+    """Number of columns of the grid in which the rows have positions. 0: rows have positions like tokens."""
+
+    def __post_init__(self) -> None:
+        if self.columns and self.rows % self.columns:
+            raise ValueError(f"an image of {self.rows} rows cannot have a grid of {self.columns} columns")
+
+    @staticmethod
+    def of(rows: int, data: bytes | memoryview, columns: int = 0) -> "Image":
+        """An image with its digest."""
+        return Image(UNKNOWN, rows, memoryview(data), columns).with_digest()
+
+    @property
+    def shape(self) -> tuple[object, ...]:
+        return self.rows, self.columns
 
 
 class PromptTables(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -82,7 +155,7 @@ class PromptTables(msgspec.Struct, frozen=True, omit_defaults=True):
         """Tables and images in the order of their rows' ids."""
         return *self.tables, *self.images
 
-    def shared(self, take: "Callable[[tuple[Table | Image, ...]], tuple[Table | Image, ...]]") -> "PromptTables":
+    def shared(self, take: Callable[[tuple[Table | Image, ...]], tuple[Table | Image, ...]]) -> "PromptTables":
         """The same with the parts that `take` returns for its parts, see `SharedTables.take`."""
         taken = take(self.parts)
         tables = tuple(part for part in taken if isinstance(part, Table))
@@ -163,9 +236,47 @@ class VirtualTokens:
         return [token - self.vocab_size for token in ids if token >= self.vocab_size]
 
 
-def _digest(rows: int, hidden_size: int, dtype: str, data: bytes | memoryview) -> bytes:
-    digest = blake2b(digest_size=DIGEST_BYTES, person=b"sluice-table")
-    # Of fixed length. Otherwise another shape could yield the same bytes.
-    digest.update(b"".join(size.to_bytes(8, "little") for size in (rows, hidden_size)) + dtype.ljust(8).encode())
-    digest.update(data)
-    return digest.digest()
+Part = TypeVar("Part", bound=Table | Image)
+
+
+class SharedTables(Generic[Part]):
+    """A reference-counted store of tables or images, by digest: of the requests in a service, equal ones are in memory
+    once, and their size is known."""
+
+    def __init__(self) -> None:
+        self.num_bytes = 0
+        """Size of all stored parts."""
+        self._parts: dict[bytes, Part] = {}
+        """By digest."""
+        self._users: dict[bytes, int] = {}
+        """Number of references by digest."""
+
+    def knows(self, part: Part) -> bool:
+        """Whether an equal part is stored, so that the digest of `part` need not be verified."""
+        stored = self._parts.get(part.digest)
+        # A part whose digest has not been verified may have another shape.
+        return stored is not None and stored.shape == part.shape
+
+    def num_bytes_with(self, parts: Iterable[Part]) -> int:
+        """The value of `num_bytes` after `take` of these parts."""
+        new = {part.digest: len(part.data) for part in parts if part.digest not in self._parts}
+        return self.num_bytes + sum(new.values())
+
+    def take(self, parts: Iterable[Part]) -> tuple[Part, ...]:
+        """Store parts, or add references to equal stored ones. Returns the stored parts, to be released later."""
+        return tuple(map(self._take, parts))
+
+    def release(self, parts: Iterable[Part]) -> None:
+        """Drop one reference to each part."""
+        for part in parts:
+            self._users[part.digest] -= 1
+            if not self._users[part.digest]:
+                del self._users[part.digest]
+                self.num_bytes -= len(self._parts.pop(part.digest).data)
+
+    def _take(self, part: Part) -> Part:
+        if part.digest not in self._parts:
+            self._parts[part.digest] = part
+            self.num_bytes += len(part.data)
+        self._users[part.digest] = self._users.get(part.digest, 0) + 1
+        return self._parts[part.digest]

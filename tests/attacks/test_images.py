@@ -8,8 +8,8 @@ import zlib
 import PIL.Image
 import pytest
 
-from sluice.pictures.decode import PictureError, check_picture, upright_size
-from sluice.wire.images import MAX_IMAGE_BYTES
+from sluice.pictures import PictureError, check_picture, upright_size
+from sluice.wire.tables import MAX_IMAGE_BYTES
 
 SECONDS = 2.0
 """Much more than each takes, and less than each took."""

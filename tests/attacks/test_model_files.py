@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from sluice import tiny_model
-from sluice.checkpoint.context import CONTEXT
+from sluice.checkpoint.config import CONTEXT, LARGEST
 from sluice.checkpoint.folder import (
     INDEX,
     SINGLE,
@@ -18,7 +18,6 @@ from sluice.checkpoint.folder import (
     weight_files,
 )
 from sluice.checkpoint.servable import check_servable
-from sluice.checkpoint.sizes import LARGEST
 
 NESTED = "[" * 200_000 + "]" * 200_000
 HUGE = "1" + "0" * 4000

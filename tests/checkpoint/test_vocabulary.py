@@ -1,6 +1,11 @@
-"""The bytes of tokens, for each family of tokenizers, against the library's decode and the detokenizer's text."""
+"""The bytes of tokens, for each family of tokenizers, against the library's decode and the detokenizer's text.
+
+A long text keeps no other thread waiting while it is tokenized or decoded.
+"""
 
 import json
+import threading
+import time
 from functools import cache
 
 import pytest
@@ -9,7 +14,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from detok_service.decoders import decoders_of
-from sluice.checkpoint.vocabulary import Vocabulary
+from sluice.checkpoint.vocabulary import Vocabulary, decode, encode
 from tests.examples import examples
 from tests.fakes.tokenizers import TABLES, TINY, WINDOWS
 
@@ -196,3 +201,41 @@ def test_nested_sequences_are_flattened():
 
 def test_special_tokens_are_reported_from_added_ones():
     assert built("GPT-2")[1].special == {"<|end|>", "🏁"}
+
+
+LONG_TEXT = "the quick brown fox \N{SNOWMAN} jumps over 日本語 " * 20_000
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return Tokenizer.from_file(str(TINY / "tokenizer.json"))
+
+
+@pytest.mark.parametrize("offsets", [False, True])
+def test_the_encoding_is_that_of_the_library(tokenizer, offsets):
+    text = LONG_TEXT[:1000]
+    expected = tokenizer.encode(text)
+    encoding = encode(tokenizer, text, add_special_tokens=True, offsets=offsets)
+    assert encoding.ids == expected.ids
+    assert encoding.offsets == (expected.offsets if offsets else [(0, 0)] * len(expected.ids))
+    assert decode(tokenizer, encoding.ids, skip_special_tokens=True) == tokenizer.decode(expected.ids)
+
+
+@pytest.mark.parametrize("work", ["encode", "decode"])
+def test_other_threads_run_meanwhile(tokenizer, work):
+    ids = tokenizer.encode(LONG_TEXT).ids * 5
+
+    def run() -> None:
+        if work == "encode":
+            encode(tokenizer, LONG_TEXT, add_special_tokens=True)
+        else:
+            decode(tokenizer, ids, skip_special_tokens=True)
+
+    thread = threading.Thread(target=run)
+    rounds = 0
+    thread.start()
+    while thread.is_alive():
+        time.sleep(0.001)
+        rounds += 1
+    # With the lock held there are 1 or 2.
+    assert rounds >= 5

@@ -11,7 +11,8 @@ from prometheus_client import CollectorRegistry
 from sluice import AsyncClient, Client
 from sluice.client import Forbidden, TlsOptions, Unauthenticated, Unavailable, WrongServer, connection
 from sluice.telemetry.pages import Page
-from sluice.telemetry.server import Health, StatusServer
+from sluice.telemetry.probes import Health
+from sluice.telemetry.server import StatusServer
 from sluice.telemetry.service_status import ProgressBeacon
 from tests.fakes.breaking_routers import Plan, run_router, with_reason
 from tests.fakes.certificates import Authority

@@ -2,8 +2,7 @@
 
 import structlog
 
-from detok_service.decoder import TextError
-from detok_service.decoders import Decoders
+from detok_service.decoders import Decoders, TextError
 from detok_service.service import Detokenizer, Identity
 from sluice.wire.errors import FinishReason
 from sluice.wire.params import TextParams

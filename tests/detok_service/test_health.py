@@ -19,7 +19,7 @@ from detok_service.decoders import load_decoders
 from detok_service.service import Detokenizer, Identity
 from sluice.lanes.lane import Lane
 from sluice.settings.services import DetokenizerSettings
-from sluice.telemetry.server import Health
+from sluice.telemetry.probes import Health
 from sluice.telemetry.service_status import ProgressBeacon, StatusFile
 from sluice.wire.heartbeats import Hello, KeepAlive
 from sluice.wire.params import TextParams

@@ -11,7 +11,7 @@ from detok_service.stream import MAX_TEXTLESS, TextStream
 from sluice.wire.errors import ErrorCode, FinishReason
 from sluice.wire.params import TextParams
 from sluice.wire.rows import End, Open, Times, TokenLogprob
-from tests.detok_service.test_decoder import KINDS, built, ids_of
+from tests.detok_service.test_decoders import KINDS, built, ids_of
 from tests.detok_service.test_stream import Words
 
 TIMES = Times(1.0, 2.0, 3.0)

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from transformers import Qwen2VLConfig, Qwen2VLModel
 
 from engine_worker.positions import Positions, SplitImageError
-from sluice.wire.images import Image
-from sluice.wire.tables import PromptTables, Table, VirtualTokens
+from sluice.wire.tables import Image, PromptTables, Table, VirtualTokens
 from tests.examples import examples
 
 VOCAB = 100

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from sluice.checkpoint.scaling import Scaling
+from sluice.checkpoint.vision import Scaling
 from tests.fakes.llava import write_tokenizer
 
 START, PAD, END = "<|vision_start|>", "<|image_pad|>", "<|vision_end|>"

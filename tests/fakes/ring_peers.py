@@ -15,8 +15,7 @@ from engine_worker.ringside.prompt_adapters import PromptAdapters
 from sluice.lanes.inbox import Gap, Inbox
 from sluice.lanes.lane import Lane
 from sluice.wire.cache_events import CacheEvents, ReadCacheEvents
-from sluice.wire.calls import Call as EngineCall
-from sluice.wire.calls import CallAnswer, MethodCall, RankAnswer
+from sluice.wire.calls import CallAnswer, EngineCall, MethodCall, RankAnswer
 from sluice.wire.heartbeats import DetokenizerHeartbeat, EngineHeartbeat, Hello
 from sluice.wire.message import Message
 from sluice.wire.offers import LORA, offer

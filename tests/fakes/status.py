@@ -3,7 +3,8 @@
 from prometheus_client import CollectorRegistry
 
 from sluice.telemetry.pages import Page
-from sluice.telemetry.server import Health, StatusServer
+from sluice.telemetry.probes import Health
+from sluice.telemetry.server import StatusServer
 from sluice.telemetry.service_status import ProgressBeacon
 
 

@@ -15,7 +15,7 @@ from sluice.lanes.lane import Lane
 from sluice.settings.services import EngineSettings
 from sluice.wire.adapters import AdapterEntries, AdapterLoaded, AdapterPart, LoadAdapter, parts_of
 from sluice.wire.cache_events import CacheEvents, ReadCacheEvents
-from sluice.wire.calls import Call, CallAnswer, MethodCall
+from sluice.wire.calls import CallAnswer, EngineCall, MethodCall
 from sluice.wire.errors import FinishReason
 from sluice.wire.heartbeats import EngineHeartbeat, Hello, KeepAlive
 from sluice.wire.message import Message
@@ -106,7 +106,7 @@ def templates(epoch: int, sink: str) -> list[Message]:
         Cancel(12, 1, epoch, 1),
         Hello("other-router", sink, 3),
         Flush(epoch, 9),
-        Call(epoch, 9, sink, MethodCall("echo", "[1]", "{}", (0, 1))),
+        EngineCall(epoch, 9, sink, MethodCall("echo", "[1]", "{}", (0, 1))),
         ReadCacheEvents(epoch, sink, 5, 1),
         AdapterEntries(epoch, ENTRIES),
         LoadAdapter(epoch, 9, sink, FOLDER),

@@ -1,12 +1,13 @@
 """Checks that a port can be listened on."""
 
+import os
 import socket
 from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 import pytest
 
-from sluice.host.ports import Port, PortError, check_ports
+from sluice.host.ports import LISTENER_VARIABLE, Port, PortError, bound, check_ports, inherited
 from tests.fakes.ports import free_ports
 
 
@@ -68,3 +69,12 @@ def test_free_ports_any_port_and_a_recently_closed_port_are_accepted() -> None:
     accepted.close()
     client.close()
     check_ports([Port("port", "127.0.0.1", number), Port("admin_port", "127.0.0.1", 0)])
+
+
+def test_sockets_have_the_protocol_without_which_asyncio_delays_small_parts():
+    with bound("127.0.0.1", 0) as listener:
+        shared = inherited({LISTENER_VARIABLE: str(os.dup(listener.fileno()))})
+        assert shared is not None
+        with shared:
+            assert [each.proto for each in (listener, shared)] == [socket.IPPROTO_TCP] * 2
+    assert inherited({}) is None

@@ -4,7 +4,7 @@ import importlib.util
 
 import pytest
 
-from sluice.host.extras import NEEDED
+from sluice.host.installation import NEEDED
 from sluice.launch import OptionsError, Ring
 from sluice.launch.installed import EXTRAS, check_installed
 
@@ -15,7 +15,7 @@ def without(monkeypatch):
     real = importlib.util.find_spec
 
     def hide(*names):
-        monkeypatch.setattr("sluice.host.extras.find_spec", lambda name: None if name in names else real(name))
+        monkeypatch.setattr("sluice.host.installation.find_spec", lambda name: None if name in names else real(name))
 
     return hide
 

@@ -7,8 +7,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from sluice.checkpoint.folder import CheckpointError
-from sluice.wire.images import Image
-from sluice.wire.tables import PromptTables
+from sluice.wire.tables import Image, PromptTables
 from tests.fakes.llava import ROWS, picture, write_llava
 from tests.fakes.tables import table_of
 from tests.parity.harness import EngineHarness

@@ -5,10 +5,9 @@ from safetensors.torch import load_file, save_file
 
 from engine_worker.positions import Positions
 from sluice.checkpoint.folder import open_checkpoint
-from sluice.checkpoint.scaling import Grid
-from sluice.pictures.decode import upright_size
-from sluice.wire.images import Image
-from sluice.wire.tables import PromptTables
+from sluice.checkpoint.vision import Grid
+from sluice.pictures import upright_size
+from sluice.wire.tables import Image, PromptTables
 from tests.fakes.llava import picture
 from tests.fakes.qwen_vl import ARCHITECTURES, SCALING, write_qwen_vl
 from tests.parity.harness import EngineHarness

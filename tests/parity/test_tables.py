@@ -289,7 +289,7 @@ GOOD_PROMPT = [VOCABULARY, VOCABULARY + 2, 5]
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"table": Table(bytes(16), 3, HIDDEN_SIZE, "float32", GOOD_TABLE.data)}, "digest"),
+        ({"table": Table(bytes(16), 3, GOOD_TABLE.data, HIDDEN_SIZE, "float32")}, "digest"),
         ({"table": table_of(torch.ones(3, HIDDEN_SIZE - 1))}, "hidden size"),
         ({"prompt": [VOCABULARY, VOCABULARY + 3, 5]}, "token ids"),
         ({"prompt_logprobs": 0}, "prompt_logprobs"),

@@ -10,8 +10,7 @@ import structlog
 
 import engine_worker.ringside.worker
 import router.app
-from detok_service.decoder import ByteDecoder
-from detok_service.decoders import Decoders
+from detok_service.decoders import ByteDecoder, Decoders
 from detok_service.service import Detokenizer, Identity
 from router.access.principal import Principal
 from sluice.settings.services import EngineSettings, RouterSettings

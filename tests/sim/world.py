@@ -12,7 +12,7 @@ import engine_worker.ringside.worker
 import router.app
 import router.peers.peers
 import router.ring_side
-from detok_service.decoder import BytesByToken
+from detok_service.decoders import BytesByToken
 from router.api.generation_service import GenerationService
 from router.text.tokenizer_pool import TokenizerPool
 from sluice.checkpoint.folder import open_checkpoint

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from sluice.telemetry.histogram import Histogram
+from sluice.telemetry.measures import Histogram
 from sluice.telemetry.metrics import counter, gauge, histogram, registry_of
 from tests.fakes.status import serve_metrics
 

@@ -11,8 +11,8 @@ from gateway.counters import Counters
 from router.api.stats_broadcast import StatsBroadcast
 from router.requests.registry import RequestCounters, Requests
 from router.requests.suspects import Suspects
-from sluice.telemetry.histogram import Histogram
-from sluice.telemetry.startup import Startup
+from sluice.telemetry.measures import Histogram
+from sluice.telemetry.probes import Startup
 from tests.fakes.admission import make_admission
 from tests.fakes.engine import EngineBench
 from tests.fakes.metrics_page import documented

@@ -8,9 +8,9 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from sluice.telemetry.pages import Page, PortOwner
-from sluice.telemetry.server import Health, StatusServer
+from sluice.telemetry.probes import Health, Startup
+from sluice.telemetry.server import StatusServer
 from sluice.telemetry.service_status import ProgressBeacon
-from sluice.telemetry.startup import Startup
 from sluice.telemetry.status_report import EngineReport, ServiceReport
 from sluice.wire.stats import StepStats
 from tests.fakes.clock import Clock

@@ -8,10 +8,11 @@ from types import SimpleNamespace as Stub
 import pytest
 from prometheus_client import CollectorRegistry
 
-from sluice.settings.process import Monitoring
+from sluice.settings.gateway import GatewaySettings
 from sluice.telemetry.metrics import gauge
 from sluice.telemetry.pages import Page
-from sluice.telemetry.server import MAX_CONNECTIONS, Health, MetricsPort, StatusServer
+from sluice.telemetry.probes import Health
+from sluice.telemetry.server import MAX_CONNECTIONS, MetricsPort, StatusServer
 from sluice.telemetry.service_status import ProgressBeacon
 from sluice.telemetry.status_report import ServiceReport
 from tests.fakes.clock import Clock
@@ -133,7 +134,7 @@ def is_live(server: StatusServer) -> bool:
 def test_a_service_that_is_loading_is_live_and_reports_its_progress():
     port = free_ports(1)
     opened = MetricsPort(
-        Monitoring(metrics_port=port),
+        GatewaySettings(metrics_port=port),
         lambda startup: [gauge("loaded", "Fraction of the weights.", startup.loaded)],
     )
     try:
@@ -155,6 +156,6 @@ def test_a_service_that_is_loading_is_live_and_reports_its_progress():
 
 
 def test_without_a_metrics_port_there_is_no_server():
-    opened = MetricsPort(Monitoring())
+    opened = MetricsPort(GatewaySettings())
     opened.show(ProgressBeacon(), list, lambda: None, lambda: ServiceReport(""))
     opened.close()

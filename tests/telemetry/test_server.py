@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
-from sluice.telemetry.connections import Connections
 from sluice.telemetry.pages import Page
-from sluice.telemetry.server import MAX_CONNECTIONS, MAX_HEAD_BYTES, Health, StatusServer
+from sluice.telemetry.probes import Health
+from sluice.telemetry.server import MAX_CONNECTIONS, MAX_HEAD_BYTES, Connections, StatusServer
 from sluice.telemetry.service_status import ProgressBeacon
 from tests.fakes.processes import LIMIT
 
@@ -43,7 +43,7 @@ def probe(address) -> bytes:
 def test_slow_connections_are_closed_for_new_ones(serve, monkeypatch):
     monkeypatch.setattr("sluice.telemetry.server.REQUEST_SECONDS", 1e9)
     # Otherwise a new connection is refused if the thread of a closed one does not get to run in time.
-    monkeypatch.setattr("sluice.telemetry.connections.END_SECONDS", LIMIT)
+    monkeypatch.setattr("sluice.telemetry.server.END_SECONDS", LIMIT)
     address = serve()
     with ExitStack() as stack:
         slow = []
@@ -156,7 +156,7 @@ CHILD = """
 import json, os, resource, sys
 from prometheus_client import CollectorRegistry
 from sluice.host.descriptors import raise_limit
-from sluice.telemetry.connections import Connections
+from sluice.telemetry.server import Connections
 from sluice.telemetry.pages import Page
 from sluice.telemetry.server import Health, StatusServer
 from sluice.telemetry.service_status import ProgressBeacon

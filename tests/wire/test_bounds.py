@@ -7,8 +7,7 @@ import pytest
 
 from sluice.wire.errors import FinishReason
 from sluice.wire.heartbeats import DetokenizerHeartbeat, EngineHeartbeat, Hello
-from sluice.wire.message import MAX_STOP_CHARS, MAX_WORDS_TOKENS
-from sluice.wire.params import SamplingParams, StopParams, TextParams
+from sluice.wire.params import MAX_STOP_CHARS, MAX_WORDS_TOKENS, SamplingParams, StopParams, TextParams
 from sluice.wire.requests import Cancel, Submit, ToDetokenizer, ToEngine, ToRouter
 from sluice.wire.rows import MAX_TEXT_ROWS, End, Open, TextRow, Times, TokenBatch, TokenLogprob, TokenRow
 from sluice.wire.stats import StepStats

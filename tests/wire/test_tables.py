@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sluice.wire.hashing import block_chain, root_hash
-from sluice.wire.images import MAX_IMAGE_BYTES, Image
-from sluice.wire.tables import MAX_TABLE_BYTES, NO_TABLES, PromptTables, Table, VirtualTokens
+from sluice.wire.tables import MAX_IMAGE_BYTES, MAX_TABLE_BYTES, NO_TABLES, Image, PromptTables, Table, VirtualTokens
 from tests.examples import examples
 
 VOCABULARY = 10
@@ -97,7 +96,7 @@ def test_sizes_and_bounds():
     with pytest.raises(ValueError, match=str(MAX_TABLE_BYTES + 2)):
         PromptTables((half, half, table_of([b"a"])))
     assert not NO_TABLES
-    assert not Table(bytes(16), 1, 1, "float16", memoryview(b"ab")).intact
+    assert not Table(bytes(16), 1, memoryview(b"ab"), 1, "float16").intact
     assert half.intact
 
 

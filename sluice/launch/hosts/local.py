@@ -4,8 +4,7 @@ import os
 import socket
 from collections.abc import Callable, Mapping
 
-from sluice.host.listener import LISTENER_VARIABLE, bound
-from sluice.host.ports import PortError
+from sluice.host.ports import LISTENER_VARIABLE, PortError, bound
 from sluice.lanes.keys import Role
 from sluice.launch.child import Child
 from sluice.launch.folder import Folder, remove_stale

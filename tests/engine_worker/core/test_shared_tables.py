@@ -6,8 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from engine_worker.core import intake
-from sluice.wire.images import Image
-from sluice.wire.tables import PromptTables
+from sluice.wire.tables import Image, PromptTables
 from tests.fakes.engine import VOCAB, EngineBench, spec_of
 from tests.fakes.tables import random_table
 

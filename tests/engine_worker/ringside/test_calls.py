@@ -4,7 +4,7 @@ import pytest
 import structlog
 
 from engine_worker.ringside.calls import MAX_PENDING, Calls
-from sluice.wire.calls import Call, CallAnswer, MethodCall, RankAnswer
+from sluice.wire.calls import CallAnswer, EngineCall, MethodCall, RankAnswer
 from tests.fakes.runner import ScriptedRunner
 
 EPOCH = 7
@@ -20,8 +20,8 @@ def calls(sent) -> Calls:
     return Calls(ScriptedRunner(4, 4), EPOCH, lambda *answer: sent.append(answer), structlog.get_logger())
 
 
-def echo(number: int, epoch: int = EPOCH) -> Call:
-    return Call(epoch, number, f"mem://router-{number}", MethodCall("echo", f"[{number}]"))
+def echo(number: int, epoch: int = EPOCH) -> EngineCall:
+    return EngineCall(epoch, number, f"mem://router-{number}", MethodCall("echo", f"[{number}]"))
 
 
 def test_each_router_gets_its_answer_once_all_ranks_have_answered(calls, sent):

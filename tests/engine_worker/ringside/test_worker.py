@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 
 from engine_worker.step import DeviceLostError
 from sluice.telemetry.service_status import ProgressBeacon
-from sluice.wire.calls import Call, MethodCall, RankAnswer
+from sluice.wire.calls import EngineCall, MethodCall, RankAnswer
 from sluice.wire.errors import FinishReason
 from sluice.wire.heartbeats import Hello
 from sluice.wire.params import StopParams
@@ -55,12 +55,12 @@ def test_a_call_is_answered_while_idle_and_between_two_steps(start, runner):
     world.heartbeats(bool)
     # While idle, calls are answered soon, not with the next heartbeat.
     for number in (1, 2):
-        assert world.lane.send(Call(world.worker.epoch, number, world.router.address, MethodCall("echo", "[5]")))
+        assert world.lane.send(EngineCall(world.worker.epoch, number, world.router.address, MethodCall("echo", "[5]")))
         world.heartbeats(lambda _, number=number: len(world.answers) == number)
     entered, may_continue = stall(runner)
     world.submit(1, [1, 2, 3])
     assert entered.wait(LIMIT)
-    assert world.lane.send(Call(world.worker.epoch, 3, world.router.address, MethodCall("nothing")))
+    assert world.lane.send(EngineCall(world.worker.epoch, 3, world.router.address, MethodCall("nothing")))
     world.heartbeats(bool)
     assert len(world.answers) == 2
     may_continue.set()

@@ -58,7 +58,7 @@ def test_a_call_sends_only_new_tokens(serve, monkeypatch) -> None:
     encode = wire.Frames.send
 
     def spy(self, header, *arguments):
-        if isinstance(header, wire.Call):
+        if isinstance(header, wire.CallbackCall):
             sent.append(len(header.sequences[0].tokens))
         encode(self, header, *arguments)
 

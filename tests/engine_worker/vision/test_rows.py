@@ -5,9 +5,8 @@ import threading
 import pytest
 
 from engine_worker.vision.rows import ImageRows
-from sluice.pictures.decode import PictureError
-from sluice.wire.images import Image
-from sluice.wire.tables import Table
+from sluice.pictures import PictureError
+from sluice.wire.tables import Image, Table
 from tests.fakes.lanes import until
 from tests.fakes.processes import LIMIT
 
@@ -29,7 +28,7 @@ class Encoder:
         self.open.wait(LIMIT)
         if self.error is not None:
             raise self.error
-        return Table(image.digest, 2, 4, "float32", memoryview(bytes(TABLE_BYTES)))
+        return Table(image.digest, 2, memoryview(bytes(TABLE_BYTES)), 4, "float32")
 
 
 @pytest.fixture

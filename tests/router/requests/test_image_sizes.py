@@ -9,8 +9,7 @@ from router.text.tokenizer_pool import TokenizerPool
 from sluice.checkpoint.folder import open_checkpoint
 from sluice.v1 import admin_pb2
 from sluice.v1 import generation_pb2 as pb
-from sluice.wire.images import Image
-from sluice.wire.tables import PromptTables
+from sluice.wire.tables import Image, PromptTables
 from tests.fakes.llava import picture
 from tests.fakes.qwen_vl import IMAGE, write_files
 from tests.router.conftest import refused, text_spec

@@ -13,8 +13,7 @@ from sluice.checkpoint.folder import open_checkpoint
 from sluice.v1 import admin_pb2
 from sluice.v1 import generation_pb2 as pb
 from sluice.wire.hashing import block_chain, root_hash, short_hash
-from sluice.wire.images import MAX_IMAGE_BYTES, MAX_IMAGES, Image
-from sluice.wire.tables import PromptTables, VirtualTokens
+from sluice.wire.tables import MAX_IMAGE_BYTES, MAX_IMAGES, Image, PromptTables, VirtualTokens
 from tests.fakes.llava import ROWS, picture, write_files
 from tests.router.conftest import refused, text_spec
 from tests.router.requests.broken_attempts import IDS, Script, check_whole, midway

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sluice.pictures.decode import PictureError, check_picture, open_picture, upright_size
-from sluice.wire.images import MAX_PIXELS
+from sluice.pictures import PictureError, check_picture, open_picture, upright_size
+from sluice.wire.tables import MAX_PIXELS
 from tests.examples import examples
 
 

@@ -1,11 +1,20 @@
-"""Checks that the packages of a service are installed. An installation for clients only does not have them."""
+"""What is installed: this build's version, and whether the packages of a service are here. An installation for clients
+only does not have them."""
 
 import sys
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 
 from sluice.host.process import last_line
 
+DISTRIBUTION = "sluice-serve"
+"""Name on PyPI, where another project is called sluice."""
+try:
+    BUILD_VERSION = version(DISTRIBUTION)
+except PackageNotFoundError:
+    # A checkout that is only on PYTHONPATH.
+    BUILD_VERSION = "0+checkout"
 NEEDED = {
     "router": ("grpc_reflection", "jinja2", "prometheus_client", "tokenizers"),
     "detok": ("prometheus_client", "tokenizers"),
@@ -28,7 +37,7 @@ def how_to_install(*extras: str) -> str:
     """The command that installs these extras. torch is not in an extra, because it is installed in several ways."""
     torch = "torch " if "engine" in extras else ""
     # From a checkout the index's package must not replace it.
-    package = f"-e '{CHECKOUT}" if (CHECKOUT / "protos").is_dir() else "'sluice-serve"
+    package = f"-e '{CHECKOUT}" if (CHECKOUT / "protos").is_dir() else f"'{DISTRIBUTION}"
     return f"pip install {torch}{package}[{','.join(extras)}]'"
 
 

@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from sluice.host import extras
-from sluice.host.extras import NEEDED, how_to_install
+from sluice.host import installation
+from sluice.host.installation import NEEDED, how_to_install
 
 SERVICES = {"router": "router", "detok_service": "detok", "engine_worker": "engine", "gateway": "gateway"}
 
 RUN = """
 import runpy, sys
-from sluice.host import extras
-real = extras.find_spec
-extras.find_spec = lambda name: None if name in {hidden!r} else real(name)
+from sluice.host import installation
+real = installation.find_spec
+installation.find_spec = lambda name: None if name in {hidden!r} else real(name)
 runpy.run_module({service!r}, run_name="__main__", alter_sys=True)
 """
 
@@ -34,7 +34,7 @@ def test_a_service_without_its_extra(service) -> None:
 
 
 def test_torch_is_named_only_for_the_engine(monkeypatch, tmp_path) -> None:
-    monkeypatch.setattr(extras, "CHECKOUT", tmp_path)
+    monkeypatch.setattr(installation, "CHECKOUT", tmp_path)
     assert how_to_install("gateway") == "pip install 'sluice-serve[gateway]'"
     assert how_to_install("router", "engine") == "pip install torch 'sluice-serve[router,engine]'"
 

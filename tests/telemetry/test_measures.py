@@ -2,7 +2,7 @@
 
 import pytest
 
-from sluice.telemetry.rate import Rate
+from sluice.telemetry.measures import Rate
 
 
 def test_the_rate_of_short_steps_is_that_of_the_last_second():

@@ -8,9 +8,16 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders
 
-from detok_service import decoder as decoder_module
-from detok_service.decoder import MAX_UNSETTLED, TextError, WindowDecoder
-from detok_service.decoders import Decoders, TokenizerError, decoders_of, load_decoders
+from detok_service import decoders as decoder_module
+from detok_service.decoders import (
+    MAX_UNSETTLED,
+    Decoders,
+    TextError,
+    TokenizerError,
+    WindowDecoder,
+    decoders_of,
+    load_decoders,
+)
 from sluice.checkpoint.vocabulary import Vocabulary
 from sluice.wire.rows import PROMPT_END_TOKENS
 from tests.fakes.tokenizers import TABLES, TINY, WINDOWS, byte_char, byte_level, panicking, sentencepiece

@@ -4,8 +4,8 @@ import shutil
 import pytest
 
 from sluice import tiny_model
-from sluice.checkpoint.draft_model import check_draft_model
 from sluice.checkpoint.folder import CheckpointError, open_checkpoint
+from sluice.checkpoint.servable import check_draft_model
 
 
 @pytest.fixture
