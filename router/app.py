@@ -23,11 +23,11 @@ from router.api.rpc import admit_all, handler
 from router.api.stats_broadcast import StatsBroadcast
 from router.api.watchdog import Watchdog
 from router.features import all_features
+from router.parse.model import describe, limits_of
 from router.requests.pipeline import RequestPipeline
 from router.ring_side import RingSide
 from router.text.tokenizer_pool import TokenizerPool
 from router.trace_queue import TraceQueue
-from router.validate.model import describe, limits_of
 from sluice.checkpoint.folder import Checkpoint
 from sluice.settings.changed import changed_settings
 from sluice.settings.services import RouterSettings

@@ -10,12 +10,12 @@ from router.api.paging import page_of
 from router.api.prompt_adapters import PromptAdapterLoader
 from router.api.rpc import Context
 from router.errors import Reason, RequestError, Violation, Violations
+from router.parse.adapter import adapter_not_found, check_id, parse_files
+from router.parse.model import ServedModel, check_model
 from router.peers.adapter_catalog import AdapterCatalog
 from router.peers.adapters import Adapters
 from router.peers.offers import Offers
 from router.peers.prompt_adapters import PromptAdapters
-from router.validate.adapter import adapter_not_found, check_id, parse_files
-from router.validate.model import Model, check_model
 from sluice.v1 import admin_pb2 as pb
 from sluice.v1.sampling_pb2 import SamplingParams
 from sluice.wire.adapters import MAX_CONFIG_BYTES, MAX_FILE_BYTES, AdapterEntry, AdapterFiles
@@ -33,7 +33,7 @@ MAX_LOADS = 32
 
 @dataclass(frozen=True)
 class ModelService:
-    _model: Model
+    _model: ServedModel
     _offers: Offers
     _adapters: Adapters
     _prompt_adapters: PromptAdapters

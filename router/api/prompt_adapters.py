@@ -4,13 +4,13 @@ import asyncio
 from dataclasses import dataclass, field
 
 from router.errors import Reason, RequestError, Violations
+from router.parse.adapter import check_form
+from router.parse.model import Limits, ServedModel, check_model
+from router.parse.needs import check_needs
+from router.parse.prompt_files import PromptFiles, read_folder, read_rows
+from router.parse.tables import check_rows, table_need
 from router.peers.offers import Offers
 from router.peers.prompt_adapters import PromptAdapters
-from router.validate.adapter import check_form
-from router.validate.model import Limits, Model, check_model
-from router.validate.needs import check_needs
-from router.validate.prompt_files import PromptFiles, read_folder, read_rows
-from router.validate.tables import check_rows, table_need
 from sluice.v1 import admin_pb2 as pb
 from sluice.v1.generation_pb2 import Embeddings
 from sluice.wire.adapters import AdapterEntry
@@ -23,7 +23,7 @@ MAX_LOADING = 4
 
 @dataclass(frozen=True)
 class PromptAdapterLoader:
-    _model: Model
+    _model: ServedModel
     _limits: Limits
     _offers: Offers
     _adapters: PromptAdapters

@@ -6,11 +6,11 @@ from router.features.max_queue_time import MaxQueueTime
 from router.features.processors import Processors
 from router.features.prompt_logprobs import PromptLogprobs
 from router.features.tensors import Tensors
+from router.parse.model import Limits, ServedModel
 from router.requests.part import Feature
-from router.validate.model import Limits, Model
 
 
-def all_features(model: Model, limits: Limits) -> tuple[Feature, ...]:
+def all_features(model: ServedModel, limits: Limits) -> tuple[Feature, ...]:
     return (
         Guides(limits),
         Drafts(model, limits),

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from router.errors import Reason, Violations, shown
+from router.parse.model import Limits
 from router.requests.part import Part
 from router.requests.token_log import RequestLog
-from router.validate.model import Limits
 from sluice.v1 import generation_pb2 as pb
 from sluice.v1.sampling_pb2 import GuidedDecoding
 from sluice.wire.params import Guide, GuideKind

@@ -6,9 +6,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from router.errors import RequestError, Violations
+from router.parse.model import Limits
 from router.requests.part import Part
 from router.requests.token_log import RequestLog
-from router.validate.model import Limits
 from sluice.v1 import generation_pb2 as pb
 from sluice.wire.errors import ErrorCode
 

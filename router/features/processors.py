@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from router.errors import Violations
+from router.parse.needs import Need, named_need
 from router.requests.part import Part
-from router.validate.needs import Need, named_need
 from sluice.v1 import generation_pb2 as pb
 
 

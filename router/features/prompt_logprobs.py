@@ -4,10 +4,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from router.errors import RequestError, Violation, Violations
+from router.parse.logprobs import parse_count
+from router.parse.model import Limits, ServedModel
 from router.requests.part import Part
 from router.requests.token_log import RequestLog
-from router.validate.logprobs import parse_count
-from router.validate.model import Limits, Model
 from sluice.v1 import generation_pb2 as pb
 
 
@@ -15,7 +15,7 @@ from sluice.v1 import generation_pb2 as pb
 class PromptLogprobs:
     fields = frozenset({"output.prompt_logprobs"})
 
-    _model: Model
+    _model: ServedModel
     _limits: Limits
 
     def parse(self, message: pb.GenerationSpec, bad: Violations) -> "_PromptLogprobs | None":

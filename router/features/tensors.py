@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from router.errors import Reason, RequestError, Violation, Violations, shown
+from router.parse.needs import Need, named_need
 from router.requests.part import Part
 from router.requests.token_log import RequestLog
-from router.validate.needs import Need, named_need
 from sluice.v1 import generation_pb2 as pb
 from sluice.wire.tensors import CONTEXT_LOGITS, GENERATION_LOGITS, LOGITS_NAMES, MAX_NAMES, TensorParams
 

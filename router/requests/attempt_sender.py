@@ -7,6 +7,8 @@ import msgspec
 from structlog.stdlib import BoundLogger
 
 from router.errors import RequestError
+from router.parse.context import fit
+from router.parse.needs import described
 from router.peers.adapters import Adapters
 from router.peers.membership import Membership
 from router.peers.offers import Offers, offering
@@ -20,8 +22,6 @@ from router.requests.request_phase import RequestPhase
 from router.requests.request_state import RequestState
 from router.requests.serving_model import ServingModel
 from router.requests.suspects import Suspects
-from router.validate.context import fit
-from router.validate.needs import described
 from sluice.wire.errors import ErrorCode
 from sluice.wire.params import StopParams
 from sluice.wire.requests import Cancel, Drop, Submit

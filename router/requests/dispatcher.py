@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import msgspec
 
 from router.errors import Reason, RequestError, Violation
+from router.parse.spec import Spec
 from router.peers.membership import Membership
 from router.requests.appended import Appended
 from router.requests.attempt_sender import AttemptSender
@@ -17,7 +18,6 @@ from router.requests.request_phase import RequestPhase
 from router.requests.request_state import RequestState
 from router.requests.suspects import Suspects
 from router.requests.tensor_log import MAX_WHOLE_BYTES
-from router.validate.spec import Spec
 from sluice.wire.errors import ErrorCode, Fault, FinishReason
 from sluice.wire.rows import End, TextBatch, TextRow
 from sluice.wire.tensors import TensorBatch, TensorRows

@@ -8,8 +8,8 @@ from typing import Any, Protocol
 from google.protobuf.message import Message
 
 from router.errors import Violations
+from router.parse.needs import Need
 from router.requests.token_log import RequestLog
-from router.validate.needs import Need
 from sluice.v1 import generation_pb2 as pb
 
 NESTED = ("sampling", "output")

@@ -13,6 +13,13 @@ from structlog.stdlib import BoundLogger
 
 from router.access.principal import Principal
 from router.errors import Reason, RequestError, Violation, Violations, logged
+from router.parse.adapter import files_of
+from router.parse.context import fit
+from router.parse.images import GivenImages
+from router.parse.model import Limits, ServedModel
+from router.parse.needs import check_needs
+from router.parse.parse import parse
+from router.parse.sampling import ban_words
 from router.peers.adapters import Adapters
 from router.peers.offers import Offers
 from router.peers.prompt_adapters import PromptAdapters
@@ -24,13 +31,6 @@ from router.requests.request_state import RequestState
 from router.requests.trace import RequestTrace, trace_ended, trace_refused
 from router.requests.trace_context import TraceContext, new_context, read_traceparent
 from router.text.tokenizer_pool import TokenizerPool
-from router.validate.adapter import files_of
-from router.validate.context import fit
-from router.validate.images import GivenImages
-from router.validate.model import Limits, Model
-from router.validate.needs import check_needs
-from router.validate.parse import parse
-from router.validate.sampling import ban_words
 from sluice.v1.generation_pb2 import GenerationSpec
 from sluice.wire.adapters import AdapterFiles
 from sluice.wire.errors import ErrorCode, FinishReason
@@ -48,9 +48,9 @@ NO_WEIGHTS = Violation(
 
 @dataclass(frozen=True)
 class RequestPipeline:
-    """validate → tokenize → admit → place → dispatch; then the caller writes the response; then one log line."""
+    """parse → tokenize → admit → place → dispatch; then the caller writes the response; then one log line."""
 
-    _model: Model
+    _model: ServedModel
     _limits: Limits
     _text: TokenizerPool
     _requests: Requests

@@ -7,13 +7,13 @@ import time
 from collections import Counter, deque
 
 from router.errors import RequestError
+from router.parse.spec import Spec
 from router.requests.attempt import Attempt
 from router.requests.part import Part
 from router.requests.request_phase import RequestPhase
 from router.requests.request_state import RequestState
 from router.requests.trace_context import TraceContext
 from router.shares import SharedSpace
-from router.validate.spec import Spec
 from sluice.telemetry.histogram import Histogram
 from sluice.telemetry.status_report import RequestReport
 from sluice.wire.errors import ErrorCode

@@ -7,6 +7,7 @@ from collections import deque
 from dataclasses import replace
 from typing import Any, Final
 
+from router.parse.spec import Spec
 from router.requests.admission import Permit
 from router.requests.attempt import Attempt, LostAttempt
 from router.requests.part import Part
@@ -14,7 +15,6 @@ from router.requests.request_phase import PREPARING, SUBMITTED, TRANSITIONS, WIT
 from router.requests.suspects import Suspicion
 from router.requests.token_log import RequestLog
 from router.requests.trace_context import TraceContext
-from router.validate.spec import Spec
 from sluice.wire.params import RetentionParams, SamplingParams
 from sluice.wire.requests import PROBATION_TOKENS
 from sluice.wire.rows import Started, Times

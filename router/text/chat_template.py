@@ -11,8 +11,8 @@ from jinja2.runtime import Macro
 from jinja2.utils import Namespace
 
 from router.errors import Reason, RequestError, Violation, shown
+from router.parse.chat import ChatPrompt
 from router.text.bounds import BoundedEnvironment, TooLargeError, TooSlowError
-from router.validate.chat import ChatPrompt
 from sluice.checkpoint.folder import CheckpointError
 
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")

@@ -7,10 +7,10 @@ from typing import TypeVar
 from tokenizers import Encoding, Tokenizer
 
 from router.errors import Reason, RequestError, Violation
+from router.parse.chat import ChatPrompt
+from router.parse.prompt import IdsPrompt, Prompt, TextPrompt
 from router.text.chat_template import ChatTemplates
 from router.text.fair_threads import FairThreads
-from router.validate.chat import ChatPrompt
-from router.validate.prompt import IdsPrompt, Prompt, TextPrompt
 from sluice.checkpoint.folder import Checkpoint, CheckpointError
 from sluice.checkpoint.tokenizing import decode, encode
 from sluice.checkpoint.vocabulary import Vocabulary

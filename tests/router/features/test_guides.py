@@ -4,8 +4,8 @@ import pytest
 
 from router.errors import Violations
 from router.features.guides import Guides
+from router.parse.model import Limits
 from router.requests.token_log import RequestLog
-from router.validate.model import Limits
 from sluice.v1.generation_pb2 import GenerationSpec
 from sluice.v1.sampling_pb2 import ChoiceList, GuidedDecoding, JsonObject
 from sluice.wire.params import Guide, GuideKind

@@ -4,8 +4,8 @@ import pytest
 
 from router.errors import RequestError, Violations
 from router.features.prompt_logprobs import PromptLogprobs
+from router.parse.model import Limits, describe
 from router.requests.token_log import RequestLog
-from router.validate.model import Limits, describe
 from sluice.v1.generation_pb2 import GenerationSpec, OutputOptions, ResumeFrom
 
 LIMITS = Limits(1000, 1000)

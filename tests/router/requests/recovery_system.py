@@ -13,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine
 from router.api.responses import ResponseBuilder, write_stream
 from router.api.watchdog import Watchdog
 from router.errors import RequestError
+from router.parse.model import describe
 from router.peers.adapters import Adapters
 from router.peers.offers import Offers
 from router.peers.placement import Placement
@@ -26,7 +27,6 @@ from router.requests.registry import RequestCounters, Requests
 from router.requests.request_state import RequestState
 from router.requests.serving_model import ServingModel
 from router.requests.suspects import Suspects
-from router.validate.model import describe
 from sluice.checkpoint.folder import open_checkpoint
 from sluice.settings.router import RecoverySettings
 from sluice.tiny_model import path

@@ -6,8 +6,8 @@ import pytest
 
 from router.errors import Violations
 from router.features import all_features
+from router.parse.model import Limits, describe
 from router.requests.part import NESTED, Part, parse_parts
-from router.validate.model import Limits, describe
 from sluice.v1 import generation_pb2 as pb
 from sluice.v1.generation_pb2 import GenerationSpec, OutputOptions
 from sluice.v1.sampling_pb2 import SamplingParams

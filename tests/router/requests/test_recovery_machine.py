@@ -10,10 +10,10 @@ from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from router.errors import RequestError, Violations
 from router.features import all_features
+from router.parse.model import limits_of
+from router.parse.parse import parse
 from router.requests.part import parse_parts
 from router.requests.request_phase import RequestPhase
-from router.validate.model import limits_of
-from router.validate.parse import parse
 from sluice.settings.services import RouterSettings
 from sluice.v1 import generation_pb2 as pb
 from sluice.wire.errors import ErrorCode

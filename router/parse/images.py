@@ -6,10 +6,10 @@ from itertools import accumulate, chain, islice
 from typing import NamedTuple, TypeVar
 
 from router.errors import Reason, RequestError, Violation, Violations
-from router.validate.chat import MAX_PARTS
-from router.validate.model import Limits, Model
-from router.validate.needs import Need
-from router.validate.tables import TABLE_FIELD, GivenTable
+from router.parse.chat import MAX_PARTS
+from router.parse.model import Limits, ServedModel
+from router.parse.needs import Need
+from router.parse.tables import TABLE_FIELD, GivenTable
 from sluice.checkpoint.scaling import Grid, ScalingError
 from sluice.checkpoint.vision import Vision
 from sluice.pictures.decode import PictureError, check_picture, upright_size
@@ -99,7 +99,7 @@ class GivenImages:
 
 
 def parse_images(
-    spec: pb.GenerationSpec, model: Model, limits: Limits, table: GivenTable | None, bad: Violations
+    spec: pb.GenerationSpec, model: ServedModel, limits: Limits, table: GivenTable | None, bad: Violations
 ) -> GivenImages | None:
     """The images; None if the model does not support images. Must not be used if `bad` has violations."""
     images = _given(spec, limits)

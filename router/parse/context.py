@@ -1,7 +1,7 @@
 """Checks whether a request fits the context, once its prompt is tokenized."""
 
 from router.errors import Reason, RequestError, Violation
-from router.validate.spec import Spec
+from router.parse.spec import Spec
 from sluice.wire.errors import ErrorCode
 
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from typing import get_args
 
 from router.errors import Reason, RequestError, Violation, Violations, shown
-from router.validate.adapter import adapter_not_found, changed, check_form
-from router.validate.model import Began, Limits
-from router.validate.needs import Need
+from router.parse.adapter import adapter_not_found, changed, check_form
+from router.parse.model import Began, Limits
+from router.parse.needs import Need
 from sluice.v1 import generation_pb2 as pb
 from sluice.wire.errors import ErrorCode
 from sluice.wire.prompt_adapters import version_of

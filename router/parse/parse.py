@@ -5,24 +5,24 @@ from itertools import islice
 from typing import NamedTuple
 
 from router.errors import Reason, Violations
-from router.validate.adapter import Find, adapter_need, parse_adapter
-from router.validate.beams import parse_beams
-from router.validate.images import GivenImages, image_need, parse_images
-from router.validate.logprobs import parse_count
-from router.validate.model import Began, Limits, Model, check_model
-from router.validate.needs import Need
-from router.validate.prompt import parse_prompt, parse_retention
-from router.validate.request_id import parse_request_id
-from router.validate.resume import check_seed, parse_began, parse_resume
-from router.validate.sampling import (
+from router.parse.adapter import Find, adapter_need, parse_adapter
+from router.parse.beams import parse_beams
+from router.parse.images import GivenImages, image_need, parse_images
+from router.parse.logprobs import parse_count
+from router.parse.model import Began, Limits, ServedModel, check_model
+from router.parse.needs import Need
+from router.parse.prompt import parse_prompt, parse_retention
+from router.parse.request_id import parse_request_id
+from router.parse.resume import check_seed, parse_began, parse_resume
+from router.parse.sampling import (
     Stopping,
     parse_bad_words,
     parse_sampling,
     parse_stopping,
     parse_strings,
 )
-from router.validate.spec import Spec
-from router.validate.tables import FindTable, GivenTable, no_tables, parse_table, table_need
+from router.parse.spec import Spec
+from router.parse.tables import FindTable, GivenTable, no_tables, parse_table, table_need
 from sluice.v1 import generation_pb2 as pb
 from sluice.wire.adapters import Adapter, AdapterFiles
 from sluice.wire.params import SamplingParams, TextParams
@@ -59,7 +59,7 @@ class _Outputs(NamedTuple):
 
 def parse(
     spec: pb.GenerationSpec,
-    model: Model,
+    model: ServedModel,
     limits: Limits,
     streaming: bool,
     bad: Violations,
@@ -90,7 +90,9 @@ def parse(
     return parsed
 
 
-def _parse_outputs(spec: pb.GenerationSpec, model: Model, limits: Limits, streaming: bool, bad: Violations) -> _Outputs:
+def _parse_outputs(
+    spec: pb.GenerationSpec, model: ServedModel, limits: Limits, streaming: bool, bad: Violations
+) -> _Outputs:
     stopping = parse_stopping(spec.stopping, model, limits, bad)
     num_outputs, n = _n(spec, limits, streaming, bad)
     logprobs = None
@@ -112,7 +114,7 @@ def _build(
     spec: pb.GenerationSpec,
     weights: _Weights,
     outputs: _Outputs,
-    model: Model,
+    model: ServedModel,
     limits: Limits,
     streaming: bool,
     bad: Violations,
@@ -175,7 +177,7 @@ def _keep_prompt_tokens(spec: pb.GenerationSpec, bad: Violations) -> int | None:
 
 
 def _text_params(
-    output: pb.OutputOptions, stopping: Stopping, model: Model, limits: Limits, streaming: bool, bad: Violations
+    output: pb.OutputOptions, stopping: Stopping, model: ServedModel, limits: Limits, streaming: bool, bad: Violations
 ) -> TextParams:
     field, kept = "spec.output.keep_special_tokens", output.keep_special_tokens
     interval = output.stream_interval if output.HasField("stream_interval") else 1

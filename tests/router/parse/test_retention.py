@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.errors import RequestError, Violations
-from router.validate.model import limits_of
-from router.validate.prompt import parse_retention
+from router.parse.model import limits_of
+from router.parse.prompt import parse_retention
 from sluice.settings.services import RouterSettings
 from sluice.v1 import generation_pb2 as pb
 from sluice.v1.generation_pb2 import KvCacheOptions, TokenRangeRetention

@@ -4,8 +4,8 @@ import re
 from collections.abc import Callable
 
 from router.errors import Reason, RequestError, Violation, Violations, shown
-from router.validate.model import Model
-from router.validate.needs import Need
+from router.parse.model import ServedModel
+from router.parse.needs import Need
 from sluice.v1 import generation_pb2 as pb
 from sluice.wire.adapters import ADAPTER_ID, MAX_CONFIG_BYTES, MAX_ID_CHARS, VERSION_BYTES, Adapter, AdapterFiles
 from sluice.wire.errors import ErrorCode
@@ -21,7 +21,7 @@ Find = Callable[[str], Adapter | None]
 
 def parse_adapter(
     spec: pb.GenerationSpec,
-    model: Model,
+    model: ServedModel,
     find: Find,
     version: str,
     bad: Violations,
@@ -64,7 +64,7 @@ def adapter_need(adapter: Adapter) -> Need:
     return Need("lora", "", "adapters", shown(adapter.id), lambda _: refusal)
 
 
-def check_id(field: str, adapter_id: str, model: Model, bad: Violations) -> None:
+def check_id(field: str, adapter_id: str, model: ServedModel, bad: Violations) -> None:
     if check_form(field, adapter_id, bad) and adapter_id == model.name:
         bad.add(field, f"is {shown(adapter_id)}, the name of the model", reason=Reason.CONFLICT)
 
@@ -115,7 +115,7 @@ def _has_begun(spec: pb.GenerationSpec) -> bool:
     return any(part.token_ids for part in spec.resume) and any(part.model_fingerprint for part in spec.resume)
 
 
-def _named(spec: pb.GenerationSpec, model: Model, bad: Violations) -> tuple[str, str]:
+def _named(spec: pb.GenerationSpec, model: ServedModel, bad: Violations) -> tuple[str, str]:
     """(the field that names an adapter, the adapter's id); the id is empty if neither field names one."""
     by_model = spec.model if spec.model not in ("", model.name) else ""
     if spec.lora_id:

@@ -4,16 +4,16 @@ import re
 from collections.abc import Mapping, Sequence
 
 from router.errors import Reason, Violations, shown
-from router.validate.adapter import VERSION
-from router.validate.model import Began, Model
-from router.validate.sampling import Stopping
+from router.parse.adapter import VERSION
+from router.parse.model import Began, ServedModel
+from router.parse.sampling import Stopping
 from sluice.v1 import generation_pb2 as pb
 
 FINGERPRINT = re.compile(r"[A-Za-z0-9]{1,64}", re.ASCII)
 
 
 def parse_resume(
-    parts: Sequence[pb.ResumeFrom], n: int, stopping: Stopping, model: Model, bad: Violations
+    parts: Sequence[pb.ResumeFrom], n: int, stopping: Stopping, model: ServedModel, bad: Violations
 ) -> dict[int, tuple[int, ...]]:
     """Tokens by index of the output. Must not be used if `bad` has violations."""
     tokens: dict[int, tuple[int, ...]] = {}

@@ -45,7 +45,7 @@ class Began(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class ServedModel:
     name: str
     vocab_size: int
     max_context_tokens: int
@@ -65,10 +65,10 @@ class Model:
         return value if value < self.vocab_size else 0
 
 
-def describe(checkpoint: Checkpoint, default_sampling: Mapping[str, float] = {}) -> Model:
+def describe(checkpoint: Checkpoint, default_sampling: Mapping[str, float] = {}) -> ServedModel:
     """`default_sampling` precedes the values of generation_config.json. Raises CheckpointError if one of those is out
     of range."""
-    return Model(
+    return ServedModel(
         name=checkpoint.name,
         vocab_size=checkpoint.vocab_size,
         max_context_tokens=checkpoint.max_context_tokens,
@@ -160,7 +160,7 @@ def limits_of(settings: ClientLimits, context_tokens: int) -> Limits:
     return Limits(settings.max_prompt_bytes or by_context, max(4 * context_tokens, SMALLEST_PROMPT_IDS), settings.max_n)
 
 
-def check_model(name: str, model: Model, field: str) -> None:
+def check_model(name: str, model: ServedModel, field: str) -> None:
     """Raises RequestError MODEL_NOT_FOUND unless `name` is the served model or empty."""
     if name not in ("", model.name):
         message = f"{field} is {shown(name)}; the model served here is {model.name!r}"

@@ -3,12 +3,12 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from router.validate.images import GivenImages
-from router.validate.model import Began
-from router.validate.needs import Need
-from router.validate.prompt import Prompt, Retention
-from router.validate.sampling import Stopping
-from router.validate.tables import GivenTable
+from router.parse.images import GivenImages
+from router.parse.model import Began
+from router.parse.needs import Need
+from router.parse.prompt import Prompt, Retention
+from router.parse.sampling import Stopping
+from router.parse.tables import GivenTable
 from sluice.wire.adapters import Adapter, AdapterFiles
 from sluice.wire.hashing import Domain
 from sluice.wire.params import SamplingParams, TextParams

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from router.errors import Reason, Violations
-from router.validate.chat import ChatPrompt, parse_chat
-from router.validate.model import Limits, Model
-from router.validate.tables import ADAPTER_FIELD, TABLE_FIELD, GivenTable
+from router.parse.chat import ChatPrompt, parse_chat
+from router.parse.model import Limits, ServedModel
+from router.parse.tables import ADAPTER_FIELD, TABLE_FIELD, GivenTable
 from sluice.v1 import generation_pb2 as pb
 from sluice.wire.params import DEFAULT_RETENTION, RangeRetention, RetentionParams
 from sluice.wire.sampling_ranges import Range
@@ -37,7 +37,7 @@ Prompt = TextPrompt | IdsPrompt | ChatPrompt
 
 
 def parse_prompt(
-    spec: pb.GenerationSpec, model: Model, limits: Limits, bad: Violations, table: GivenTable | None = None
+    spec: pb.GenerationSpec, model: ServedModel, limits: Limits, bad: Violations, table: GivenTable | None = None
 ) -> Prompt:
     """The result must not be used if `bad` has violations."""
     kind = spec.WhichOneof("prompt")
@@ -54,7 +54,9 @@ def parse_prompt(
     return TextPrompt(spec.text, size, spec.add_special_tokens if spec.HasField("add_special_tokens") else True)
 
 
-def _ids(spec: pb.GenerationSpec, table: GivenTable | None, model: Model, limits: Limits, bad: Violations) -> IdsPrompt:
+def _ids(
+    spec: pb.GenerationSpec, table: GivenTable | None, model: ServedModel, limits: Limits, bad: Violations
+) -> IdsPrompt:
     field = "spec.token_ids.ids"
     ids: tuple[int, ...] = ()
     if not spec.token_ids.ids:
@@ -80,7 +82,7 @@ def _check_virtual(field: str, ids: tuple[int, ...], table: GivenTable, vocab_si
         bad.add(field, problem, reason=Reason.OUT_OF_RANGE)
 
 
-def _rows(spec: pb.GenerationSpec, table: GivenTable | None, model: Model, bad: Violations) -> IdsPrompt:
+def _rows(spec: pb.GenerationSpec, table: GivenTable | None, model: ServedModel, bad: Violations) -> IdsPrompt:
     _check_unchanged(spec, "embeddings", bad)
     rows = 0 if table is None else table.rows
     return IdsPrompt(tuple(range(model.vocab_size, model.vocab_size + rows)), "spec.prompt_embeds")

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from router.errors import Reason, Violations
-from router.validate.model import Limits, Model
+from router.parse.model import Limits, ServedModel
 from sluice.v1 import sampling_pb2 as pb
 from sluice.wire.message import MAX_WORD_TOKENS, MAX_WORDS_TOKENS
 from sluice.wire.params import SamplingParams
@@ -31,7 +31,7 @@ class Stopping:
 
 
 def parse_sampling(
-    message: pb.SamplingParams, logprobs: int | None, model: Model, limits: Limits, bad: Violations
+    message: pb.SamplingParams, logprobs: int | None, model: ServedModel, limits: Limits, bad: Violations
 ) -> SamplingParams:
     """Unset fields get the model's defaults, an explicit zero stays zero, and a missing seed is chosen at random."""
     given: dict[str, Any] = _scalars(message, bad)
@@ -81,7 +81,7 @@ def ban_words(
     return msgspec.structs.replace(sampling, bad_token_ids=tuple(sorted(single)), bad_words=tuple(several))
 
 
-def parse_stopping(message: pb.StoppingCriteria, model: Model, limits: Limits, bad: Violations) -> Stopping:
+def parse_stopping(message: pb.StoppingCriteria, model: ServedModel, limits: Limits, bad: Violations) -> Stopping:
     field = "spec.stopping"
     max_tokens = message.max_tokens if message.HasField("max_tokens") else None
     if max_tokens == 0:
@@ -114,7 +114,7 @@ def _scalars(message: pb.SamplingParams, bad: Violations) -> dict[str, float]:
 
 
 def _logit_bias(
-    message: pb.SamplingParams, model: Model, limits: Limits, bad: Violations
+    message: pb.SamplingParams, model: ServedModel, limits: Limits, bad: Violations
 ) -> tuple[tuple[int, float], ...]:
     field = "spec.sampling.logit_bias"
     if not bad.at_most(field, len(message.logit_bias), limits.logit_bias, "entries"):
@@ -132,7 +132,7 @@ def _logit_bias(
 
 
 def _bans(
-    message: pb.SamplingParams, model: Model, limits: Limits, bad: Violations
+    message: pb.SamplingParams, model: ServedModel, limits: Limits, bad: Violations
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """(bad_token_ids, allowed_token_ids); at least one token must remain."""
     bad_field, allowed_field = "spec.sampling.bad_token_ids", "spec.sampling.allowed_token_ids"

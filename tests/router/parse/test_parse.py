@@ -8,11 +8,11 @@ import pytest
 
 from router.errors import Violations
 from router.features import all_features
+from router.parse.model import describe, limits_of
+from router.parse.parse import UNARY_INTERVAL, parse
+from router.parse.request_id import new_request_id
 from router.requests.part import parse_parts
 from router.requests.token_log import RequestLog
-from router.validate.model import describe, limits_of
-from router.validate.parse import UNARY_INTERVAL, parse
-from router.validate.request_id import new_request_id
 from sluice.checkpoint.vision import Vision
 from sluice.settings.services import RouterSettings
 from sluice.v1 import generation_pb2 as pb
@@ -22,7 +22,7 @@ from sluice.v1.sampling_pb2 import SamplingParams as Sampling
 from sluice.wire.adapters import Adapter
 from sluice.wire.params import DraftLogits, Guide, GuideKind, SamplingParams, Speculation
 from sluice.wire.tables import Table
-from tests.router.validate.spec_samples import SAMPLES, VOCABULARY
+from tests.router.parse.spec_samples import SAMPLES, VOCABULARY
 
 
 @pytest.fixture(scope="module")
