@@ -10,7 +10,8 @@ from router.api.paging import page_of
 from router.api.prompt_adapters import PromptAdapterLoader
 from router.api.rpc import Context
 from router.errors import Reason, RequestError, Violation, Violations
-from router.parse.adapter import adapter_not_found, check_id, parse_files
+from router.features.lora import parse_files
+from router.parse.adapter_ids import adapter_not_found, check_id
 from router.parse.model import ServedModel, check_model
 from router.peers.adapter_catalog import AdapterCatalog
 from router.peers.adapters import Adapters

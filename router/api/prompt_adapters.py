@@ -4,11 +4,11 @@ import asyncio
 from dataclasses import dataclass, field
 
 from router.errors import Reason, RequestError, Violations
-from router.parse.adapter import check_form
+from router.features.tables import check_rows, rows_need
+from router.parse.adapter_ids import check_form
 from router.parse.model import Limits, ServedModel, check_model
 from router.parse.needs import check_needs
 from router.parse.prompt_files import PromptFiles, read_folder, read_rows
-from router.parse.tables import check_rows, table_need
 from router.peers.offers import Offers
 from router.peers.prompt_adapters import PromptAdapters
 from sluice.v1 import admin_pb2 as pb
@@ -63,7 +63,7 @@ class PromptAdapterLoader:
         known = self._offers.known
         if known is None:
             raise RequestError(ErrorCode.NO_ENGINE, "no engine is known to be alive")
-        check_needs([table_need(table)], known)
+        check_needs([rows_need(f"{field}.shape", table.hidden_size)], known)
         return await asyncio.to_thread(table.checked)
 
     def _read(self, field: str, message: pb.LoadPromptAdapterRequest) -> Embeddings:

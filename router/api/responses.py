@@ -83,7 +83,7 @@ class ResponseBuilder:
     async def started(self) -> pb.Started:
         started, model, prompt_logprobs = (
             self._request.log.started,
-            self._spec.began(self._request.model).fingerprint,
+            self._request.began.fingerprint,
             self._prompt_rows(),
         )
         # Mark before the first await: from here on, another attempt must use the same model and does not send the

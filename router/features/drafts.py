@@ -25,7 +25,7 @@ class Drafts:
     _model: ServedModel
     _limits: Limits
 
-    def parse(self, message: pb.GenerationSpec, bad: Violations) -> "_Drafts | None":
+    async def parse(self, message: pb.GenerationSpec, bad: Violations, _: str) -> "_Drafts | None":
         speculation = _parse(message.speculation, self._model, self._limits, bad)
         return None if speculation == NO_SPECULATION else _Drafts(speculation)
 

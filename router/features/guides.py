@@ -23,7 +23,7 @@ class Guides:
 
     _limits: Limits
 
-    def parse(self, message: pb.GenerationSpec, bad: Violations) -> "_Guided | None":
+    async def parse(self, message: pb.GenerationSpec, bad: Violations, _: str) -> "_Guided | None":
         guide = _parse(message.guided, self._limits, bad, tuple(message.output.keep_special_tokens))
         return None if guide is None else _Guided(guide)
 

@@ -13,7 +13,7 @@ from sluice.v1 import generation_pb2 as pb
 class Processors:
     fields = frozenset({"sampling.logits_processors"})
 
-    def parse(self, message: pb.GenerationSpec, _: Violations) -> "_Processors":
+    async def parse(self, message: pb.GenerationSpec, _bad: Violations, _: str) -> "_Processors":
         return _Processors(tuple(message.sampling.logits_processors))
 
 

@@ -18,7 +18,7 @@ class PromptLogprobs:
     _model: ServedModel
     _limits: Limits
 
-    def parse(self, message: pb.GenerationSpec, bad: Violations) -> "_PromptLogprobs | None":
+    async def parse(self, message: pb.GenerationSpec, bad: Violations, _: str) -> "_PromptLogprobs | None":
         top = message.output.prompt_logprobs
         top = parse_count("spec.output.prompt_logprobs", top, self._model, self._limits, bad)
         # A caller that has tokens has received the prompt's log-probabilities before them.

@@ -18,7 +18,7 @@ class Tensors:
         {"output.context_logits", "output.generation_logits", "output.tensors", "resume", "resume_context_rows"}
     )
 
-    def parse(self, message: pb.GenerationSpec, bad: Violations) -> "_Tensors | None":
+    async def parse(self, message: pb.GenerationSpec, bad: Violations, _: str) -> "_Tensors | None":
         wanted = _parse(message, bad)
         return _Tensors(wanted) if wanted else None
 

@@ -104,6 +104,8 @@ def _as_float32(value: float) -> float:
 PROMPT_BYTES_PER_TOKEN = 32
 SMALLEST_PROMPT_BYTES = 64 << 10
 LARGEST_PROMPT_BYTES = 8 << 20
+MAX_MESSAGES = 4096
+"""Messages of a chat."""
 SMALLEST_PROMPT_IDS = 1 << 16
 """Number of ids accepted even if the context is short, because truncate_prompt_tokens may shorten the prompt."""
 
@@ -145,8 +147,7 @@ class Limits:
     draft_logits_bytes: int = MAX_DRAFT_LOGITS_BYTES
     listed_ids: int = 16_384
     """Ids in each of bad_token_ids, allowed_token_ids and stop_token_ids."""
-    messages: int = 4096
-    """Messages of a chat."""
+    messages: int = MAX_MESSAGES
     salt_bytes: int = 256
     retention_ranges: int = 64
     retention_time: float = 30 * 86_400.0

@@ -1,16 +1,12 @@
 """Parses a sluice.v1.GenerationSpec into a `Spec`, with every field set and in range."""
 
-from collections.abc import Iterator, Mapping
-from itertools import islice
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from router.errors import Reason, Violations
-from router.parse.adapter import Find, adapter_need, parse_adapter
 from router.parse.beams import parse_beams
-from router.parse.images import GivenImages, image_need, parse_images
 from router.parse.logprobs import parse_count
-from router.parse.model import Began, Limits, ServedModel, check_model
-from router.parse.needs import Need
+from router.parse.model import Began, Limits, ServedModel
 from router.parse.prompt import parse_prompt, parse_retention
 from router.parse.request_id import parse_request_id
 from router.parse.resume import check_seed, parse_began, parse_resume
@@ -22,28 +18,13 @@ from router.parse.sampling import (
     parse_strings,
 )
 from router.parse.spec import Spec
-from router.parse.tables import FindTable, GivenTable, no_tables, parse_table, table_need
 from sluice.v1 import generation_pb2 as pb
-from sluice.wire.adapters import Adapter, AdapterFiles
 from sluice.wire.params import SamplingParams, TextParams
 from sluice.wire.sampling_ranges import Range
 
 UNARY_INTERVAL = 128
 """Tokens per text batch of a unary request. A failed attempt loses fewer tokens than this."""
 ENGINE_DEATHS_RANGE = Range(0, 8)
-
-
-def no_adapters(_: str) -> None:
-    """See `Find`."""
-
-
-class _Weights(NamedTuple):
-    """What a request uses besides the served model's own weights."""
-
-    began: Began
-    adapter: Adapter | None
-    adapter_files: AdapterFiles | None
-    table: GivenTable | None
 
 
 class _Outputs(NamedTuple):
@@ -63,28 +44,11 @@ def parse(
     limits: Limits,
     streaming: bool,
     bad: Violations,
-    find_adapter: Find = no_adapters,
-    find_table: FindTable = no_tables,
-    hashed: AdapterFiles | None = None,
 ) -> Spec:
-    """The spec, which must not be used if `bad` has violations. `hashed`: the files in `spec.lora_weights`, if their
-    version was computed already.
-
-    Raises RequestError MODEL_NOT_FOUND, else ADAPTER_NOT_FOUND, ADAPTER_MISSING or MODEL_CHANGED, which make all
-    violations pointless.
-    """
-    names_other = spec.model not in ("", model.name)
-    if names_other and find_adapter(spec.model) is None:
-        check_model(spec.model, model, "spec.model")
+    """The spec, which must not be used if `bad` has violations."""
     began = parse_began(spec.resume, bad) if spec.resume else Began()
-    adapter, adapter_files, table = None, None, None
-    if names_other or spec.lora_id or spec.HasField("lora_weights") or began.adapter:
-        adapter, adapter_files = parse_adapter(spec, model, find_adapter, began.adapter, bad, hashed)
-    if spec.HasField("prompt_embeds") or spec.HasField("prompt_table") or spec.prompt_adapter_id or began.table:
-        table = parse_table(spec, limits, bad, find_table, began)
-    weights = _Weights(began, adapter, adapter_files, table)
     outputs = _parse_outputs(spec, model, limits, streaming, bad)
-    parsed = _build(spec, weights, outputs, model, limits, streaming, bad)
+    parsed = _build(spec, began, outputs, model, limits, streaming, bad)
     bad.at_most("spec.kv_cache.salt", len(spec.kv_cache.salt.encode()), limits.salt_bytes, "bytes")
     bad.within("spec.engine_deaths", spec.engine_deaths, ENGINE_DEATHS_RANGE)
     return parsed
@@ -112,20 +76,16 @@ def _parse_outputs(
 
 def _build(
     spec: pb.GenerationSpec,
-    weights: _Weights,
+    began: Began,
     outputs: _Outputs,
     model: ServedModel,
     limits: Limits,
     streaming: bool,
     bad: Violations,
 ) -> Spec:
-    images = None
-    # A model that supports images must also check a prompt without images for their placeholders.
-    if model.vision is not None or spec.images or _may_have_images(spec, limits):
-        images = parse_images(spec, model, limits, weights.table, bad)
     return Spec(
         request_id=parse_request_id(spec.request_id, bad),
-        prompt=parse_prompt(spec, model, limits, bad, weights.table),
+        prompt=parse_prompt(spec, model, limits, bad),
         keep_prompt_tokens=_keep_prompt_tokens(spec, bad),
         retention=parse_retention(spec.kv_cache, limits, bad) if spec.HasField("kv_cache") else None,
         bad_words=parse_bad_words(spec.sampling, limits, bad) if spec.sampling.bad_words else (),
@@ -140,32 +100,14 @@ def _build(
         streaming=streaming,
         engine_deaths=spec.engine_deaths,
         client_id=spec.client_id if spec.HasField("client_id") else None,
-        resume_model=weights.began.model,
-        adapter=weights.adapter,
-        adapter_files=weights.adapter_files,
-        table=weights.table,
-        images=images,
+        resume_model=began.model,
         n=outputs.n,
         num_outputs=outputs.num_outputs,
         logprobs=outputs.logprobs,
         sampling=outputs.sampling,
         stopping=outputs.stopping,
         resume=outputs.resume,
-        needs=tuple(_needs(weights, images)),
     )
-
-
-def _may_have_images(spec: pb.GenerationSpec, limits: Limits) -> bool:
-    return any(message.parts for message in islice(spec.chat.messages, limits.messages))
-
-
-def _needs(weights: _Weights, images: GivenImages | None) -> Iterator[Need]:
-    if weights.adapter is not None:
-        yield adapter_need(weights.adapter)
-    if weights.table is not None:
-        yield table_need(weights.table)
-    if images is not None and images.images:
-        yield image_need(images)
 
 
 def _keep_prompt_tokens(spec: pb.GenerationSpec, bad: Violations) -> int | None:

@@ -7,7 +7,6 @@ from itertools import pairwise
 from router.errors import Reason, Violations
 from router.parse.chat import ChatPrompt, parse_chat
 from router.parse.model import Limits, ServedModel
-from router.parse.tables import ADAPTER_FIELD, TABLE_FIELD, GivenTable
 from sluice.v1 import generation_pb2 as pb
 from sluice.wire.params import DEFAULT_RETENTION, RangeRetention, RetentionParams
 from sluice.wire.sampling_ranges import Range
@@ -27,7 +26,7 @@ class TextPrompt:
 
 @dataclass(frozen=True, slots=True)
 class IdsPrompt:
-    """Every id is in the vocabulary or, beyond it, is the id of a row of the request's table."""
+    """Every id is in the vocabulary or, beyond it, is the id of a row, see `router.features.tables`."""
 
     ids: tuple[int, ...]
     field: str = "spec.token_ids"
@@ -36,15 +35,15 @@ class IdsPrompt:
 Prompt = TextPrompt | IdsPrompt | ChatPrompt
 
 
-def parse_prompt(
-    spec: pb.GenerationSpec, model: ServedModel, limits: Limits, bad: Violations, table: GivenTable | None = None
-) -> Prompt:
+def parse_prompt(spec: pb.GenerationSpec, model: ServedModel, limits: Limits, bad: Violations) -> Prompt:
     """The result must not be used if `bad` has violations."""
     kind = spec.WhichOneof("prompt")
     if kind == "token_ids":
-        return _ids(spec, table, model, limits, bad)
+        return _ids(spec, model, limits, bad)
     if kind == "prompt_embeds":
-        return _rows(spec, table, model, bad)
+        _check_unchanged(spec, "embeddings", bad)
+        # The ids of the rows are added to it.
+        return IdsPrompt((), "spec.prompt_embeds")
     if kind == "chat":
         return parse_chat(spec, model, limits, bad)
     if kind is None:
@@ -54,9 +53,7 @@ def parse_prompt(
     return TextPrompt(spec.text, size, spec.add_special_tokens if spec.HasField("add_special_tokens") else True)
 
 
-def _ids(
-    spec: pb.GenerationSpec, table: GivenTable | None, model: ServedModel, limits: Limits, bad: Violations
-) -> IdsPrompt:
+def _ids(spec: pb.GenerationSpec, model: ServedModel, limits: Limits, bad: Violations) -> IdsPrompt:
     field = "spec.token_ids.ids"
     ids: tuple[int, ...] = ()
     if not spec.token_ids.ids:
@@ -64,28 +61,11 @@ def _ids(
     # Check before copying: copying millions of ids would block the event loop.
     elif bad.at_most(field, len(spec.token_ids.ids), limits.prompt_ids, "ids"):
         ids = tuple(spec.token_ids.ids)
-        if table is not None:
-            _check_virtual(field, ids, table, model.vocab_size, bad)
-        else:
+        # Ids of rows are beyond the vocabulary: the tables' feature checks them.
+        if not (spec.HasField("prompt_table") or spec.prompt_adapter_id):
             bad.token_ids(field, ids, model.vocab_size)
     _check_unchanged(spec, "token ids", bad)
     return IdsPrompt(ids)
-
-
-def _check_virtual(field: str, ids: tuple[int, ...], table: GivenTable, vocab_size: int, bad: Violations) -> None:
-    largest, source = max(ids), ADAPTER_FIELD if table.version else TABLE_FIELD
-    if largest >= vocab_size + table.rows:
-        problem = f"is {largest}, but the vocabulary has {vocab_size} tokens and {source} {table.rows} rows"
-        bad.add(f"{field}[{ids.index(largest)}]", problem, reason=Reason.OUT_OF_RANGE)
-    elif largest < vocab_size:
-        problem = f"does not use any row of {source}: id {vocab_size} is row 0, and so on"
-        bad.add(field, problem, reason=Reason.OUT_OF_RANGE)
-
-
-def _rows(spec: pb.GenerationSpec, table: GivenTable | None, model: ServedModel, bad: Violations) -> IdsPrompt:
-    _check_unchanged(spec, "embeddings", bad)
-    rows = 0 if table is None else table.rows
-    return IdsPrompt(tuple(range(model.vocab_size, model.vocab_size + rows)), "spec.prompt_embeds")
 
 
 def _check_unchanged(spec: pb.GenerationSpec, what: str, bad: Violations) -> None:

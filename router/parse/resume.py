@@ -3,12 +3,14 @@
 import re
 from collections.abc import Mapping, Sequence
 
-from router.errors import Reason, Violations, shown
-from router.parse.adapter import VERSION
+from router.errors import Reason, RequestError, Violations, shown
 from router.parse.model import Began, ServedModel
 from router.parse.sampling import Stopping
 from sluice.v1 import generation_pb2 as pb
+from sluice.wire.adapters import VERSION_BYTES
+from sluice.wire.errors import ErrorCode
 
+VERSION = re.compile(rf"[0-9a-f]{{{2 * VERSION_BYTES}}}", re.ASCII)
 FINGERPRINT = re.compile(r"[A-Za-z0-9]{1,64}", re.ASCII)
 
 
@@ -34,10 +36,8 @@ def parse_resume(
 
 def parse_began(parts: Sequence[pb.ResumeFrom], bad: Violations) -> Began:
     """The model and adapters with which the stream to be resumed began."""
-    fingerprint = parts[0].model_fingerprint if parts else ""
-    began = Began.read(fingerprint)
-    versions = [version for version in began[1:] if version]
-    if fingerprint and not (FINGERPRINT.fullmatch(began.model) and all(map(VERSION.fullmatch, versions))):
+    fingerprint, began = parts[0].model_fingerprint, began_of(parts)
+    if fingerprint and not began.model:
         bad.add(
             "spec.resume[0].model_fingerprint",
             f"is {shown(fingerprint)}, must be the value that Started returned",
@@ -50,6 +50,17 @@ def parse_began(parts: Sequence[pb.ResumeFrom], bad: Violations) -> Began:
             bad.add(f"spec.resume[{i}].model_fingerprint", problem, reason=Reason.CONFLICT)
             break
     return began
+
+
+def began_of(parts: Sequence[pb.ResumeFrom]) -> Began:
+    """Like `parse_began`, without reporting violations. Empty if there are any, or no parts."""
+    began = Began.read(parts[0].model_fingerprint if parts else "")
+    versions = [version for version in began[1:] if version]
+    return began if FINGERPRINT.fullmatch(began.model) and all(map(VERSION.fullmatch, versions)) else Began()
+
+
+def changed(message: str) -> RequestError:
+    return RequestError(ErrorCode.MODEL_CHANGED, message)
 
 
 def check_seed(resumed: Mapping[int, tuple[int, ...]], greedy: bool, seed_given: bool, bad: Violations) -> None:

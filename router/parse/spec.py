@@ -3,16 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from router.parse.images import GivenImages
-from router.parse.model import Began
-from router.parse.needs import Need
 from router.parse.prompt import Prompt, Retention
 from router.parse.sampling import Stopping
-from router.parse.tables import GivenTable
-from sluice.wire.adapters import Adapter, AdapterFiles
-from sluice.wire.hashing import Domain
 from sluice.wire.params import SamplingParams, TextParams
-from sluice.wire.tables import Table
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,47 +47,13 @@ class Spec:
     """Fingerprint of the model that generated the `resume` tokens; empty if unknown."""
     client_id: int | None
     """Passed to logits processors."""
-    adapter: Adapter | None = None
-    """Includes the version that the adapter's id referred to when the request arrived."""
-    adapter_files: AdapterFiles | None = None
-    """The adapter's files, if the request contains them."""
-    table: GivenTable | None = None
-    images: GivenImages | None = None
-    """None if the model does not support images. May be empty."""
-    needs: tuple[Need, ...] = ()
-    """What not every engine offers."""
     engine_deaths: int = 0
     """Successive engine deaths under this request, as reported by other routers."""
-
-    def began(self, model: str) -> Began:
-        """The model and adapters with which the request began. `model`: fingerprint of the model."""
-        adapter = "" if self.adapter is None else self.adapter.version
-        return Began(model, adapter, "" if self.table is None else self.table.version)
-
-    @property
-    def domain(self) -> Domain:
-        return Domain(self.salt, "" if self.adapter is None else self.adapter.version)
 
     @property
     def sequences(self) -> int:
         """Number of sequences that an engine runs for the request at the same time."""
         return self.n if self.sampling.beam_search is None else self.sampling.beam_search.width
-
-    @property
-    def has_rows(self) -> bool:
-        """Whether the request has a table or images."""
-        return self.table is not None or bool(self.images and self.images.images)
-
-    @property
-    def own_bytes(self) -> int:
-        """Bytes of the rows and images that the request contains itself."""
-        table = 0 if self.table is None or self.table.table is not None else len(self.table.data)
-        return table if self.images is None else table + self.images.size
-
-    @property
-    def shared_tables(self) -> tuple[Table, ...]:
-        """Tables of prompt adapters, which requests may share."""
-        return () if self.table is None or self.table.table is None else (self.table.table,)
 
     @property
     def resumed_tokens(self) -> int:

@@ -9,7 +9,6 @@ from structlog.stdlib import BoundLogger
 from router.errors import RequestError
 from router.parse.context import fit
 from router.parse.needs import described
-from router.peers.adapters import Adapters
 from router.peers.membership import Membership
 from router.peers.offers import Offers, offering
 from router.peers.peers import DetokenizerPeer, EnginePeer
@@ -37,7 +36,6 @@ class AttemptSender:
     _serving: ServingModel
     _suspects: Suspects
     _offers: Offers
-    _adapters: Adapters
     _address: str
     """Address of this router's inbox, to which the text is sent."""
     _log: BoundLogger
@@ -58,8 +56,8 @@ class AttemptSender:
         candidates = self._candidates(request)
         # Only engines that would accept a Submit: full and unconnected lanes reject it, quarantined engines return it.
         ready = [peer for peer in candidates.engines if peer.lane.ready() and not peer.quarantined]
-        if (adapter := request.spec.adapter) is not None:
-            ready = [peer for peer in ready if not self._adapters.loads.is_supplying(peer, adapter.version)]
+        for part in request.parts:
+            ready = [peer for peer in ready if part.accepted_by(peer)]
         ring_size = self._ring_size()
         alone = self._suspects.is_quarantined(request.suspicion, ring_size)
         candidates = self._apply_quarantine(request, candidates._replace(engines=ready), ring_size if alone else None)
@@ -154,7 +152,7 @@ class AttemptSender:
             [peer.heartbeat for peer in candidates.engines if peer.heartbeat],
             [peer.heartbeat for peer in candidates.detokenizers if peer.heartbeat],
             request.prompt,
-            request.spec.domain,
+            request.domain,
             request.spec.sequences,
             request.virtual,
         )
@@ -208,7 +206,6 @@ class AttemptSender:
             alone=alone,
             tenant=request.tenant,
             client_id=spec.client_id,
-            adapter=spec.adapter,
             tables=request.tables,
             **request.submitted_parts(),
         )

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import msgspec
 
 from router.errors import Reason, RequestError, Violation
-from router.parse.spec import Spec
 from router.peers.membership import Membership
 from router.requests.appended import Appended
 from router.requests.attempt_sender import AttemptSender
@@ -176,7 +175,9 @@ class Dispatcher:
     def _end_sequence(self, request: RequestState, sequence: int, end: End) -> None:
         if end.reason is FinishReason.ERROR:
             fault = end.fault or Fault(ErrorCode.INTERNAL.name, "the request failed without a reason")
-            self._losses.give_up(request, error_of(_named(fault, request.spec)))
+            for part in request.parts:
+                fault = part.named(fault)
+            self._losses.give_up(request, error_of(fault))
             return
         if end.reason is FinishReason.STOP_STRING and request.log.sequences[sequence].held_end is None:
             # The detokenizer found the stop string, but has no lane to the engine. So the router cancels the sequence.
@@ -194,12 +195,6 @@ def error_of(fault: Fault) -> RequestError:
     if not fault.field:
         return RequestError(fault.error_code, fault.message)
     return RequestError.invalid([Violation(fault.field, fault.message, private=True)], fault.error_code)
-
-
-def _named(fault: Fault, spec: Spec) -> Fault:
-    """`fault` with the field that the caller used: engines do not distinguish an uploaded adapter from others."""
-    uploaded = fault.field == "spec.lora_id" and spec.adapter_files is not None
-    return msgspec.structs.replace(fault, field="spec.lora_weights") if uploaded else fault
 
 
 def _timed(request: RequestState, row: TextRow) -> TextRow:

@@ -7,6 +7,7 @@ from collections import deque
 from dataclasses import replace
 from typing import Any, Final
 
+from router.parse.model import Began
 from router.parse.spec import Spec
 from router.requests.admission import Permit
 from router.requests.attempt import Attempt, LostAttempt
@@ -15,6 +16,7 @@ from router.requests.request_phase import PREPARING, SUBMITTED, TRANSITIONS, WIT
 from router.requests.suspects import Suspicion
 from router.requests.token_log import RequestLog
 from router.requests.trace_context import TraceContext
+from sluice.wire.hashing import Domain
 from sluice.wire.params import RetentionParams, SamplingParams
 from sluice.wire.requests import PROBATION_TOKENS
 from sluice.wire.rows import Started, Times
@@ -43,9 +45,15 @@ class RequestState:
         self.spec: Final = spec
         self.parts: Final = parts
         """What it asks of optional features."""
-        self.needs: Final = (*spec.needs, *(need for part in parts for need in part.needs()))
+        self.needs: Final = (*(need for part in parts for need in part.needs()),)
         """What not every engine offers."""
         self.offers_needed: Final = frozenset(need.offer for need in self.needs)
+        self.versions: Final = {name: version for part in parts for name, version in part.versions().items()}
+        """Fields of `Began`."""
+        self.domain: Final = Domain(spec.salt, self.versions.get("adapter", ""))
+        self.own_bytes: Final = sum(part.own_bytes for part in parts)
+        """Bytes of rows and images that the request contains itself, rather than by naming a prompt adapter."""
+        self.shared_tables: Final = tuple(table for part in parts for table in part.shared_tables)
         self.tenant: Final = tenant
         """Empty if there is no tenant."""
         self.trace: Final = trace
@@ -137,6 +145,11 @@ class RequestState:
     def lost_attempts(self) -> tuple[LostAttempt, ...]:
         """The latest lost attempts, oldest first."""
         return tuple(self._lost)
+
+    @property
+    def began(self) -> Began:
+        """The model and adapters with which the request began."""
+        return Began(self.model, **self.versions)
 
     @property
     def bound(self) -> bool:

@@ -1,3 +1,4 @@
+import asyncio
 import json
 
 import pytest
@@ -16,7 +17,7 @@ TAG = '{"structures": [{"begin": "<f>", "schema": {}, "end": "</f>"}], "triggers
 
 
 def parse(message: GuidedDecoding, bad: Violations) -> Guide | None:
-    part = Guides(LIMITS).parse(GenerationSpec(guided=message), bad)
+    part = asyncio.run(Guides(LIMITS).parse(GenerationSpec(guided=message), bad, ""))
     return None if part is None else part.submitted(RequestLog(1))["guide"]
 
 

@@ -1,3 +1,4 @@
+import asyncio
 from dataclasses import replace
 
 import pytest
@@ -18,7 +19,7 @@ def feature(checkpoint):
 
 def part_of(feature, top: int, **fields):
     message = GenerationSpec(output=OutputOptions(prompt_logprobs=top), **fields)
-    return feature.parse(message, Violations())
+    return asyncio.run(feature.parse(message, Violations(), ""))
 
 
 @pytest.mark.parametrize(("top", "max_tokens"), [(0, 1 << 18), (3, 1 << 16)])

@@ -1,5 +1,6 @@
 """Every field of the .proto changes the spec."""
 
+import asyncio
 import uuid
 from dataclasses import replace
 
@@ -7,7 +8,6 @@ import msgspec
 import pytest
 
 from router.errors import Violations
-from router.features import all_features
 from router.parse.model import describe, limits_of
 from router.parse.parse import UNARY_INTERVAL, parse
 from router.parse.request_id import new_request_id
@@ -22,6 +22,7 @@ from sluice.v1.sampling_pb2 import SamplingParams as Sampling
 from sluice.wire.adapters import Adapter
 from sluice.wire.params import DraftLogits, Guide, GuideKind, SamplingParams, Speculation
 from sluice.wire.tables import Table
+from tests.fakes.features import make_features
 from tests.router.parse.spec_samples import SAMPLES, VOCABULARY
 
 
@@ -37,8 +38,8 @@ TABLES = {"terse": Table.of(1, 2, "float16", bytes(4))}
 def parsed(message, model, streaming=True):
     """The spec, and the parts of the optional features."""
     limits, bad = limits_of(RouterSettings(model="m"), model.max_context_tokens), Violations()
-    spec = parse(message, model, limits, streaming, bad, ADAPTERS.get, lambda name, _: TABLES.get(name))
-    parts = parse_parts(all_features(model, limits), message, bad)
+    parts = asyncio.run(parse_parts(make_features(model, limits, ADAPTERS, TABLES), message, model.name, bad))
+    spec = parse(message, model, limits, streaming, bad)
     bad.raise_if_any()
     return spec, parts
 
