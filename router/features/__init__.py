@@ -1,5 +1,6 @@
 """The optional features of requests, one per file. A request enters only those whose fields it sets."""
 
+from router.features.bad_words import BadWords
 from router.features.drafts import Drafts
 from router.features.guides import Guides
 from router.features.images import Images
@@ -30,6 +31,7 @@ def all_features(
         # The ids of images' rows follow those of tables' rows.
         Tables(model, limits, prompt_adapters, text),
         Images(model, limits, text),
+        BadWords(model, limits, text),
         Guides(limits),
         Drafts(model, limits),
         PromptLogprobs(model, limits),

@@ -12,7 +12,6 @@ from router.parse.request_id import parse_request_id
 from router.parse.resume import check_seed, parse_began, parse_resume
 from router.parse.sampling import (
     Stopping,
-    parse_bad_words,
     parse_sampling,
     parse_stopping,
     parse_strings,
@@ -88,7 +87,6 @@ def _build(
         prompt=parse_prompt(spec, model, limits, bad),
         keep_prompt_tokens=_keep_prompt_tokens(spec, bad),
         retention=parse_retention(spec.kv_cache, limits, bad) if spec.HasField("kv_cache") else None,
-        bad_words=parse_bad_words(spec.sampling, limits, bad) if spec.sampling.bad_words else (),
         text=_text_params(spec.output, outputs.stopping, model, limits, streaming, bad),
         priority=_priority(spec.priority, bad),
         salt=spec.kv_cache.salt,

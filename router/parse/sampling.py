@@ -10,7 +10,6 @@ import msgspec
 from router.errors import Reason, Violations
 from router.parse.model import Limits, ServedModel
 from sluice.v1 import sampling_pb2 as pb
-from sluice.wire.message import MAX_WORD_TOKENS, MAX_WORDS_TOKENS
 from sluice.wire.params import SamplingParams
 from sluice.wire.sampling_ranges import SAMPLING_RANGES, Range
 
@@ -47,38 +46,6 @@ def parse_sampling(
         given["no_repeat_ngram_size"] = _ngram_size(message, limits, bad)
     seed = message.seed if message.HasField("seed") else secrets.randbits(63)
     return msgspec.structs.replace(model.sampling, **given, seed=seed, logprobs=logprobs)
-
-
-def parse_bad_words(message: pb.SamplingParams, limits: Limits, bad: Violations) -> tuple[str, ...]:
-    field = "spec.sampling.bad_words"
-    return parse_strings(field, message.bad_words, limits.bad_words, "bad words", limits.bad_word_bytes, bad)
-
-
-def ban_words(
-    sampling: SamplingParams, spellings: Sequence[Sequence[Sequence[int]]], vocab_size: int
-) -> SamplingParams:
-    """`sampling` with the bad words as token ids. Raises RequestError.
-
-    `spellings`: for each of one or more bad words, the sequences of token ids that produce it. Spellings with a token
-    beyond the model's vocabulary are skipped, because the model cannot generate them.
-    """
-    bad, field = Violations(), "spec.sampling.bad_words"
-    for i, word_spellings in enumerate(spellings):
-        if not all(word_spellings):
-            bad.add(f"{field}[{i}]", "has no tokens", reason=Reason.MISSING)
-        bad.at_most(f"{field}[{i}]", max(map(len, word_spellings)), MAX_WORD_TOKENS, "tokens")
-    words = [tuple(ids) for word_spellings in spellings for ids in word_spellings if ids and max(ids) < vocab_size]
-    single = {*sampling.bad_token_ids, *(word[0] for word in words if len(word) == 1)}
-    several = dict.fromkeys(word for word in words if len(word) > 1)
-    bad.at_most(field, sum(map(len, several)), MAX_WORDS_TOKENS, "tokens in words of several tokens")
-    if sampling.allowed_token_ids and single.issuperset(sampling.allowed_token_ids):
-        bad.add(
-            field, f"bans all {len(sampling.allowed_token_ids)} tokens in allowed_token_ids", reason=Reason.CONFLICT
-        )
-    if len(single) >= vocab_size:
-        bad.add(field, f"bans all {vocab_size} tokens of the vocabulary", reason=Reason.CONFLICT)
-    bad.raise_if_any()
-    return msgspec.structs.replace(sampling, bad_token_ids=tuple(sorted(single)), bad_words=tuple(several))
 
 
 def parse_stopping(message: pb.StoppingCriteria, model: ServedModel, limits: Limits, bad: Violations) -> Stopping:

@@ -19,8 +19,7 @@ class Spec:
     retention: Retention | None
     """None: the default."""
     sampling: SamplingParams
-    """Does not include the bad words, which are not tokenized yet."""
-    bad_words: tuple[str, ...]
+    """Does not include bad words, which are not tokenized yet."""
     stopping: Stopping
     text: TextParams
     n: int

@@ -15,6 +15,7 @@ from router.peers.peers import EnginePeer
 from router.requests.token_log import RequestLog
 from sluice.v1 import generation_pb2 as pb
 from sluice.wire.errors import Fault
+from sluice.wire.params import SamplingParams
 from sluice.wire.tables import PromptTables, Table
 
 NESTED = ("sampling", "output")
@@ -58,6 +59,10 @@ class Part:
         """The prompt's `tokens`, before truncation, with the ids of the part's rows of embeddings; and the first id
         after those. `first`: the first id that stands for no token and no earlier row. Raises RequestError."""
         return tokens, first
+
+    async def sampling(self, sampling: SamplingParams, tenant: str) -> SamplingParams:  # noqa: ARG002
+        """`sampling` with what depends on the tokenizer. Raises RequestError."""
+        return sampling
 
     def prepare(self, prompt_tokens: int, log: RequestLog) -> None:
         """The prompt is tokenized and fits the context. Raises RequestError."""

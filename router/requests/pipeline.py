@@ -14,7 +14,6 @@ from router.parse.context import fit
 from router.parse.model import Limits, ServedModel
 from router.parse.needs import check_needs
 from router.parse.parse import parse
-from router.parse.sampling import ban_words
 from router.peers.offers import Offers
 from router.requests.admission import Admission
 from router.requests.dispatcher import Dispatcher
@@ -148,9 +147,8 @@ class RequestPipeline:
         # the first submission, when it is known which engines qualify.
         fit(spec, len(prompt), self._offers.context_tokens, self._offers.model_context_tokens)
         sampling, retention = spec.sampling, RetentionParams()
-        if spec.bad_words:
-            spellings = await self._text.spellings(spec.bad_words, request.tenant)
-            sampling = ban_words(sampling, spellings, self._model.vocab_size)
+        for part in request.parts:
+            sampling = await part.sampling(sampling, request.tenant)
         if spec.retention is not None:
             retention = spec.retention.params(len(tokens), len(prompt))
         request.on_tokenized(prompt, sampling, retention)

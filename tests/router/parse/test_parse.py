@@ -157,7 +157,8 @@ def test_values_of_the_spec(model):
         "guide": Guide(GuideKind.CHOICE, '["yes", "no"]'),
         "speculation": Speculation(0, (1, 2)),
     }
-    assert (spec.bad_words, spec.client_id) == (("a", "b", "a"), 0)
+    assert [part.words for part in parts if hasattr(part, "words")] == [("a", "b", "a")]
+    assert spec.client_id == 0
     assert spec.text.stop == ("a", "b")
     assert (spec.text.include_stop, spec.text.min_tokens, spec.text.interval) == (True, 5, 4)
     assert (spec.text.skip_special_tokens, spec.text.keep_special_tokens) == (False, ("<tool_call>",))
