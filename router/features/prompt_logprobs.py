@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from router.errors import RequestError, Violation, Violations
-from router.parse.logprobs import parse_count
 from router.parse.model import Limits, ServedModel
+from router.parse.sampling import parse_count
 from router.requests.part import Part
 from router.requests.token_log import RequestLog
 from sluice.v1 import generation_pb2 as pb

@@ -1,17 +1,19 @@
 """Parses a sluice.v1.GenerationSpec into a `Spec`, with every field set and in range."""
 
+import os
+import re
+import time
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from router.errors import Reason, Violations
+from router.errors import Reason, Violations, shown
 from router.parse.beams import parse_beams
-from router.parse.logprobs import parse_count
 from router.parse.model import Began, Limits, ServedModel
 from router.parse.prompt import parse_prompt, parse_retention
-from router.parse.request_id import parse_request_id
 from router.parse.resume import check_seed, parse_began, parse_resume
 from router.parse.sampling import (
     Stopping,
+    parse_count,
     parse_sampling,
     parse_stopping,
     parse_strings,
@@ -24,6 +26,7 @@ from sluice.wire.sampling_ranges import Range
 UNARY_INTERVAL = 128
 """Tokens per text batch of a unary request. A failed attempt loses fewer tokens than this."""
 ENGINE_DEATHS_RANGE = Range(0, 8)
+REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}", re.ASCII)
 
 
 class _Outputs(NamedTuple):
@@ -177,3 +180,24 @@ def _time_limit(spec: pb.GenerationSpec, limits: Limits, bad: Violations) -> flo
     if not spec.HasField("time_limit"):
         return None
     return bad.duration("spec.time_limit", spec.time_limit, limits.time_limit)
+
+
+def parse_request_id(text: str, bad: Violations) -> str:
+    """The caller's id, or a new one if `text` is empty."""
+    if text and not REQUEST_ID.fullmatch(text):
+        bad.add(
+            "spec.request_id",
+            f"is {shown(text)}, must be at most 128 characters of [A-Za-z0-9._:-]",
+            reason=Reason.INVALID_FORMAT,
+        )
+    return text or new_request_id()
+
+
+def new_request_id() -> str:
+    """A UUIDv7 (RFC 9562): 48 bits of Unix milliseconds, then random bits."""
+    value = (time.time_ns() // 1_000_000) << 80 | int.from_bytes(os.urandom(10))
+    # Set the version to 7 and the variant to 0b10.
+    value = value & ~(0xF << 76) | 0x7 << 76
+    value = value & ~(0x3 << 62) | 0x2 << 62
+    text = f"{value:032x}"
+    return "-".join((text[:8], text[8:12], text[12:16], text[16:20], text[20:]))

@@ -138,3 +138,8 @@ def parse_strings(
             bad.add(f"{field}[{i}]", "is empty", reason=Reason.MISSING)
         bad.at_most(f"{field}[{i}]", len(text.encode()), max_bytes, "bytes")
     return tuple(strings)
+
+
+def parse_count(field: str, count: int, model: ServedModel, limits: Limits, bad: Violations) -> int:
+    bad.within(field, count, Range(0, limits.logprobs))
+    return min(count, model.vocab_size)

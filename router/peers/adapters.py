@@ -8,8 +8,7 @@ from structlog.stdlib import BoundLogger
 
 from router.errors import RequestError, Violation, shown
 from router.peers.adapter_catalog import AdapterCatalog
-from router.peers.adapter_files import AdapterFileStore
-from router.peers.adapter_loads import AdapterLoads
+from router.peers.adapter_loads import AdapterFileStore, AdapterLoads
 from router.peers.membership import Membership
 from router.peers.peers import DetokenizerPeer, EnginePeer
 from sluice.wire.adapter_registry import AdapterRegistry

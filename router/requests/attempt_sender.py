@@ -7,18 +7,16 @@ import msgspec
 from structlog.stdlib import BoundLogger
 
 from router.errors import RequestError
-from router.parse.context import fit
 from router.parse.needs import described
+from router.parse.spec import fit
 from router.peers.membership import Membership
 from router.peers.offers import Offers, offering
 from router.peers.peers import DetokenizerPeer, EnginePeer
 from router.peers.placement import Placement
-from router.requests.attempt import Attempt
+from router.requests.attempt import Attempt, Candidates
 from router.requests.cancel_queue import CancelQueue
-from router.requests.candidates import Candidates
 from router.requests.registry import Requests
-from router.requests.request_phase import RequestPhase
-from router.requests.request_state import RequestState
+from router.requests.request_state import RequestPhase, RequestState
 from router.requests.serving_model import ServingModel
 from router.requests.suspects import Suspects
 from sluice.wire.errors import ErrorCode

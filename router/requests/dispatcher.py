@@ -13,8 +13,7 @@ from router.requests.attempt_sender import AttemptSender
 from router.requests.losses import Losses
 from router.requests.recovery import Recovery
 from router.requests.registry import RequestCounters, Requests
-from router.requests.request_phase import RequestPhase
-from router.requests.request_state import RequestState
+from router.requests.request_state import RequestPhase, RequestState
 from router.requests.suspects import Suspects
 from router.requests.tensor_log import MAX_WHOLE_BYTES
 from sluice.wire.errors import ErrorCode, Fault, FinishReason

@@ -10,10 +10,10 @@ from structlog.stdlib import BoundLogger
 
 from router.access.principal import Principal
 from router.errors import RequestError, Violations, logged
-from router.parse.context import fit
 from router.parse.model import Limits, ServedModel
 from router.parse.needs import check_needs
 from router.parse.parse import parse
+from router.parse.spec import fit
 from router.peers.offers import Offers
 from router.requests.admission import Admission
 from router.requests.dispatcher import Dispatcher

@@ -11,8 +11,7 @@ from router.peers.membership import Membership
 from router.requests.admission import Admission
 from router.requests.attempt_sender import AttemptSender
 from router.requests.registry import RequestCounters
-from router.requests.request_phase import RequestPhase
-from router.requests.request_state import RequestState
+from router.requests.request_state import RequestPhase, RequestState
 from router.requests.suspects import Suspects
 from sluice.settings.router import RecoverySettings
 from sluice.wire.errors import ErrorCode, FinishReason

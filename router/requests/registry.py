@@ -10,8 +10,7 @@ from router.errors import RequestError
 from router.parse.spec import Spec
 from router.requests.attempt import Attempt
 from router.requests.part import Part
-from router.requests.request_phase import RequestPhase
-from router.requests.request_state import RequestState
+from router.requests.request_state import RequestPhase, RequestState
 from router.requests.trace_context import TraceContext
 from router.shares import SharedSpace
 from sluice.telemetry.histogram import Histogram

@@ -1,10 +1,12 @@
-"""The state of one request: its phase, its latest attempt and its progress. Only the methods of `RequestState` write
-it; a test checks that."""
+"""The state of one request: its phase, the legal changes of phase, its latest attempt and its progress. Only the
+methods of `RequestState` write it; a test checks that."""
 
 import asyncio
 import time
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import replace
+from enum import Enum
 from typing import Any, Final
 
 from router.parse.model import Began
@@ -12,7 +14,6 @@ from router.parse.spec import Spec
 from router.requests.admission import Permit
 from router.requests.attempt import Attempt, LostAttempt
 from router.requests.part import Part
-from router.requests.request_phase import PREPARING, SUBMITTED, TRANSITIONS, WITHOUT_PERMIT, RequestPhase
 from router.requests.suspects import Suspicion
 from router.requests.token_log import RequestLog
 from router.requests.trace_context import TraceContext
@@ -27,6 +28,43 @@ MAX_LOST_KEPT = 32
 UNCONNECTED_TOKENS = 16
 """Tokens per sequence that an engine may sample before a new lane to its detokenizer is connected. All of them are lost
 if the engine dies before that. Half a second at 30 ms per token; connecting takes milliseconds."""
+
+
+class RequestPhase(Enum):
+    """Phases from a request's arrival to the end of its last attempt. The value describes the phase."""
+
+    TOKENIZING = "the prompt is being tokenized"
+    QUEUED = "the request waits for a permit"
+    PLACING = "the request waits for peers that can accept its first attempt"
+    ON_RING = "an attempt is running"
+    CANCELLING = "a Cancel was sent for the attempt, and its terminal rows are awaited"
+    RECOVERING = "the attempt was lost, and the request waits for peers that can accept the next one"
+    PAUSED = "the client reads too slowly: no attempt and no permit until it has caught up"
+    ENDED = "no attempt is running, and none will follow"
+
+
+P = RequestPhase
+PREPARING = frozenset({P.TOKENIZING, P.QUEUED, P.PLACING})
+SUBMITTED = frozenset({P.ON_RING, P.CANCELLING})
+WITHOUT_PERMIT = frozenset({P.PAUSED, P.ENDED})
+
+TRANSITIONS: Mapping[P, Mapping[P, str]] = {
+    P.TOKENIZING: {P.QUEUED: "prompt tokenized", P.ENDED: "refused or stopped"},
+    P.QUEUED: {P.PLACING: "permit granted", P.ENDED: "refused or stopped"},
+    P.PLACING: {P.ON_RING: "submitted", P.ENDED: "no peers, or stopped"},
+    P.ON_RING: {
+        P.CANCELLING: "stopped",
+        P.RECOVERING: "attempt lost",
+        P.PAUSED: "client too slow",
+        P.ENDED: "last terminal row, or attempt lost beyond recovery",
+    },
+    P.CANCELLING: {P.ENDED: "last terminal row, or attempt lost"},
+    P.RECOVERING: {P.ON_RING: "submitted again", P.ENDED: "no peers, or stopped"},
+    P.PAUSED: {P.RECOVERING: "client caught up, permit granted", P.ENDED: "stopped"},
+    P.ENDED: {},
+}
+"""Every legal transition, with its cause. "Stopped" means by an abort, a client that disconnected, the time limit, or a
+draining router. The diagram in docs/architecture.md is generated from this table."""
 
 
 class RequestState:

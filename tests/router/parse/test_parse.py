@@ -9,8 +9,7 @@ import pytest
 
 from router.errors import Violations
 from router.parse.model import describe, limits_of
-from router.parse.parse import UNARY_INTERVAL, parse
-from router.parse.request_id import new_request_id
+from router.parse.parse import UNARY_INTERVAL, new_request_id, parse
 from router.requests.part import parse_parts
 from router.requests.token_log import RequestLog
 from sluice.checkpoint.vision import Vision

@@ -12,7 +12,7 @@ from router.errors import RequestError, Violations
 from router.parse.model import limits_of
 from router.parse.parse import parse
 from router.requests.part import parse_parts
-from router.requests.request_phase import RequestPhase
+from router.requests.request_state import RequestPhase
 from sluice.settings.services import RouterSettings
 from sluice.v1 import generation_pb2 as pb
 from sluice.wire.errors import ErrorCode

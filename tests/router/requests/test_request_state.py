@@ -8,8 +8,7 @@ import pytest
 
 import router
 from router.parse.model import describe
-from router.requests.request_phase import PREPARING, SUBMITTED, TRANSITIONS, RequestPhase
-from router.requests.request_state import RequestState
+from router.requests.request_state import PREPARING, SUBMITTED, TRANSITIONS, RequestPhase, RequestState
 from sluice.v1 import generation_pb2 as pb
 from sluice.wire.params import RetentionParams
 from tests.router.parse.test_parse import spec_of
