@@ -18,7 +18,7 @@ from router.api.admin_messages import (
 )
 from router.api.rpc import Context
 from router.api.stats_broadcast import StatsBroadcast, step_message
-from router.errors import Reason, RequestError, Violation, Violations, seconds, shown
+from router.errors import Reason, RequestError, Violations, seconds, shown
 from router.peers.cache_events import CacheEventReaders
 from router.peers.engine_calls import EngineAnswers, EngineCalls
 from router.peers.membership import Membership
@@ -176,7 +176,7 @@ def _check_range(field: str, value: float, least: float) -> None:
     """Raises RequestError INVALID_ARGUMENT if `value`, in seconds, is less than `least` or too large."""
     if not least <= value <= LONGEST_INTERVAL:
         description = f"is {value:g} s, must be in [{least:g}, {LONGEST_INTERVAL:g}] s"
-        raise RequestError.invalid([Violation(field, description, reason=Reason.OUT_OF_RANGE)])
+        raise RequestError.at(field, description, reason=Reason.OUT_OF_RANGE)
 
 
 def _detokenizer_message(heartbeat: DetokenizerHeartbeat) -> pb.DetokenizerStats:

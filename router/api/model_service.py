@@ -9,7 +9,7 @@ from typing import Any
 from router.api.paging import page_of
 from router.api.prompt_adapters import PromptAdapterLoader
 from router.api.rpc import Context
-from router.errors import Reason, RequestError, Violation, Violations
+from router.errors import Reason, RequestError, Violations
 from router.features.lora import parse_files
 from router.parse.adapter_ids import adapter_not_found, check_id
 from router.parse.model import ServedModel, check_model
@@ -93,8 +93,8 @@ class ModelService:
         async for message in messages:
             kind = message.WhichOneof("part")
             if (header is None) is not (kind == "header"):
-                raise RequestError.invalid(
-                    [Violation("part", "must be the header first, and data after it", reason=Reason.INVALID_FORMAT)]
+                raise RequestError.at(
+                    "part", "must be the header first, and data after it", reason=Reason.INVALID_FORMAT
                 )
             if header is None:
                 header = message.header
@@ -105,10 +105,10 @@ class ModelService:
             weights += message.data
             if len(weights) > MAX_FILE_BYTES:
                 problem = f"all parts together exceed {MAX_FILE_BYTES} bytes, the limit"
-                raise RequestError.invalid([Violation("data", problem, reason=Reason.TOO_MANY)])
+                raise RequestError.at("data", problem, reason=Reason.TOO_MANY)
         if header is None or not weights or not header.config_json:
-            raise RequestError.invalid(
-                [Violation("part", "must have a header with config_json, then data", reason=Reason.INVALID_FORMAT)]
+            raise RequestError.at(
+                "part", "must have a header with config_json, then data", reason=Reason.INVALID_FORMAT
             )
         return header.lora_id, AdapterFiles(header.config_json, bytes(weights))
 

@@ -32,17 +32,14 @@ class GivenImage(NamedTuple):
     data: bytes
 
 
-@dataclass(frozen=True)
 class Images:
-    _model: ServedModel
-    _limits: Limits
-    _text: TokenizerPool
-
-    @property
-    def fields(self) -> frozenset[str]:
+    def __init__(self, model: ServedModel, limits: Limits, text: TokenizerPool) -> None:
+        self._model = model
+        self._limits = limits
+        self._text = text
         # If the model supports images, a prompt without images must be checked for their placeholders.
-        prompts = {"text", "token_ids", "chat"} if self._model.vision is not None else set[str]()
-        return frozenset({"images", CHAT_PARTS, *prompts})
+        prompts = () if model.vision is None else ("text", "token_ids", "chat")
+        self.fields = frozenset({"images", CHAT_PARTS, *prompts})
 
     async def parse(self, message: pb.GenerationSpec, bad: Violations, _: str) -> "_Images | None":
         images, vision = _given(message, self._limits), self._model.vision
@@ -114,7 +111,7 @@ class _Images(Part):
         if len(places) != len(self.images):
             placeholders = f"has {len(places)} image placeholders (token {self.vision.token_id})"
             problem = f"{placeholders}, but the request has {len(self.images)} images"
-            raise RequestError.invalid([Violation(self.prompt_field, problem, reason=Reason.CONFLICT)])
+            raise RequestError.at(self.prompt_field, problem, reason=Reason.CONFLICT)
         parts: list[Sequence[int]] = []
         end = 0
         for place, rows in zip(places, sizes, strict=True):

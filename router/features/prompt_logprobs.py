@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from router.errors import RequestError, Violation, Violations
+from router.errors import RequestError, Violations
 from router.parse.model import Limits, ServedModel
 from router.parse.sampling import parse_count
 from router.requests.part import Part
@@ -40,7 +40,7 @@ class _PromptLogprobs(Part):
                 f"is {self.top}, with {prompt_tokens} prompt tokens that is {values} log-probabilities, "
                 f"must be at most {self.limit}"
             )
-            raise RequestError.invalid([Violation("spec.output.prompt_logprobs", description)])
+            raise RequestError.at("spec.output.prompt_logprobs", description)
         log.expect_prompt_logprobs(prompt_tokens - 1, self.top)
 
     def submitted(self, log: RequestLog) -> dict[str, Any]:

@@ -100,7 +100,7 @@ class GivenTable:
         if match is not None:
             row, column = divmod(match.start(), self.hidden_size)
             description = f"has a value in row {row}, column {column} that is infinite, not a number, or too large"
-            raise RequestError.invalid([Violation(f"{self.field}.data", description)])
+            raise RequestError.at(f"{self.field}.data", description)
         return Table.of(self.rows, self.hidden_size, self.dtype, self.data)
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from router.errors import Reason, RequestError, Violation, Violations, shown
+from router.errors import Reason, RequestError, Violations, shown
 from router.parse.needs import Need, named_need
 from router.requests.part import Part
 from router.requests.token_log import RequestLog
@@ -35,7 +35,7 @@ class _Tensors(Part):
     def prepare(self, prompt_tokens: int, log: RequestLog) -> None:
         if self.wanted.context_rows > prompt_tokens:
             description = f"is {self.wanted.context_rows}, but the prompt has {prompt_tokens} tokens"
-            raise RequestError.invalid([Violation("spec.resume_context_rows", description)])
+            raise RequestError.at("spec.resume_context_rows", description)
         log.expect_tensors(self.wanted, prompt_tokens)
 
     def submitted(self, log: RequestLog) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 from msgspec import Meta
 
-from router.errors import RequestError, Violation, shown
+from router.errors import RequestError, shown
 from sluice.checkpoint.peft import CONFIG, DESCRIPTIONS, PICKLE, WEIGHTS
 from sluice.checkpoint.tensor_file import INVALID_JSON, LENGTH_BYTES, TensorFileError, decode, split
 from sluice.v1 import generation_pb2 as pb
@@ -129,4 +129,4 @@ def _read_tensor(field: str, data: bytes) -> tuple[_Tensor, bytes]:
 
 
 def _refused(field: str, description: str) -> RequestError:
-    return RequestError.invalid([Violation(field, description, private=True)])
+    return RequestError.at(field, description, private=True)

@@ -73,9 +73,7 @@ def fit(spec: Spec, prompt_tokens: int, context_tokens: int, model_tokens: int) 
     Raises RequestError: INVALID_ARGUMENT for a prompt without tokens, CONTEXT_OVERFLOW if the request does not fit.
     """
     if prompt_tokens == 0:
-        raise RequestError.invalid(
-            [Violation(spec.prompt.field, "has no tokens, must have at least one", reason=Reason.MISSING)]
-        )
+        raise RequestError.at(spec.prompt.field, "has no tokens, must have at least one", reason=Reason.MISSING)
     room = context_tokens - prompt_tokens
     max_tokens = spec.stopping.max_tokens
     with_prompt = f"with {prompt_tokens} prompt tokens"

@@ -77,7 +77,7 @@ class AdapterFileStore:
                     del self._files[version]
 
 
-class _Pending(NamedTuple):
+class _PendingLoad(NamedTuple):
     engine: EnginePeer
     loaded: "asyncio.Future[AdapterLoaded | None]"
     """The engine's answer; None if the engine was lost."""
@@ -88,7 +88,7 @@ class AdapterLoads:
         """`address`: address of this router's inbox."""
         self._address = address
         self._files = files
-        self._pending: dict[int, _Pending] = {}
+        self._pending: dict[int, _PendingLoad] = {}
         """By number of the load request."""
         self._supplies: dict[tuple[int, str], asyncio.Task[None]] = {}
         """Tasks that send files to engines, by the engine's epoch and the version."""
@@ -105,7 +105,7 @@ class AdapterLoads:
         """
         number = secrets.randbits(63)
         loaded: asyncio.Future[AdapterLoaded | None] = asyncio.get_running_loop().create_future()
-        self._pending[number] = _Pending(engine, loaded)
+        self._pending[number] = _PendingLoad(engine, loaded)
         try:
             async with asyncio.timeout(LOAD_SECONDS):
                 if version is not None and self.supply(engine, version):

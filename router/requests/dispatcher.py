@@ -187,7 +187,7 @@ class Dispatcher:
 
 def _too_large() -> RequestError:
     problem = f"requests tensors of more than {MAX_WHOLE_BYTES} bytes, the limit of one message: use GenerateStream"
-    return RequestError.invalid([Violation("spec.output", problem, reason=Reason.TOO_MANY)])
+    return RequestError.at("spec.output", problem, reason=Reason.TOO_MANY)
 
 
 def error_of(fault: Fault) -> RequestError:

@@ -124,6 +124,10 @@ class RequestState:
         tokens."""
         self.submitted: float | None = None
         """Time of the first submission."""
+        self.first_tokens_at: float | None = None
+        """When the request's first token arrived over the ring."""
+        self.terminal_at: float | None = None
+        """When the last row of all sequences arrived over the ring."""
         self._preparation: asyncio.Timeout | None = None
         self._permit: Permit | None = None
         self._attempt: Attempt | None = None
@@ -131,9 +135,7 @@ class RequestState:
         """Sequences whose terminal row has arrived."""
         self._sampled_at_death = 0
         """Tokens, of all sequences, that engines may have sampled before they died, received or not."""
-        self._first_tokens: float | None = None
         self._first_delta: float | None = None
-        self._terminal_at: float | None = None
         self._lost: deque[LostAttempt] = deque(maxlen=MAX_LOST_KEPT)
 
     # Properties.
@@ -168,16 +170,6 @@ class RequestState:
         """Fields that identify the request in log lines."""
         trace = {} if self.trace is None else {"trace_id": self.trace.hex_id}
         return {"request_id": self.spec.request_id} | trace
-
-    @property
-    def first_tokens_at(self) -> float | None:
-        """When the request's first token arrived over the ring."""
-        return self._first_tokens
-
-    @property
-    def terminal_at(self) -> float | None:
-        """When the last row of all sequences arrived over the ring."""
-        return self._terminal_at
 
     @property
     def lost_attempts(self) -> tuple[LostAttempt, ...]:
@@ -233,11 +225,11 @@ class RequestState:
         if self.attempt.number == 0 or self.submitted is None:
             return times
         earlier = self.attempt.submitted - self.submitted
-        if self._first_tokens is None or self._first_tokens >= self.attempt.submitted:
+        if self.first_tokens_at is None or self.first_tokens_at >= self.attempt.submitted:
             # No earlier attempt produced a token, so all the time before this one counts as queueing.
             return Times(earlier + times.queue, times.context, times.generation)
         # All time after the first token of an earlier attempt counts as generation, including this attempt's start.
-        context = self._first_tokens - self.submitted
+        context = self.first_tokens_at - self.submitted
         return Times(0.0, context, earlier - context + times.queue + times.context + times.generation)
 
     # Before the first submission.
@@ -295,8 +287,8 @@ class RequestState:
 
     def on_first_token(self) -> None:
         self._attempt = replace(self.attempt, has_tokens=True)
-        if self._first_tokens is None:
-            self._first_tokens = time.monotonic()
+        if self.first_tokens_at is None:
+            self.first_tokens_at = time.monotonic()
 
     def charge_output(self, tokens: int) -> None:
         if self._permit is not None:
@@ -311,7 +303,7 @@ class RequestState:
         """The last row of `sequence` has arrived over the ring. Returns whether all sequences have ended."""
         self._ended.add(sequence)
         if self.all_terminal:
-            self._terminal_at = time.monotonic()
+            self.terminal_at = time.monotonic()
         return self.all_terminal
 
     @property

@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from tokenizers import Encoding, Tokenizer
 
-from router.errors import Reason, RequestError, Violation
+from router.errors import Reason, RequestError
 from router.parse.chat import ChatPrompt
 from router.parse.prompt import IdsPrompt, Prompt, TextPrompt
 from router.text.chat_template import ChatTemplates
@@ -138,7 +138,7 @@ class TokenizerPool:
         size = len(text.encode("utf-8", "surrogatepass"))
         if size > self._max_rendered_bytes:
             description = f"is {size} bytes when rendered, at most {self._max_rendered_bytes} are allowed"
-            raise RequestError.invalid([Violation(chat.field, description, reason=Reason.TOO_MANY)])
+            raise RequestError.at(chat.field, description, reason=Reason.TOO_MANY)
         return text
 
 
