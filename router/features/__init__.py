@@ -8,6 +8,7 @@ from router.features.lora import Lora
 from router.features.max_queue_time import MaxQueueTime
 from router.features.processors import Processors
 from router.features.prompt_logprobs import PromptLogprobs
+from router.features.retention import Retentions
 from router.features.tables import Tables
 from router.features.tensors import Tensors
 from router.parse.model import Limits, ServedModel
@@ -32,6 +33,7 @@ def all_features(
         Tables(model, limits, prompt_adapters, text),
         Images(model, limits, text),
         BadWords(model, limits, text),
+        Retentions(limits),
         Guides(limits),
         Drafts(model, limits),
         PromptLogprobs(model, limits),

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from router.errors import Reason, Violations, shown
 from router.parse.beams import parse_beams
 from router.parse.model import Began, Limits, ServedModel
-from router.parse.prompt import parse_prompt, parse_retention
+from router.parse.prompt import parse_prompt
 from router.parse.resume import check_seed, parse_began, parse_resume
 from router.parse.sampling import (
     Stopping,
@@ -89,7 +89,6 @@ def _build(
         request_id=parse_request_id(spec.request_id, bad),
         prompt=parse_prompt(spec, model, limits, bad),
         keep_prompt_tokens=_keep_prompt_tokens(spec, bad),
-        retention=parse_retention(spec.kv_cache, limits, bad) if spec.HasField("kv_cache") else None,
         text=_text_params(spec.output, outputs.stopping, model, limits, streaming, bad),
         priority=_priority(spec.priority, bad),
         salt=spec.kv_cache.salt,

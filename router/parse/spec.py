@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from router.errors import Reason, RequestError, Violation
-from router.parse.prompt import Prompt, Retention
+from router.parse.prompt import Prompt
 from router.parse.sampling import Stopping
 from sluice.wire.errors import ErrorCode
 from sluice.wire.params import SamplingParams, TextParams
@@ -18,8 +18,6 @@ class Spec:
     prompt: Prompt
     keep_prompt_tokens: int | None
     """Truncate the prompt to its last tokens, this many; None to keep all of them."""
-    retention: Retention | None
-    """None: the default."""
     sampling: SamplingParams
     """Does not include bad words, which are not tokenized yet."""
     stopping: Stopping

@@ -15,10 +15,10 @@ from router.peers.peers import EnginePeer
 from router.requests.token_log import RequestLog
 from sluice.v1 import generation_pb2 as pb
 from sluice.wire.errors import Fault
-from sluice.wire.params import SamplingParams
+from sluice.wire.params import RetentionParams, SamplingParams
 from sluice.wire.tables import PromptTables, Table
 
-NESTED = ("sampling", "output")
+NESTED = ("sampling", "output", "kv_cache")
 """Messages of a GenerationSpec whose fields belong to several features."""
 
 CHAT_PARTS = "chat.messages.parts"
@@ -63,6 +63,11 @@ class Part:
     async def sampling(self, sampling: SamplingParams, tenant: str) -> SamplingParams:  # noqa: ARG002
         """`sampling` with what depends on the tokenizer. Raises RequestError."""
         return sampling
+
+    def retention(self, retention: RetentionParams, prompt_tokens: int, kept_tokens: int) -> RetentionParams:  # noqa: ARG002
+        """`retention` as requested for a prompt of `prompt_tokens` tokens that is truncated to its last `kept_tokens`.
+        Raises RequestError."""
+        return retention
 
     def prepare(self, prompt_tokens: int, log: RequestLog) -> None:
         """The prompt is tokenized and fits the context. Raises RequestError."""

@@ -149,8 +149,7 @@ class RequestPipeline:
         sampling, retention = spec.sampling, RetentionParams()
         for part in request.parts:
             sampling = await part.sampling(sampling, request.tenant)
-        if spec.retention is not None:
-            retention = spec.retention.params(len(tokens), len(prompt))
+            retention = part.retention(retention, len(tokens), len(prompt))
         request.on_tokenized(prompt, sampling, retention)
         await self._load(request)
         context_tokens = len(prompt) + spec.resumed_tokens
