@@ -3,14 +3,12 @@
 import os
 import re
 import time
-from collections.abc import Mapping
-from typing import NamedTuple
 
 from router.errors import Reason, Violations, shown
 from router.parse.beams import parse_beams
 from router.parse.model import Began, Limits, ServedModel
 from router.parse.prompt import parse_prompt
-from router.parse.resume import check_seed, parse_began, parse_resume
+from router.parse.resume import parse_began, parse_resume
 from router.parse.sampling import (
     Stopping,
     parse_count,
@@ -20,7 +18,7 @@ from router.parse.sampling import (
 )
 from router.parse.spec import Spec
 from sluice.v1 import generation_pb2 as pb
-from sluice.wire.params import SamplingParams, TextParams
+from sluice.wire.params import TextParams
 from sluice.wire.sampling_ranges import Range
 
 UNARY_INTERVAL = 128
@@ -29,67 +27,29 @@ ENGINE_DEATHS_RANGE = Range(0, 8)
 REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}", re.ASCII)
 
 
-class _Outputs(NamedTuple):
-    """How many sequences a request generates, how their tokens are sampled, and where they begin and stop."""
-
-    n: int
-    num_outputs: int
-    logprobs: int | None
-    sampling: SamplingParams
-    stopping: Stopping
-    resume: Mapping[int, tuple[int, ...]]
-
-
-def parse(
-    spec: pb.GenerationSpec,
-    model: ServedModel,
-    limits: Limits,
-    streaming: bool,
-    bad: Violations,
-) -> Spec:
+def parse(spec: pb.GenerationSpec, model: ServedModel, limits: Limits, streaming: bool, bad: Violations) -> Spec:
     """The spec, which must not be used if `bad` has violations."""
     began = parse_began(spec.resume, bad) if spec.resume else Began()
-    outputs = _parse_outputs(spec, model, limits, streaming, bad)
-    parsed = _build(spec, began, outputs, model, limits, streaming, bad)
-    bad.at_most("spec.kv_cache.salt", len(spec.kv_cache.salt.encode()), limits.salt_bytes, "bytes")
-    bad.within("spec.engine_deaths", spec.engine_deaths, ENGINE_DEATHS_RANGE)
-    return parsed
-
-
-def _parse_outputs(
-    spec: pb.GenerationSpec, model: ServedModel, limits: Limits, streaming: bool, bad: Violations
-) -> _Outputs:
     stopping = parse_stopping(spec.stopping, model, limits, bad)
     num_outputs, n = _n(spec, limits, streaming, bad)
-    logprobs = None
-    if spec.output.HasField("logprobs"):
-        logprobs = parse_count("spec.output.logprobs", spec.output.logprobs, model, limits, bad)
+    logprobs = _logprobs(spec.output, model, limits, bad)
     # Outputs are ranked by their logprobs, even if logprobs are not returned.
     sampled_logprobs = 0 if logprobs is None and num_outputs < n else logprobs
     sampling = parse_sampling(spec.sampling, sampled_logprobs, model, limits, bad)
     if spec.sampling.HasField("beam_search"):
         sampling = parse_beams(spec, sampling, n, bad)
-    resume = {}
-    if spec.resume:
-        resume = parse_resume(spec.resume, n, stopping, model, bad)
-        check_seed(resume, sampling.greedy, spec.sampling.HasField("seed"), bad)
-    return _Outputs(n, num_outputs, logprobs, sampling, stopping, resume)
-
-
-def _build(
-    spec: pb.GenerationSpec,
-    began: Began,
-    outputs: _Outputs,
-    model: ServedModel,
-    limits: Limits,
-    streaming: bool,
-    bad: Violations,
-) -> Spec:
-    return Spec(
+    parsed = Spec(
+        n=n,
+        num_outputs=num_outputs,
+        logprobs=logprobs,
+        sampling=sampling,
+        stopping=stopping,
+        resume=parse_resume(spec, n, sampling.greedy, stopping, model, bad) if spec.resume else {},
+        resume_model=began.model,
         request_id=parse_request_id(spec.request_id, bad),
         prompt=parse_prompt(spec, model, limits, bad),
         keep_prompt_tokens=_keep_prompt_tokens(spec, bad),
-        text=_text_params(spec.output, outputs.stopping, model, limits, streaming, bad),
+        text=_text_params(spec.output, stopping, model, limits, streaming, bad),
         priority=_priority(spec.priority, bad),
         salt=spec.kv_cache.salt,
         time_limit=_time_limit(spec, limits, bad),
@@ -100,14 +60,16 @@ def _build(
         streaming=streaming,
         engine_deaths=spec.engine_deaths,
         client_id=spec.client_id if spec.HasField("client_id") else None,
-        resume_model=began.model,
-        n=outputs.n,
-        num_outputs=outputs.num_outputs,
-        logprobs=outputs.logprobs,
-        sampling=outputs.sampling,
-        stopping=outputs.stopping,
-        resume=outputs.resume,
     )
+    bad.at_most("spec.kv_cache.salt", len(parsed.salt.encode()), limits.salt_bytes, "bytes")
+    bad.within("spec.engine_deaths", parsed.engine_deaths, ENGINE_DEATHS_RANGE)
+    return parsed
+
+
+def _logprobs(output: pb.OutputOptions, model: ServedModel, limits: Limits, bad: Violations) -> int | None:
+    if not output.HasField("logprobs"):
+        return None
+    return parse_count("spec.output.logprobs", output.logprobs, model, limits, bad)
 
 
 def _keep_prompt_tokens(spec: pb.GenerationSpec, bad: Violations) -> int | None:

@@ -1,7 +1,7 @@
 """Resumed requests: the tokens that the caller already has, and the model that generated them."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from router.errors import Reason, RequestError, Violations, shown
 from router.parse.model import Began, ServedModel
@@ -15,9 +15,20 @@ FINGERPRINT = re.compile(r"[A-Za-z0-9]{1,64}", re.ASCII)
 
 
 def parse_resume(
-    parts: Sequence[pb.ResumeFrom], n: int, stopping: Stopping, model: ServedModel, bad: Violations
+    spec: pb.GenerationSpec, n: int, greedy: bool, stopping: Stopping, model: ServedModel, bad: Violations
 ) -> dict[int, tuple[int, ...]]:
     """Tokens by index of the output. Must not be used if `bad` has violations."""
+    tokens = _tokens(spec.resume, n, stopping, model, bad)
+    # Only the seed with which the tokens so far were sampled continues the same sequence.
+    if any(tokens.values()) and not greedy and not spec.sampling.HasField("seed"):
+        problem = "is unset: with resume and a temperature above 0 it must be the seed that Started returned"
+        bad.add("spec.sampling.seed", problem, reason=Reason.MISSING)
+    return tokens
+
+
+def _tokens(
+    parts: Sequence[pb.ResumeFrom], n: int, stopping: Stopping, model: ServedModel, bad: Violations
+) -> dict[int, tuple[int, ...]]:
     tokens: dict[int, tuple[int, ...]] = {}
     limit = stopping.max_tokens or model.max_context_tokens
     for i, part in enumerate(parts):
@@ -61,10 +72,3 @@ def began_of(parts: Sequence[pb.ResumeFrom]) -> Began:
 
 def changed(message: str) -> RequestError:
     return RequestError(ErrorCode.MODEL_CHANGED, message)
-
-
-def check_seed(resumed: Mapping[int, tuple[int, ...]], greedy: bool, seed_given: bool, bad: Violations) -> None:
-    # Only the seed with which the tokens so far were sampled continues the same sequence.
-    if any(resumed.values()) and not greedy and not seed_given:
-        problem = "is unset: with resume and a temperature above 0 it must be the seed that Started returned"
-        bad.add("spec.sampling.seed", problem, reason=Reason.MISSING)
