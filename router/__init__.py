@@ -1,1 +1,1 @@
-"""The router serves the gRPC API: validate → tokenize → admit → place → dispatch → stream."""
+"""The router serves the gRPC API: parse → tokenize → admit → place → dispatch → stream."""

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from router.api.listener import fit_connections
 from router.app import RouterApp
-from router.peers.address import AddressError
+from router.peers.discovery import AddressError
 from sluice import telemetry
 from sluice.checkpoint.folder import Checkpoint, CheckpointError, open_checkpoint
 from sluice.host.descriptors import raise_limit

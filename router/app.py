@@ -23,11 +23,11 @@ from router.api.rpc import admit_all, handler
 from router.api.stats_broadcast import StatsBroadcast
 from router.api.watchdog import Watchdog
 from router.features import all_features
+from router.parse.model import describe, limits_of
 from router.requests.pipeline import RequestPipeline
 from router.ring_side import RingSide
 from router.text.tokenizer_pool import TokenizerPool
 from router.trace_queue import TraceQueue
-from router.validate.model import describe, limits_of
 from sluice.checkpoint.folder import Checkpoint
 from sluice.settings.changed import changed_settings
 from sluice.settings.services import RouterSettings
@@ -200,10 +200,14 @@ class RouterApp:
             ring.admission,
             ring.dispatcher,
             ring.offers,
-            all_features(self._model, self._limits),
-            ring.adapters,
-            ring.prompt_adapters,
-            self.settings.lora_in_requests,
+            all_features(
+                self._model,
+                self._limits,
+                self._text,
+                ring.adapters,
+                ring.prompt_adapters,
+                lora_in_requests=self.settings.lora_in_requests,
+            ),
             ring.counters,
             self._log,
             None if self._traces is None else self._traces.put,

@@ -94,6 +94,13 @@ class RequestError(Exception):
         return cls(code, f"{first.field}: {first.description}{more}", violations, metadata)
 
     @classmethod
+    def at(
+        cls, field: str, description: str, *, private: bool = False, reason: Reason = Reason.INVALID
+    ) -> "RequestError":
+        """INVALID_ARGUMENT for a single field."""
+        return cls.invalid([Violation(field, description, private, reason)])
+
+    @classmethod
     def internal(cls, error_id: str) -> "RequestError":
         """The error for an unexpected exception that was logged with this id."""
         message = f"internal error; see error id {error_id} in the server's log"

@@ -210,17 +210,9 @@ class RingSide:
         settings, log = self._settings, self._log
         requests, membership, suspects = self.requests, self.membership, self.suspects
         attempts = AttemptSender(
-            requests,
-            membership,
-            self.placement,
-            self.serving,
-            suspects,
-            self.offers,
-            self.adapters,
-            self.address,
-            log,
+            requests, membership, self.placement, self.serving, suspects, self.offers, self.address, log
         )
-        recovery = Recovery(attempts, membership, self.admission, self.adapters, settings, suspects, self.counters, log)
+        recovery = Recovery(attempts, membership, self.admission, settings, suspects, self.counters, log)
         self.losses = Losses(requests, membership, attempts, recovery, suspects, log)
         self.dispatcher = Dispatcher(
             requests, membership, attempts, recovery, self.losses, suspects, settings.peer_wait, self.counters

@@ -13,7 +13,7 @@ from router.access.bearer_tokens import BearerTokens, read_tokens
 from router.access.principal import TENANT, Admit, Principal
 from router.access.reloading_file import Reloader, ReloadingFile
 from router.access.tls import Certificates, Handshakes
-from router.errors import Call, Reason, RequestError, Violation, shown
+from router.errors import Call, Reason, RequestError, shown
 from sluice.settings.names import find_function
 from sluice.settings.services import RouterSettings
 from sluice.wire.errors import ErrorCode
@@ -118,7 +118,7 @@ class Authenticator:
             return ""
         if len(values) > 1 or not TENANT.fullmatch(values[0]):
             problem = f"is {shown(', '.join(values))}, must be one name of 1 to 64 characters of [A-Za-z0-9._:-]"
-            raise RequestError.invalid([Violation(self._tenant_key, problem, reason=Reason.INVALID_FORMAT)])
+            raise RequestError.at(self._tenant_key, problem, reason=Reason.INVALID_FORMAT)
         return values[0]
 
     def _refuse(self, code: ErrorCode, reason: str, message: str) -> NoReturn:

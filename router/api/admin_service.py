@@ -1,20 +1,26 @@
 """sluice.v1.AdminService: statistics, the serving version, cache flush, drain."""
 
 import asyncio
+import re
 import secrets
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from router.api.cache_events import events_message
-from router.api.call_engines import call_engines
-from router.api.overview_messages import detokenizer_info, engine_info, request_summary, router_stats, tenant_stats
+from router.api.admin_messages import (
+    detokenizer_info,
+    engine_info,
+    events_message,
+    request_summary,
+    router_stats,
+    tenant_stats,
+)
 from router.api.rpc import Context
 from router.api.stats_broadcast import StatsBroadcast, step_message
-from router.errors import Reason, RequestError, Violation, seconds
+from router.errors import Reason, RequestError, Violations, seconds, shown
 from router.peers.cache_events import CacheEventReaders
-from router.peers.engine_calls import EngineCalls
+from router.peers.engine_calls import EngineAnswers, EngineCalls
 from router.peers.membership import Membership
 from router.peers.peers import EnginePeer
 from router.peers.placement import Placement
@@ -23,6 +29,7 @@ from router.requests.registry import Requests
 from router.requests.serving_model import ServingModel
 from sluice.host.installation import BUILD_VERSION
 from sluice.v1 import admin_pb2 as pb
+from sluice.wire.calls import MAX_JSON_BYTES, MAX_METHOD_CHARS, MAX_RANKS, MethodCall, RankAnswer, parse_json
 from sluice.wire.errors import ErrorCode
 from sluice.wire.heartbeats import DetokenizerHeartbeat
 from sluice.wire.requests import Flush
@@ -36,6 +43,10 @@ LONGEST_INTERVAL = 86_400.0
 FLUSH_SECONDS = 5.0
 """Timeout for the answers of all engines."""
 FLUSH_POLL_SECONDS = 0.05
+CALL_SECONDS = 30.0
+"""Default timeout of CallEngines."""
+LONGEST_CALL_SECONDS = 3600.0
+METHOD = re.compile(rf"[A-Za-z0-9_.:-]{{1,{MAX_METHOD_CHARS}}}", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -165,7 +176,7 @@ def _check_range(field: str, value: float, least: float) -> None:
     """Raises RequestError INVALID_ARGUMENT if `value`, in seconds, is less than `least` or too large."""
     if not least <= value <= LONGEST_INTERVAL:
         description = f"is {value:g} s, must be in [{least:g}, {LONGEST_INTERVAL:g}] s"
-        raise RequestError.invalid([Violation(field, description, reason=Reason.OUT_OF_RANGE)])
+        raise RequestError.at(field, description, reason=Reason.OUT_OF_RANGE)
 
 
 def _detokenizer_message(heartbeat: DetokenizerHeartbeat) -> pb.DetokenizerStats:
@@ -181,3 +192,49 @@ def _now() -> Timestamp:
     now = Timestamp()
     now.GetCurrentTime()
     return now
+
+
+async def call_engines(message: pb.CallEnginesRequest, calls: EngineCalls) -> pb.CallEnginesResponse:
+    """Raises RequestError INVALID_ARGUMENT with every violation, or NO_ENGINE."""
+    bad = Violations()
+    timeout = CALL_SECONDS
+    if message.HasField("timeout"):
+        timeout = bad.duration("timeout", message.timeout, LONGEST_CALL_SECONDS)
+    call = _parse_call(message, bad)
+    bad.raise_if_any()
+    engines = await calls.call(call, timeout)
+    return pb.CallEnginesResponse(
+        answers=[_answer(engine, answer, call.method) for engine in engines for answer in engine.answers]
+    )
+
+
+def _parse_call(message: pb.CallEnginesRequest, bad: Violations) -> MethodCall:
+    if not METHOD.fullmatch(message.method):
+        description = f"is {shown(message.method)}, must be 1 to {MAX_METHOD_CHARS} characters of A-Z a-z 0-9 _ . : -"
+        bad.add("method", description, private=True)
+    args, kwargs = message.args_json or "[]", message.kwargs_json or "{}"
+    size = len(args.encode()) + len(kwargs.encode())
+    if bad.at_most("args_json and kwargs_json", size, MAX_JSON_BYTES, "bytes together"):
+        _check_json(bad, "args_json", args, "an array", lambda value: isinstance(value, list))
+        _check_json(bad, "kwargs_json", kwargs, "an object", lambda value: isinstance(value, dict))
+    bad.at_most("ranks", len(message.ranks), MAX_RANKS, "ranks")
+    if max(message.ranks, default=0) >= MAX_RANKS:
+        bad.add("ranks", f"names rank {max(message.ranks)}, must be below {MAX_RANKS}")
+    return MethodCall(message.method, args, kwargs, tuple(message.ranks))
+
+
+def _check_json(bad: Violations, field: str, text: str, kind: str, fits: Callable[[object], bool]) -> None:
+    try:
+        value = parse_json(text)
+    except ValueError as error:
+        bad.add(field, f"cannot be read as JSON: {error}", private=True)
+        return
+    if not fits(value):
+        bad.add(field, f"is {shown(text)}, must be {kind}", private=True)
+
+
+def _answer(engine: EngineAnswers, answer: RankAnswer, method: str) -> pb.RankAnswer:
+    where = engine.engine if answer.rank is None else f"{engine.engine}, rank {answer.rank}"
+    if answer.value is None:
+        return pb.RankAnswer(engine_id=engine.engine, rank=answer.rank, error=f"{where}, {method}: {answer.error}")
+    return pb.RankAnswer(engine_id=engine.engine, rank=answer.rank, value_json=answer.value)

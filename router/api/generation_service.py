@@ -9,12 +9,12 @@ from tokenizers import Encoding
 from router.api.responses import ResponseBuilder, write_stream
 from router.api.rpc import Context
 from router.api.watchdog import Watchdog
-from router.errors import Reason, RequestError, Violation, Violations, logged, sent
+from router.errors import Reason, RequestError, Violations, logged, sent
+from router.parse.chat import ChatPrompt, parse_chat
+from router.parse.model import Limits, ServedModel, check_model
 from router.requests.pipeline import RequestPipeline
 from router.requests.request_state import RequestState
 from router.text.tokenizer_pool import TokenizerPool
-from router.validate.chat import ChatPrompt, parse_chat
-from router.validate.model import Limits, Model, check_model
 from sluice.v1 import generation_pb2 as pb
 
 
@@ -22,7 +22,7 @@ from sluice.v1 import generation_pb2 as pb
 class GenerationService:
     _pipeline: RequestPipeline
     _text: TokenizerPool
-    _model: Model
+    _model: ServedModel
     _limits: Limits
     _writes: Watchdog
     """Limits the time of each write to a client."""
@@ -42,7 +42,7 @@ class GenerationService:
     async def abort(self, message: pb.AbortRequest, context: Context) -> pb.AbortResponse:
         """End a request with ABORTED. Its id is free immediately. Requests of other tenants are not found."""
         if not message.request_id:
-            raise RequestError.invalid([Violation("request_id", "is empty", reason=Reason.MISSING)])
+            raise RequestError.at("request_id", "is empty", reason=Reason.MISSING)
         aborted = await self._pipeline.abort(message.request_id, context.caller)
         reason = logged(message.reason)
         self._log.info("abort_called", request_id=logged(message.request_id), aborted=aborted, reason=reason)

@@ -9,13 +9,14 @@ from typing import Any
 from router.api.paging import page_of
 from router.api.prompt_adapters import PromptAdapterLoader
 from router.api.rpc import Context
-from router.errors import Reason, RequestError, Violation, Violations
+from router.errors import Reason, RequestError, Violations
+from router.features.lora import parse_files
+from router.parse.adapter_ids import adapter_not_found, check_id
+from router.parse.model import ServedModel, check_model
 from router.peers.adapter_catalog import AdapterCatalog
 from router.peers.adapters import Adapters
 from router.peers.offers import Offers
 from router.peers.prompt_adapters import PromptAdapters
-from router.validate.adapter import adapter_not_found, check_id, parse_files
-from router.validate.model import Model, check_model
 from sluice.v1 import admin_pb2 as pb
 from sluice.v1.sampling_pb2 import SamplingParams
 from sluice.wire.adapters import MAX_CONFIG_BYTES, MAX_FILE_BYTES, AdapterEntry, AdapterFiles
@@ -33,7 +34,7 @@ MAX_LOADS = 32
 
 @dataclass(frozen=True)
 class ModelService:
-    _model: Model
+    _model: ServedModel
     _offers: Offers
     _adapters: Adapters
     _prompt_adapters: PromptAdapters
@@ -92,8 +93,8 @@ class ModelService:
         async for message in messages:
             kind = message.WhichOneof("part")
             if (header is None) is not (kind == "header"):
-                raise RequestError.invalid(
-                    [Violation("part", "must be the header first, and data after it", reason=Reason.INVALID_FORMAT)]
+                raise RequestError.at(
+                    "part", "must be the header first, and data after it", reason=Reason.INVALID_FORMAT
                 )
             if header is None:
                 header = message.header
@@ -104,10 +105,10 @@ class ModelService:
             weights += message.data
             if len(weights) > MAX_FILE_BYTES:
                 problem = f"all parts together exceed {MAX_FILE_BYTES} bytes, the limit"
-                raise RequestError.invalid([Violation("data", problem, reason=Reason.TOO_MANY)])
+                raise RequestError.at("data", problem, reason=Reason.TOO_MANY)
         if header is None or not weights or not header.config_json:
-            raise RequestError.invalid(
-                [Violation("part", "must have a header with config_json, then data", reason=Reason.INVALID_FORMAT)]
+            raise RequestError.at(
+                "part", "must have a header with config_json, then data", reason=Reason.INVALID_FORMAT
             )
         return header.lora_id, AdapterFiles(header.config_json, bytes(weights))
 

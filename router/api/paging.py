@@ -5,7 +5,7 @@ from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Callable, Iterable
 from typing import Protocol, TypeVar
 
-from router.errors import Reason, RequestError, Violation, shown
+from router.errors import Reason, RequestError, shown
 
 DEFAULT_PAGE, LONGEST_PAGE = 100, 1000
 MAX_TOKEN_CHARS = 2048
@@ -27,9 +27,7 @@ def page_of(items: Iterable[T], name: Callable[[T], str], request: ListRequest) 
     """
     size = request.page_size or DEFAULT_PAGE
     if size > LONGEST_PAGE:
-        raise RequestError.invalid(
-            [Violation("page_size", f"is {size}, must be at most {LONGEST_PAGE}", reason=Reason.OUT_OF_RANGE)]
-        )
+        raise RequestError.at("page_size", f"is {size}, must be at most {LONGEST_PAGE}", reason=Reason.OUT_OF_RANGE)
     # Part of the token, so that tokens of other calls are invalid.
     kind = type(request).__name__
     last = _read(kind, request.page_token)
@@ -53,5 +51,5 @@ def _read(kind: str, token: str) -> str | None:
     # Compare with the encoded token, because decoding ignores characters outside the base64 alphabet.
     if not separator or token_kind != kind or _token(kind, last) != token:
         description = f"is {shown(token)}, must be the next_page_token of the previous response of this call"
-        raise RequestError.invalid([Violation("page_token", description, private=True, reason=Reason.INVALID_FORMAT)])
+        raise RequestError.at("page_token", description, private=True, reason=Reason.INVALID_FORMAT)
     return last

@@ -8,8 +8,7 @@ from typing import cast
 from router.api.watchdog import Watchdog
 from router.errors import RequestError, duration
 from router.requests.request_state import RequestState
-from router.requests.sequence_log import SequenceLog
-from router.requests.token_log import NO_TIMES
+from router.requests.token_log import NO_TIMES, SequenceLog
 from sluice.checkpoint.vocabulary import Vocabulary
 from sluice.v1 import generation_pb2 as pb
 from sluice.wire.errors import ErrorCode, FinishReason
@@ -83,7 +82,7 @@ class ResponseBuilder:
     async def started(self) -> pb.Started:
         started, model, prompt_logprobs = (
             self._request.log.started,
-            self._spec.began(self._request.model).fingerprint,
+            self._request.began.fingerprint,
             self._prompt_rows(),
         )
         # Mark before the first await: from here on, another attempt must use the same model and does not send the

@@ -15,7 +15,7 @@ from structlog.stdlib import BoundLogger
 
 from router.access.principal import Admit, Principal
 from router.api.watchdog import Watchdog
-from router.errors import Call, Reason, RequestError, Violation, abort, sent
+from router.errors import Call, Reason, RequestError, abort, sent
 from sluice.wire.errors import ErrorCode
 
 TRACEPARENT = "traceparent"
@@ -130,7 +130,7 @@ async def _read(call: Call, watchdog: Watchdog) -> Any:
     """The call's only message. Raises RequestError."""
     request = await _next(call, watchdog)
     if request is aio.EOF:
-        raise RequestError.invalid([Violation("", "the call has no request message", reason=Reason.MISSING)])
+        raise RequestError.at("", "the call has no request message", reason=Reason.MISSING)
     return request
 
 
@@ -141,7 +141,7 @@ async def _next(call: Call, watchdog: Watchdog) -> Any:
         request = await call.read()
     if isinstance(request, DecodeError):
         description = f"the message cannot be read: {request}: it is malformed or nested too deeply"
-        raise RequestError.invalid([Violation("", description, reason=Reason.INVALID_FORMAT)])
+        raise RequestError.at("", description, reason=Reason.INVALID_FORMAT)
     return request
 
 

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 from router.errors import Reason, Violations, shown
+from router.parse.model import Limits, ServedModel
 from router.requests.part import Part
 from router.requests.token_log import RequestLog
-from router.validate.model import Limits, Model
 from sluice.v1 import generation_pb2 as pb
 from sluice.wire.params import DraftLogits, Range, Speculation
 from sluice.wire.tensors import BYTES
@@ -21,10 +21,10 @@ THRESHOLD_RANGE = Range(0, 1, above=True)
 class Drafts:
     fields = frozenset({"speculation"})
 
-    _model: Model
+    _model: ServedModel
     _limits: Limits
 
-    def parse(self, message: pb.GenerationSpec, bad: Violations) -> "_Drafts | None":
+    async def parse(self, message: pb.GenerationSpec, bad: Violations, _: str) -> "_Drafts | None":
         speculation = _parse(message.speculation, self._model, self._limits, bad)
         return None if speculation == NO_SPECULATION else _Drafts(speculation)
 
@@ -37,7 +37,7 @@ class _Drafts(Part):
         return {"speculation": self.speculation}
 
 
-def _parse(message: pb.Speculation, model: Model, limits: Limits, bad: Violations) -> Speculation:
+def _parse(message: pb.Speculation, model: ServedModel, limits: Limits, bad: Violations) -> Speculation:
     max_draft_tokens = None
     if message.HasField("max_draft_tokens"):
         max_draft_tokens = message.max_draft_tokens
@@ -56,7 +56,7 @@ def _parse(message: pb.Speculation, model: Model, limits: Limits, bad: Violation
     return Speculation(max_draft_tokens, tuple(ids), logits, None if logits is None else threshold)
 
 
-def _draft_logits(message: pb.Speculation, model: Model, limits: Limits, bad: Violations) -> DraftLogits | None:
+def _draft_logits(message: pb.Speculation, model: ServedModel, limits: Limits, bad: Violations) -> DraftLogits | None:
     """The logits. Their values are checked by the engine, since that would block the event loop here."""
     field, count = f"{FIELD}.draft_logits", len(message.draft_token_ids)
     dtype, data = message.draft_logits.dtype, message.draft_logits.data

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from router.errors import Reason, Violations, shown
+from router.parse.model import Limits
 from router.requests.part import Part
 from router.requests.token_log import RequestLog
-from router.validate.model import Limits
 from sluice.v1 import generation_pb2 as pb
 from sluice.v1.sampling_pb2 import GuidedDecoding
 from sluice.wire.params import Guide, GuideKind
@@ -23,7 +23,7 @@ class Guides:
 
     _limits: Limits
 
-    def parse(self, message: pb.GenerationSpec, bad: Violations) -> "_Guided | None":
+    async def parse(self, message: pb.GenerationSpec, bad: Violations, _: str) -> "_Guided | None":
         guide = _parse(message.guided, self._limits, bad, tuple(message.output.keep_special_tokens))
         return None if guide is None else _Guided(guide)
 

@@ -1,14 +1,14 @@
 """A limit on the wait for the first step. Some clients prefer an error after a second to an answer after a minute."""
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 from router.errors import RequestError, Violations
-from router.requests.part import Part
+from router.parse.model import Limits
+from router.requests.part import Interrupt, Part
 from router.requests.token_log import RequestLog
-from router.validate.model import Limits
 from sluice.v1 import generation_pb2 as pb
 from sluice.wire.errors import ErrorCode
 
@@ -19,7 +19,7 @@ class MaxQueueTime:
 
     _limits: Limits
 
-    def parse(self, message: pb.GenerationSpec, bad: Violations) -> "_MaxQueueTime | None":
+    async def parse(self, message: pb.GenerationSpec, bad: Violations, _: str) -> "_MaxQueueTime | None":
         seconds = bad.duration("spec.max_queue_time", message.max_queue_time, self._limits.time_limit)
         # A stream that is resumed began earlier.
         return None if any(part.token_ids for part in message.resume) else _MaxQueueTime(seconds)
@@ -30,7 +30,7 @@ class _MaxQueueTime(Part):
     seconds: float
 
     @contextmanager
-    def during(self, log: RequestLog, interrupt: Callable[[], None]) -> Iterator[None]:
+    def during(self, log: RequestLog, interrupt: Interrupt) -> Iterator[None]:
         def refuse_unless_started() -> None:
             if log.started is None:
                 message = f"no engine began the request within spec.max_queue_time, which is {self.seconds:g} s"

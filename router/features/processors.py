@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from router.errors import Violations
+from router.parse.needs import Need, named_need
 from router.requests.part import Part
-from router.validate.needs import Need, named_need
 from sluice.v1 import generation_pb2 as pb
 
 
@@ -13,7 +13,7 @@ from sluice.v1 import generation_pb2 as pb
 class Processors:
     fields = frozenset({"sampling.logits_processors"})
 
-    def parse(self, message: pb.GenerationSpec, _: Violations) -> "_Processors":
+    async def parse(self, message: pb.GenerationSpec, _bad: Violations, _: str) -> "_Processors":
         return _Processors(tuple(message.sampling.logits_processors))
 
 

@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 from typing import Any
 
-from router.errors import RequestError, Violation, Violations
+from router.errors import RequestError, Violations
+from router.parse.model import Limits, ServedModel
+from router.parse.sampling import parse_count
 from router.requests.part import Part
 from router.requests.token_log import RequestLog
-from router.validate.logprobs import parse_count
-from router.validate.model import Limits, Model
 from sluice.v1 import generation_pb2 as pb
 
 
@@ -15,10 +15,10 @@ from sluice.v1 import generation_pb2 as pb
 class PromptLogprobs:
     fields = frozenset({"output.prompt_logprobs"})
 
-    _model: Model
+    _model: ServedModel
     _limits: Limits
 
-    def parse(self, message: pb.GenerationSpec, bad: Violations) -> "_PromptLogprobs | None":
+    async def parse(self, message: pb.GenerationSpec, bad: Violations, _: str) -> "_PromptLogprobs | None":
         top = message.output.prompt_logprobs
         top = parse_count("spec.output.prompt_logprobs", top, self._model, self._limits, bad)
         # A caller that has tokens has received the prompt's log-probabilities before them.
@@ -40,7 +40,7 @@ class _PromptLogprobs(Part):
                 f"is {self.top}, with {prompt_tokens} prompt tokens that is {values} log-probabilities, "
                 f"must be at most {self.limit}"
             )
-            raise RequestError.invalid([Violation("spec.output.prompt_logprobs", description)])
+            raise RequestError.at("spec.output.prompt_logprobs", description)
         log.expect_prompt_logprobs(prompt_tokens - 1, self.top)
 
     def submitted(self, log: RequestLog) -> dict[str, Any]:

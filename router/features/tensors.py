@@ -4,10 +4,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from router.errors import Reason, RequestError, Violation, Violations, shown
+from router.errors import Reason, RequestError, Violations, shown
+from router.parse.needs import Need, named_need
 from router.requests.part import Part
 from router.requests.token_log import RequestLog
-from router.validate.needs import Need, named_need
 from sluice.v1 import generation_pb2 as pb
 from sluice.wire.tensors import CONTEXT_LOGITS, GENERATION_LOGITS, LOGITS_NAMES, MAX_NAMES, TensorParams
 
@@ -18,7 +18,7 @@ class Tensors:
         {"output.context_logits", "output.generation_logits", "output.tensors", "resume", "resume_context_rows"}
     )
 
-    def parse(self, message: pb.GenerationSpec, bad: Violations) -> "_Tensors | None":
+    async def parse(self, message: pb.GenerationSpec, bad: Violations, _: str) -> "_Tensors | None":
         wanted = _parse(message, bad)
         return _Tensors(wanted) if wanted else None
 
@@ -35,7 +35,7 @@ class _Tensors(Part):
     def prepare(self, prompt_tokens: int, log: RequestLog) -> None:
         if self.wanted.context_rows > prompt_tokens:
             description = f"is {self.wanted.context_rows}, but the prompt has {prompt_tokens} tokens"
-            raise RequestError.invalid([Violation("spec.resume_context_rows", description)])
+            raise RequestError.at("spec.resume_context_rows", description)
         log.expect_tensors(self.wanted, prompt_tokens)
 
     def submitted(self, log: RequestLog) -> dict[str, Any]:

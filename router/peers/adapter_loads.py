@@ -1,11 +1,14 @@
-"""Loads adapters on engines: sends load requests, receives their answers, and sends files in parts."""
+"""Loads adapters on engines: sends load requests, receives their answers, keeps uploaded files and sends them in
+parts."""
 
 import asyncio
 import secrets
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from router.errors import RequestError, Violation
-from router.peers.adapter_files import AdapterFileStore
 from router.peers.peers import DetokenizerPeer, EnginePeer
 from sluice.wire.adapters import AdapterFiles, AdapterLoaded, LoadAdapter, parts_of
 from sluice.wire.errors import ErrorCode
@@ -16,7 +19,65 @@ LOAD_SECONDS = 300.0
 FULL_LANE_RETRY_SECONDS = 0.005
 
 
-class _Pending(NamedTuple):
+class AdapterFileStore:
+    """Files of uploaded adapters, kept to be sent to engines: at most `limit` bytes. Files that are no longer needed
+    are evicted to make room for new ones."""
+
+    def __init__(self, limit: int, is_registered: Callable[[str], bool]) -> None:
+        """`is_registered`: whether an adapter id currently refers to this version."""
+        self._limit = limit
+        self._is_registered = is_registered
+        self._files: OrderedDict[str, AdapterFiles] = OrderedDict()
+        """By version, least recently added first."""
+        self._users: Counter[str] = Counter()
+        """By version: number of calls that currently need the files."""
+
+    @property
+    def nbytes(self) -> int:
+        return sum(files.nbytes for files in self._files.values())
+
+    def get(self, version: str) -> AdapterFiles | None:
+        return self._files.get(version)
+
+    def add(self, files: AdapterFiles) -> str:
+        """Store the files and return their version. Raises RequestError OVERLOADED if there is no room."""
+        version = files.version
+        if version in self._files:
+            self._files.move_to_end(version)
+            return version
+        evictable = [stored for stored in self._files if not self._users[stored] and not self._is_registered(stored)]
+        while evictable and self.nbytes + files.nbytes > self._limit:
+            del self._files[evictable.pop(0)]
+        if self.nbytes + files.nbytes > self._limit:
+            message = (
+                f"the adapter's files have {files.nbytes} bytes; the adapters in use take {self.nbytes} of the "
+                f"{self._limit} bytes of lora_upload_memory"
+            )
+            raise RequestError(ErrorCode.OVERLOADED, message)
+        self._files[version] = files
+        return version
+
+    @contextmanager
+    def using(self, files: AdapterFiles) -> Iterator[None]:
+        """Keep a call's uploaded files until the end of the `with` block. If the block succeeds, they stay until their
+        room is needed.
+
+        Raises RequestError OVERLOADED if there is no room.
+        """
+        version, succeeded = self.add(files), False
+        self._users[version] += 1
+        try:
+            yield
+            succeeded = True
+        finally:
+            self._users[version] -= 1
+            if not self._users[version]:
+                del self._users[version]
+                if not (succeeded or self._is_registered(version)):
+                    del self._files[version]
+
+
+class _PendingLoad(NamedTuple):
     engine: EnginePeer
     loaded: "asyncio.Future[AdapterLoaded | None]"
     """The engine's answer; None if the engine was lost."""
@@ -27,7 +88,7 @@ class AdapterLoads:
         """`address`: address of this router's inbox."""
         self._address = address
         self._files = files
-        self._pending: dict[int, _Pending] = {}
+        self._pending: dict[int, _PendingLoad] = {}
         """By number of the load request."""
         self._supplies: dict[tuple[int, str], asyncio.Task[None]] = {}
         """Tasks that send files to engines, by the engine's epoch and the version."""
@@ -44,7 +105,7 @@ class AdapterLoads:
         """
         number = secrets.randbits(63)
         loaded: asyncio.Future[AdapterLoaded | None] = asyncio.get_running_loop().create_future()
-        self._pending[number] = _Pending(engine, loaded)
+        self._pending[number] = _PendingLoad(engine, loaded)
         try:
             async with asyncio.timeout(LOAD_SECONDS):
                 if version is not None and self.supply(engine, version):

@@ -6,10 +6,9 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
 from structlog.stdlib import BoundLogger
 
-from router.errors import RequestError, Violation, shown
+from router.errors import RequestError, shown
 from router.peers.adapter_catalog import AdapterCatalog
-from router.peers.adapter_files import AdapterFileStore
-from router.peers.adapter_loads import AdapterLoads
+from router.peers.adapter_loads import AdapterFileStore, AdapterLoads
 from router.peers.membership import Membership
 from router.peers.peers import DetokenizerPeer, EnginePeer
 from sluice.wire.adapter_registry import AdapterRegistry
@@ -134,7 +133,7 @@ class Adapters(AdapterCatalog):
             problem = (
                 f"{shown(path)} has different files on {engine_a} ({version_a[:8]}) and on {engine_b} ({version_b[:8]})"
             )
-            raise RequestError.invalid([Violation("path", problem, private=True)])
+            raise RequestError.at("path", problem, private=True)
         loaded = answers[0][1]
         rank = max(answer.rank for _, answer in answers)
         moment = self._moment(adapter_id, configured=configured)

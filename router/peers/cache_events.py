@@ -92,7 +92,7 @@ class CacheEventReader:
                 f"{shown(names)} records no events: the engine's setting kv_event_buffer is 0; start the ring with "
                 "sluice serve --set engine.kv_event_buffer=10000"
             )
-            raise RequestError.invalid([Violation("engine_id", description)])
+            raise RequestError.at("engine_id", description)
 
     def _request_events(self) -> None:
         now = time.monotonic()

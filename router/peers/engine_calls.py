@@ -22,7 +22,7 @@ class EngineAnswers(NamedTuple):
     """One answer per rank, or a single error for the whole engine."""
 
 
-class _Pending(NamedTuple):
+class _PendingCall(NamedTuple):
     engine: EnginePeer
     answered: "asyncio.Future[CallAnswer | None]"
     """The engine's answer; None if the engine was lost."""
@@ -34,7 +34,7 @@ class EngineCalls:
         self._membership = membership
         self._address = address
         self._log = log
-        self._pending: dict[int, _Pending] = {}
+        self._pending: dict[int, _PendingCall] = {}
         """By number of the call."""
 
     def on_peer_lost(self, peer: EnginePeer | DetokenizerPeer) -> None:
@@ -59,7 +59,7 @@ class EngineCalls:
             raise RequestError(ErrorCode.NO_ENGINE, "no engine is known to be alive")
         loop = asyncio.get_running_loop()
         # Register all calls before the first one is sent: an engine may be lost before its task runs.
-        pending = {secrets.randbits(63): _Pending(engine, loop.create_future()) for engine in engines}
+        pending = {secrets.randbits(63): _PendingCall(engine, loop.create_future()) for engine in engines}
         self._pending |= pending
         try:
             calls = (self._call(number, engine_call, call, seconds) for number, engine_call in pending.items())
@@ -68,7 +68,7 @@ class EngineCalls:
             for number in pending:
                 del self._pending[number]
 
-    async def _call(self, number: int, pending: _Pending, call: MethodCall, seconds: float) -> EngineAnswers:
+    async def _call(self, number: int, pending: _PendingCall, call: MethodCall, seconds: float) -> EngineAnswers:
         engine, answered = pending
         message, sent, problem = EngineCall(engine.epoch, number, self._address, call), False, "the engine was lost"
         try:

@@ -7,21 +7,18 @@ import msgspec
 from structlog.stdlib import BoundLogger
 
 from router.errors import RequestError
-from router.peers.adapters import Adapters
+from router.parse.needs import described
+from router.parse.spec import fit
 from router.peers.membership import Membership
 from router.peers.offers import Offers, offering
 from router.peers.peers import DetokenizerPeer, EnginePeer
 from router.peers.placement import Placement
-from router.requests.attempt import Attempt
+from router.requests.attempt import Attempt, Candidates
 from router.requests.cancel_queue import CancelQueue
-from router.requests.candidates import Candidates
 from router.requests.registry import Requests
-from router.requests.request_phase import RequestPhase
-from router.requests.request_state import RequestState
+from router.requests.request_state import RequestPhase, RequestState
 from router.requests.serving_model import ServingModel
 from router.requests.suspects import Suspects
-from router.validate.context import fit
-from router.validate.needs import described
 from sluice.wire.errors import ErrorCode
 from sluice.wire.params import StopParams
 from sluice.wire.requests import Cancel, Drop, Submit
@@ -37,7 +34,6 @@ class AttemptSender:
     _serving: ServingModel
     _suspects: Suspects
     _offers: Offers
-    _adapters: Adapters
     _address: str
     """Address of this router's inbox, to which the text is sent."""
     _log: BoundLogger
@@ -58,8 +54,8 @@ class AttemptSender:
         candidates = self._candidates(request)
         # Only engines that would accept a Submit: full and unconnected lanes reject it, quarantined engines return it.
         ready = [peer for peer in candidates.engines if peer.lane.ready() and not peer.quarantined]
-        if (adapter := request.spec.adapter) is not None:
-            ready = [peer for peer in ready if not self._adapters.loads.is_supplying(peer, adapter.version)]
+        for part in request.parts:
+            ready = [peer for peer in ready if part.accepted_by(peer)]
         ring_size = self._ring_size()
         alone = self._suspects.is_quarantined(request.suspicion, ring_size)
         candidates = self._apply_quarantine(request, candidates._replace(engines=ready), ring_size if alone else None)
@@ -154,7 +150,7 @@ class AttemptSender:
             [peer.heartbeat for peer in candidates.engines if peer.heartbeat],
             [peer.heartbeat for peer in candidates.detokenizers if peer.heartbeat],
             request.prompt,
-            request.spec.domain,
+            request.domain,
             request.spec.sequences,
             request.virtual,
         )
@@ -208,7 +204,6 @@ class AttemptSender:
             alone=alone,
             tenant=request.tenant,
             client_id=spec.client_id,
-            adapter=spec.adapter,
             tables=request.tables,
             **request.submitted_parts(),
         )

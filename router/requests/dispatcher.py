@@ -13,11 +13,9 @@ from router.requests.attempt_sender import AttemptSender
 from router.requests.losses import Losses
 from router.requests.recovery import Recovery
 from router.requests.registry import RequestCounters, Requests
-from router.requests.request_phase import RequestPhase
-from router.requests.request_state import RequestState
+from router.requests.request_state import RequestPhase, RequestState
 from router.requests.suspects import Suspects
 from router.requests.tensor_log import MAX_WHOLE_BYTES
-from router.validate.spec import Spec
 from sluice.wire.errors import ErrorCode, Fault, FinishReason
 from sluice.wire.rows import End, TextBatch, TextRow
 from sluice.wire.tensors import TensorBatch, TensorRows
@@ -176,7 +174,9 @@ class Dispatcher:
     def _end_sequence(self, request: RequestState, sequence: int, end: End) -> None:
         if end.reason is FinishReason.ERROR:
             fault = end.fault or Fault(ErrorCode.INTERNAL.name, "the request failed without a reason")
-            self._losses.give_up(request, error_of(_named(fault, request.spec)))
+            for part in request.parts:
+                fault = part.named(fault)
+            self._losses.give_up(request, error_of(fault))
             return
         if end.reason is FinishReason.STOP_STRING and request.log.sequences[sequence].held_end is None:
             # The detokenizer found the stop string, but has no lane to the engine. So the router cancels the sequence.
@@ -187,19 +187,13 @@ class Dispatcher:
 
 def _too_large() -> RequestError:
     problem = f"requests tensors of more than {MAX_WHOLE_BYTES} bytes, the limit of one message: use GenerateStream"
-    return RequestError.invalid([Violation("spec.output", problem, reason=Reason.TOO_MANY)])
+    return RequestError.at("spec.output", problem, reason=Reason.TOO_MANY)
 
 
 def error_of(fault: Fault) -> RequestError:
     if not fault.field:
         return RequestError(fault.error_code, fault.message)
     return RequestError.invalid([Violation(fault.field, fault.message, private=True)], fault.error_code)
-
-
-def _named(fault: Fault, spec: Spec) -> Fault:
-    """`fault` with the field that the caller used: engines do not distinguish an uploaded adapter from others."""
-    uploaded = fault.field == "spec.lora_id" and spec.adapter_files is not None
-    return msgspec.structs.replace(fault, field="spec.lora_weights") if uploaded else fault
 
 
 def _timed(request: RequestState, row: TextRow) -> TextRow:

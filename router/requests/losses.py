@@ -8,12 +8,11 @@ from structlog.stdlib import BoundLogger
 from router.errors import RequestError
 from router.peers.membership import Membership
 from router.peers.peers import DetokenizerPeer, EnginePeer
+from router.requests.attempt import reaches
 from router.requests.attempt_sender import AttemptSender
-from router.requests.candidates import reaches
 from router.requests.recovery import Recovery
 from router.requests.registry import Requests
-from router.requests.request_phase import RequestPhase
-from router.requests.request_state import RequestState
+from router.requests.request_state import RequestPhase, RequestState
 from router.requests.suspects import Suspects
 from sluice.wire.errors import ErrorCode, FinishReason
 from sluice.wire.heartbeats import EngineHeartbeat

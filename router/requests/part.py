@@ -1,19 +1,31 @@
 """The joints at which a request meets the optional features that it uses. A plain request uses none."""
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Protocol
 
 from google.protobuf.message import Message
 
 from router.errors import Violations
+from router.parse.model import MAX_MESSAGES
+from router.parse.needs import Need
+from router.peers.peers import EnginePeer
 from router.requests.token_log import RequestLog
-from router.validate.needs import Need
 from sluice.v1 import generation_pb2 as pb
+from sluice.wire.errors import Fault
+from sluice.wire.params import RetentionParams, SamplingParams
+from sluice.wire.tables import PromptTables, Table
 
-NESTED = ("sampling", "output")
+NESTED = ("sampling", "output", "kv_cache")
 """Messages of a GenerationSpec whose fields belong to several features."""
+
+CHAT_PARTS = "chat.messages.parts"
+"""Stands for `chat` in a request of which a message has parts, rather than only text."""
+
+Interrupt = Callable[[], None]
+"""Ends a request's preparation, if it is still being prepared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,17 +37,60 @@ class Part:
         """What the engine must offer."""
         return ()
 
-    def during(self, log: RequestLog, interrupt: Callable[[], None]) -> AbstractContextManager[None]:  # noqa: ARG002
-        """A context that is open for as long as the request is. To end the request, `log.fail` and then `interrupt`,
-        which ends its preparation if it is still being prepared."""
+    def versions(self) -> Mapping[str, str]:
+        """The fields of `Began` that say which weights or rows it uses besides the model's."""
+        return {}
+
+    def during(self, log: RequestLog, interrupt: Interrupt) -> AbstractContextManager[None]:  # noqa: ARG002
+        """A context that is open for as long as the request is. To end the request, `log.fail` and then `interrupt`."""
         return nullcontext()
+
+    @property
+    def own_bytes(self) -> int:
+        """Bytes of rows and images that the request contains itself, and holds for later attempts."""
+        return 0
+
+    @property
+    def shared_tables(self) -> tuple[Table, ...]:
+        """Tables that requests may share."""
+        return ()
+
+    async def place(self, tokens: list[int], first: int, tenant: str) -> tuple[list[int], int]:  # noqa: ARG002
+        """The prompt's `tokens`, before truncation, with the ids of the part's rows of embeddings; and the first id
+        after those. `first`: the first id that stands for no token and no earlier row. Raises RequestError."""
+        return tokens, first
+
+    async def sampling(self, sampling: SamplingParams, tenant: str) -> SamplingParams:  # noqa: ARG002
+        """`sampling` with what depends on the tokenizer. Raises RequestError."""
+        return sampling
+
+    def retention(self, retention: RetentionParams, prompt_tokens: int, kept_tokens: int) -> RetentionParams:  # noqa: ARG002
+        """`retention` as requested for a prompt of `prompt_tokens` tokens that is truncated to its last `kept_tokens`.
+        Raises RequestError."""
+        return retention
 
     def prepare(self, prompt_tokens: int, log: RequestLog) -> None:
         """The prompt is tokenized and fits the context. Raises RequestError."""
 
-    def submitted(self, log: RequestLog) -> dict[str, Any]:  # noqa: ARG002 - for those that override it
+    async def load(self, tables: PromptTables, tenant: str) -> PromptTables:  # noqa: ARG002
+        """`tables` with the part's rows. Raises RequestError if they are invalid."""
+        return tables
+
+    def accepted_by(self, engine: EnginePeer) -> bool:  # noqa: ARG002 - for those that override it
+        """Whether the engine would accept the part now, rather than a little later."""
+        return True
+
+    def submitted(self, log: RequestLog) -> dict[str, Any]:  # noqa: ARG002
         """The feature's fields of `Submit` for the next attempt."""
         return {}
+
+    def supply(self, engine: EnginePeer) -> bool:  # noqa: ARG002
+        """Start sending an engine what it reported as missing. False if the part has nothing to send."""
+        return False
+
+    def named(self, fault: Fault) -> Fault:
+        """The engine's `fault`, with the field that the caller used."""
+        return fault
 
 
 class Feature(Protocol):
@@ -43,23 +98,38 @@ class Feature(Protocol):
 
     @property
     def fields(self) -> Collection[str]:
-        """The fields of GenerationSpec that ask for it, such as `guided` or `output.tensors`."""
+        """The fields of GenerationSpec that ask for it, such as `guided` or `output.tensors`. `model` does not ask for
+        anything if it names the served model."""
 
-    def parse(self, message: pb.GenerationSpec, bad: Violations) -> Part | None:
-        """The request's part, which must not be used if `bad` has violations. None if it asks for nothing after all."""
+    async def parse(self, message: pb.GenerationSpec, bad: Violations, tenant: str) -> Part | None:
+        """The request's part, which must not be used if `bad` has violations. None if it asks for nothing after all.
 
-
-def parse_parts(features: Sequence[Feature], message: pb.GenerationSpec, bad: Violations) -> tuple[Part, ...]:
-    """A part for each feature that the request asks for, in the order of `features`."""
-    names = frozenset(set_fields(message))
-    asked = (feature for feature in features if not names.isdisjoint(feature.fields))
-    return tuple(part for feature in asked if (part := feature.parse(message, bad)) is not None)
+        May wait until this router knows what the request names. Raises RequestError for what makes all violations
+        pointless.
+        """
 
 
-def set_fields(message: Message) -> Iterator[str]:
-    """Names of the fields that are set, those within NESTED as paths."""
+async def parse_parts(
+    features: Sequence[Feature], message: pb.GenerationSpec, served: str, bad: Violations, tenant: str = ""
+) -> tuple[Part, ...]:
+    """A part for each feature that the request asks for, in the order of `features`. `served`: name of the model.
+
+    Raises RequestError.
+    """
+    names = frozenset(set_fields(message, served))
+    asked = [feature for feature in features if not names.isdisjoint(feature.fields)]
+    parts = [await feature.parse(message, bad, tenant) for feature in asked]
+    return tuple(part for part in parts if part is not None)
+
+
+def set_fields(message: Message, served: str) -> Iterator[str]:
+    """Names of the fields that are set, those within NESTED as paths. Without `model` if it names the served model."""
     for field, value in message.ListFields():
         if field.name in NESTED:
             yield from (f"{field.name}.{inner.name}" for inner, _ in value.ListFields())
-        else:
+        elif field.name == "chat":
+            yield field.name
+            if any(turn.parts for turn in islice(value.messages, MAX_MESSAGES)):
+                yield CHAT_PARTS
+        elif field.name != "model" or value != served:
             yield field.name

@@ -1,21 +1,20 @@
 """The life of a generation request in the router, unary or stream: `RequestPipeline.serve`."""
 
-import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
-from msgspec.structs import replace
 from structlog.stdlib import BoundLogger
 
 from router.access.principal import Principal
-from router.errors import Reason, RequestError, Violation, Violations, logged
-from router.peers.adapters import Adapters
+from router.errors import RequestError, Violations, logged
+from router.parse.model import Limits, ServedModel
+from router.parse.needs import check_needs
+from router.parse.parse import parse
+from router.parse.spec import fit
 from router.peers.offers import Offers
-from router.peers.prompt_adapters import PromptAdapters
 from router.requests.admission import Admission
 from router.requests.dispatcher import Dispatcher
 from router.requests.part import Feature, parse_parts
@@ -24,32 +23,19 @@ from router.requests.request_state import RequestState
 from router.requests.trace import RequestTrace, trace_ended, trace_refused
 from router.requests.trace_context import TraceContext, new_context, read_traceparent
 from router.text.tokenizer_pool import TokenizerPool
-from router.validate.adapter import files_of
-from router.validate.context import fit
-from router.validate.images import GivenImages
-from router.validate.model import Limits, Model
-from router.validate.needs import check_needs
-from router.validate.parse import parse
-from router.validate.sampling import ban_words
 from sluice.v1.generation_pb2 import GenerationSpec
-from sluice.wire.adapters import AdapterFiles
-from sluice.wire.errors import ErrorCode, FinishReason
+from sluice.wire.errors import FinishReason
 from sluice.wire.params import RetentionParams
-from sluice.wire.tables import NO_TABLES, Image
+from sluice.wire.tables import NO_TABLES
 
 MAX_LOGGED_FIELDS = 8
-NO_WEIGHTS = Violation(
-    "spec.lora_weights",
-    "is set, but this server accepts no adapters in requests: load the adapter first, then name it in lora_id",
-    reason=Reason.NOT_SUPPORTED,
-)
 
 
 @dataclass(frozen=True)
 class RequestPipeline:
-    """validate → tokenize → admit → place → dispatch; then the caller writes the response; then one log line."""
+    """parse → tokenize → admit → place → dispatch; then the caller writes the response; then one log line."""
 
-    _model: Model
+    _model: ServedModel
     _limits: Limits
     _text: TokenizerPool
     _requests: Requests
@@ -58,10 +44,6 @@ class RequestPipeline:
     _offers: Offers
     _features: tuple[Feature, ...]
     """The optional features of requests."""
-    _adapters: Adapters
-    _prompt_adapters: PromptAdapters
-    _lora_in_requests: bool
-    """Whether requests may contain adapter weights."""
     _counters: RequestCounters
     _log: BoundLogger
     _on_trace: Callable[[RequestTrace], None] | None = None
@@ -82,10 +64,7 @@ class RequestPipeline:
         outcome = status = ""
         refusal: dict[str, Any] = {}
         try:
-            # Keep the files for later attempts too: engines that do not have them get them from this router.
             with ExitStack() as during:
-                if request.spec.adapter_files is not None:
-                    during.enter_context(self._adapters.files.using(request.spec.adapter_files))
                 for part in request.parts:
                     during.enter_context(part.during(request.log, request.interrupt_preparation))
                 await self._bring_to_ring(request)
@@ -126,14 +105,9 @@ class RequestPipeline:
         # The id is not validated yet, so shorten and escape it for the log.
         request_id, arrived = logged(message.request_id), time.monotonic()
         try:
-            if message.HasField("lora_weights") and not self._lora_in_requests:
-                raise RequestError.invalid([NO_WEIGHTS], ErrorCode.FORBIDDEN)
-            await self._wait_for_adapters(message, caller.tenant)
-            find_adapter, find_table = self._adapters.find, self._prompt_adapters.find
-            hashed = await _hashed_files(message)
             bad = Violations()
-            spec = parse(message, self._model, self._limits, streaming, bad, find_adapter, find_table, hashed)
-            parts = parse_parts(self._features, message, bad)
+            parts = await parse_parts(self._features, message, self._model.name, bad, caller.tenant)
+            spec = parse(message, self._model, self._limits, streaming, bad)
             bad.raise_if_any()
             request_id = spec.request_id
             return self._requests.add(spec, caller.tenant, trace, parts)
@@ -146,13 +120,6 @@ class RequestPipeline:
                 self._on_trace(trace_refused(trace, arrived, self._model.name, request_id, outcome))
             self._counters.on_refused(outcome, status)
             raise
-
-    async def _wait_for_adapters(self, message: GenerationSpec, tenant: str) -> None:
-        """Wait until this router has learned of the adapters that the request names. Raises RequestError."""
-        if message.lora_id or message.model not in ("", self._model.name):
-            await self._adapters.settle(message.lora_id or message.model, tenant)
-        if message.prompt_adapter_id:
-            await self._prompt_adapters.settle(message.prompt_adapter_id, tenant)
 
     async def _bring_to_ring(self, request: RequestState) -> None:
         """Submit the request within its time limit. If it is stopped or out of time before that, it ends here."""
@@ -174,49 +141,35 @@ class RequestPipeline:
         self._admission.check(request.tenant)
         if request.needs:
             check_needs(request.needs, self._offers.known)
-        tokens = await self._text.tokens(spec.prompt, request.tenant)
-        if spec.images is not None:
-            sizes = spec.images.sizes
-            vary = spec.images.vary
-            rows = await self._text.compute(0, sizes, request.tenant) if vary else sizes()
-            tokens = spec.images.expand(tokens, rows, spec.prompt.field)
-        if spec.table is not None:
-            tokens = [*range(self._model.vocab_size, self._model.vocab_size + spec.table.num_prepended), *tokens]
+        tokens = await self._tokens(request)
         prompt = tokens if spec.keep_prompt_tokens is None else tokens[-spec.keep_prompt_tokens :]
         # Refuse a prompt that no engine can hold now, rather than after waiting in the queue. It is checked again at
         # the first submission, when it is known which engines qualify.
         fit(spec, len(prompt), self._offers.context_tokens, self._offers.model_context_tokens)
         sampling, retention = spec.sampling, RetentionParams()
-        if spec.bad_words:
-            spellings = await self._text.spellings(spec.bad_words, request.tenant)
-            sampling = ban_words(sampling, spellings, self._model.vocab_size)
-        if spec.retention is not None:
-            retention = spec.retention.params(len(tokens), len(prompt))
+        for part in request.parts:
+            sampling = await part.sampling(sampling, request.tenant)
+            retention = part.retention(retention, len(tokens), len(prompt))
         request.on_tokenized(prompt, sampling, retention)
-        if spec.has_rows:
-            await self._load(request, len(prompt))
+        await self._load(request)
         context_tokens = len(prompt) + spec.resumed_tokens
         request.on_admitted(await self._admission.acquire(spec.priority, context_tokens, request.tenant))
         await self._dispatcher.submit(request)
 
-    async def _load(self, request: RequestState, prompt_tokens: int) -> None:
-        """Check and decode the request's prompt table and images. Raises RequestError."""
-        table, images, tables, tenant = request.spec.table, request.spec.images, NO_TABLES, request.tenant
-        if table is not None:
-            tables = await self._text.compute(len(table.data), table.load, tenant)
-        if images is not None and images.images:
-            tables = replace(tables, images=await self._load_images(images, tenant))
-        request.on_tables(tables.truncated(prompt_tokens), self._model.vocab_size)
+    async def _tokens(self, request: RequestState) -> list[int]:
+        """Ids of the whole prompt, before truncation. Raises RequestError."""
+        tokens, first = await self._text.tokens(request.spec.prompt, request.tenant), self._model.vocab_size
+        for part in request.parts:
+            tokens, first = await part.place(tokens, first, request.tenant)
+        return tokens
 
-    async def _load_images(self, images: GivenImages, tenant: str) -> tuple[Image, ...]:
-        """Each image is separate work: decoding all of them may take ten seconds, and other tenants have their turns in
-        between."""
-        bad = Violations()
-        loaded: list[Image] = []
-        for image in images.images:
-            loaded += await self._text.compute(len(image.data), partial(images.load, image, bad), tenant)
-        bad.raise_if_any()
-        return tuple(loaded)
+    async def _load(self, request: RequestState) -> None:
+        """Load the rows of embeddings that ids of the prompt stand for. Raises RequestError."""
+        tables = NO_TABLES
+        for part in request.parts:
+            tables = await part.load(tables, request.tenant)
+        if tables:
+            request.on_tables(tables.truncated(len(request.prompt)), self._model.vocab_size)
 
     def _log_end(self, request: RequestState, outcome: str, refusal: dict[str, Any]) -> None:
         started = request.log.started
@@ -240,16 +193,6 @@ class RequestPipeline:
             detokenizer=request.detokenizer,
             **refusal,
         )
-
-
-async def _hashed_files(message: GenerationSpec) -> AdapterFiles | None:
-    """The adapter's files in the request, if any. Their version is computed in a thread: hashing 16 MiB, the default
-    limit of a message, would block the event loop for more than 10 ms."""
-    if not message.HasField("lora_weights"):
-        return None
-    files = files_of(message.lora_weights)
-    await asyncio.to_thread(lambda: files.version)
-    return files
 
 
 def _outcome_of(error: BaseException) -> tuple[str, str]:

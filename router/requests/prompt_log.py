@@ -9,7 +9,7 @@ from sluice.wire.prompt_logprobs import PromptLogprobs, Row, row_bytes, unpack
 class PromptLog:
     """Stores the rows packed, because there may be a quarter of a million of them."""
 
-    def __init__(self, rows: int = 0, top: int = 0) -> None:
+    def __init__(self, rows: int, top: int) -> None:
         """`rows`: number of expected rows, one less than the prompt has tokens. `top`: alternatives per row."""
         self._awaited = rows
         self._top = top

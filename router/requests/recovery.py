@@ -7,13 +7,11 @@ from random import random
 import structlog
 
 from router.errors import RequestError
-from router.peers.adapters import Adapters
 from router.peers.membership import Membership
 from router.requests.admission import Admission
 from router.requests.attempt_sender import AttemptSender
 from router.requests.registry import RequestCounters
-from router.requests.request_phase import RequestPhase
-from router.requests.request_state import RequestState
+from router.requests.request_state import RequestPhase, RequestState
 from router.requests.suspects import Suspects
 from sluice.settings.router import RecoverySettings
 from sluice.wire.errors import ErrorCode, FinishReason
@@ -48,7 +46,6 @@ class Recovery:
         attempts: AttemptSender,
         membership: Membership,
         admission: Admission,
-        adapters: Adapters,
         settings: RecoverySettings,
         suspects: Suspects,
         counters: RequestCounters,
@@ -57,7 +54,6 @@ class Recovery:
         self._attempts = attempts
         self._membership = membership
         self._admission = admission
-        self._adapters = adapters
         self._settings = settings
         self._suspects = suspects
         self._counters = counters
@@ -75,7 +71,7 @@ class Recovery:
         if refused:
             # Place no other request there until the engine's next heartbeat, which reports the quarantine too.
             request.attempt.engine.refuses = True
-        avoid = error.code in AVOID_PEERS or (error.code is ErrorCode.ADAPTER_MISSING and not self._supply(request))
+        avoid = error.code in AVOID_PEERS or (error.code is ErrorCode.ADAPTER_MISSING and not _supply(request))
         request.on_attempt_lost(error.code.name, accepted=not refused, avoid=avoid)
         unfinished = request.log.open and not request.aborted
         if not unfinished or error.code not in RECOVERABLE or request.fruitless >= self._settings.recovery_attempts:
@@ -86,11 +82,6 @@ class Recovery:
         self._suspects.wait(request.suspicion)
         self._begin(request, error)
         return True
-
-    def _supply(self, request: RequestState) -> bool:
-        """Send the request's adapter to the engine that does not have it. False if the files are not available."""
-        adapter = request.spec.adapter
-        return adapter is not None and self._adapters.loads.supply(request.attempt.engine, adapter.version)
 
     def too_slow(self, request: RequestState) -> bool:
         """Whether so much is undelivered that the request should pause."""
@@ -183,6 +174,11 @@ class Recovery:
             # One request at a time, yielding in between: the loss of a peer starts many recoveries simultaneously.
             await asyncio.sleep(0)
             return self._attempts.try_submit(request)
+
+
+def _supply(request: RequestState) -> bool:
+    """Send what the request's engine reported as missing. False if it is not available here."""
+    return any(part.supply(request.attempt.engine) for part in request.parts)
 
 
 def _backoff(fruitless: int) -> float:

@@ -7,13 +7,12 @@ import time
 from collections import Counter, deque
 
 from router.errors import RequestError
+from router.parse.spec import Spec
 from router.requests.attempt import Attempt
 from router.requests.part import Part
-from router.requests.request_phase import RequestPhase
-from router.requests.request_state import RequestState
+from router.requests.request_state import RequestPhase, RequestState
 from router.requests.trace_context import TraceContext
 from router.shares import SharedSpace
-from router.validate.spec import Spec
 from sluice.telemetry.measures import Histogram
 from sluice.telemetry.status_report import RequestReport
 from sluice.wire.errors import ErrorCode
@@ -87,9 +86,9 @@ class Requests:
             message = f"a request with the id {spec.request_id!r} is live"
             raise RequestError(ErrorCode.DUPLICATE_REQUEST, message, metadata={"request_id": spec.request_id})
         self._check_room(tenant)
-        if spec.has_rows:
-            self._take_tables(spec, tenant)
         request = RequestState(self._new_number(), spec, tenant, trace, parts)
+        if parts:
+            self._take_tables(request)
         self._by_id[tenant, spec.request_id] = request
         self._open[request] = None
         self._open_by_tenant[tenant] += 1
@@ -118,9 +117,9 @@ class Requests:
         """Remove a request whose response has ended."""
         self.free_id(request)
         del self._open[request]
-        if request.spec.has_rows:
-            self._own_bytes.release(request.tenant, request.spec.own_bytes)
-            self._shared_tables.release(request.spec.shared_tables)
+        if request.parts:
+            self._own_bytes.release(request.tenant, request.own_bytes)
+            self._shared_tables.release(request.shared_tables)
         self._open_by_tenant[request.tenant] -= 1
         if not self._open_by_tenant[request.tenant]:
             del self._open_by_tenant[request.tenant]
@@ -145,23 +144,24 @@ class Requests:
             message = f"{count} requests of the tenant {tenant!r} are open, at most {limit} may be open"
             raise RequestError(ErrorCode.OVERLOADED, message)
 
-    def _take_tables(self, spec: Spec, tenant: str) -> None:
-        if spec.own_bytes and not self._own_bytes.has_room(tenant, spec.own_bytes):
+    def _take_tables(self, request: RequestState) -> None:
+        tenant, own_bytes, tables = request.tenant, request.own_bytes, request.shared_tables
+        if own_bytes and not self._own_bytes.has_room(tenant, own_bytes):
             whose = f" of the tenant {tenant!r}" if tenant else ""
             message = (
-                f"with the {spec.own_bytes} bytes of this request, prompt tables and images of open requests{whose} "
+                f"with the {own_bytes} bytes of this request, prompt tables and images of open requests{whose} "
                 f"would exceed the {self._own_bytes.limit_of(tenant)} bytes that are allowed now"
             )
             raise RequestError(ErrorCode.OVERLOADED, message)
-        size = self._shared_tables.num_bytes_with(spec.shared_tables)
-        if spec.shared_tables and size > MAX_OPEN_TABLE_BYTES:
+        size = self._shared_tables.num_bytes_with(tables)
+        if tables and size > MAX_OPEN_TABLE_BYTES:
             message = (
                 f"the prompt adapters of open requests would have {size} bytes, "
                 f"at most {MAX_OPEN_TABLE_BYTES} are allowed"
             )
             raise RequestError(ErrorCode.OVERLOADED, message)
-        self._own_bytes.take(tenant, spec.own_bytes)
-        self._shared_tables.take(spec.shared_tables)
+        self._own_bytes.take(tenant, own_bytes)
+        self._shared_tables.take(tables)
 
     def _new_number(self) -> int:
         # Random, because engines serve several routers and may still hold requests of a router that was restarted.

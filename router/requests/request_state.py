@@ -1,20 +1,23 @@
-"""The state of one request: its phase, its latest attempt and its progress. Only the methods of `RequestState` write
-it; a test checks that."""
+"""The state of one request: its phase, the legal changes of phase, its latest attempt and its progress. Only the
+methods of `RequestState` write it; a test checks that."""
 
 import asyncio
 import time
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import replace
+from enum import Enum
 from typing import Any, Final
 
+from router.parse.model import Began
+from router.parse.spec import Spec
 from router.requests.admission import Permit
 from router.requests.attempt import Attempt, LostAttempt
 from router.requests.part import Part
-from router.requests.request_phase import PREPARING, SUBMITTED, TRANSITIONS, WITHOUT_PERMIT, RequestPhase
 from router.requests.suspects import Suspicion
 from router.requests.token_log import RequestLog
 from router.requests.trace_context import TraceContext
-from router.validate.spec import Spec
+from sluice.wire.hashing import Domain
 from sluice.wire.params import RetentionParams, SamplingParams
 from sluice.wire.requests import PROBATION_TOKENS
 from sluice.wire.rows import Started, Times
@@ -25,6 +28,43 @@ MAX_LOST_KEPT = 32
 UNCONNECTED_TOKENS = 16
 """Tokens per sequence that an engine may sample before a new lane to its detokenizer is connected. All of them are lost
 if the engine dies before that. Half a second at 30 ms per token; connecting takes milliseconds."""
+
+
+class RequestPhase(Enum):
+    """Phases from a request's arrival to the end of its last attempt. The value describes the phase."""
+
+    TOKENIZING = "the prompt is being tokenized"
+    QUEUED = "the request waits for a permit"
+    PLACING = "the request waits for peers that can accept its first attempt"
+    ON_RING = "an attempt is running"
+    CANCELLING = "a Cancel was sent for the attempt, and its terminal rows are awaited"
+    RECOVERING = "the attempt was lost, and the request waits for peers that can accept the next one"
+    PAUSED = "the client reads too slowly: no attempt and no permit until it has caught up"
+    ENDED = "no attempt is running, and none will follow"
+
+
+P = RequestPhase
+PREPARING = frozenset({P.TOKENIZING, P.QUEUED, P.PLACING})
+SUBMITTED = frozenset({P.ON_RING, P.CANCELLING})
+WITHOUT_PERMIT = frozenset({P.PAUSED, P.ENDED})
+
+TRANSITIONS: Mapping[P, Mapping[P, str]] = {
+    P.TOKENIZING: {P.QUEUED: "prompt tokenized", P.ENDED: "refused or stopped"},
+    P.QUEUED: {P.PLACING: "permit granted", P.ENDED: "refused or stopped"},
+    P.PLACING: {P.ON_RING: "submitted", P.ENDED: "no peers, or stopped"},
+    P.ON_RING: {
+        P.CANCELLING: "stopped",
+        P.RECOVERING: "attempt lost",
+        P.PAUSED: "client too slow",
+        P.ENDED: "last terminal row, or attempt lost beyond recovery",
+    },
+    P.CANCELLING: {P.ENDED: "last terminal row, or attempt lost"},
+    P.RECOVERING: {P.ON_RING: "submitted again", P.ENDED: "no peers, or stopped"},
+    P.PAUSED: {P.RECOVERING: "client caught up, permit granted", P.ENDED: "stopped"},
+    P.ENDED: {},
+}
+"""Every legal transition, with its cause. "Stopped" means by an abort, a client that disconnected, the time limit, or a
+draining router. The diagram in docs/architecture.md is generated from this table."""
 
 
 class RequestState:
@@ -43,9 +83,15 @@ class RequestState:
         self.spec: Final = spec
         self.parts: Final = parts
         """What it asks of optional features."""
-        self.needs: Final = (*spec.needs, *(need for part in parts for need in part.needs()))
+        self.needs: Final = (*(need for part in parts for need in part.needs()),)
         """What not every engine offers."""
         self.offers_needed: Final = frozenset(need.offer for need in self.needs)
+        self.versions: Final = {name: version for part in parts for name, version in part.versions().items()}
+        """Fields of `Began`."""
+        self.domain: Final = Domain(spec.salt, self.versions.get("adapter", ""))
+        self.own_bytes: Final = sum(part.own_bytes for part in parts)
+        """Bytes of rows and images that the request contains itself, rather than by naming a prompt adapter."""
+        self.shared_tables: Final = tuple(table for part in parts for table in part.shared_tables)
         self.tenant: Final = tenant
         """Empty if there is no tenant."""
         self.trace: Final = trace
@@ -78,6 +124,10 @@ class RequestState:
         tokens."""
         self.submitted: float | None = None
         """Time of the first submission."""
+        self.first_tokens_at: float | None = None
+        """When the request's first token arrived over the ring."""
+        self.terminal_at: float | None = None
+        """When the last row of all sequences arrived over the ring."""
         self._preparation: asyncio.Timeout | None = None
         self._permit: Permit | None = None
         self._attempt: Attempt | None = None
@@ -85,9 +135,7 @@ class RequestState:
         """Sequences whose terminal row has arrived."""
         self._sampled_at_death = 0
         """Tokens, of all sequences, that engines may have sampled before they died, received or not."""
-        self._first_tokens: float | None = None
         self._first_delta: float | None = None
-        self._terminal_at: float | None = None
         self._lost: deque[LostAttempt] = deque(maxlen=MAX_LOST_KEPT)
 
     # Properties.
@@ -124,19 +172,14 @@ class RequestState:
         return {"request_id": self.spec.request_id} | trace
 
     @property
-    def first_tokens_at(self) -> float | None:
-        """When the request's first token arrived over the ring."""
-        return self._first_tokens
-
-    @property
-    def terminal_at(self) -> float | None:
-        """When the last row of all sequences arrived over the ring."""
-        return self._terminal_at
-
-    @property
     def lost_attempts(self) -> tuple[LostAttempt, ...]:
         """The latest lost attempts, oldest first."""
         return tuple(self._lost)
+
+    @property
+    def began(self) -> Began:
+        """The model and adapters with which the request began."""
+        return Began(self.model, **self.versions)
 
     @property
     def bound(self) -> bool:
@@ -182,11 +225,11 @@ class RequestState:
         if self.attempt.number == 0 or self.submitted is None:
             return times
         earlier = self.attempt.submitted - self.submitted
-        if self._first_tokens is None or self._first_tokens >= self.attempt.submitted:
+        if self.first_tokens_at is None or self.first_tokens_at >= self.attempt.submitted:
             # No earlier attempt produced a token, so all the time before this one counts as queueing.
             return Times(earlier + times.queue, times.context, times.generation)
         # All time after the first token of an earlier attempt counts as generation, including this attempt's start.
-        context = self._first_tokens - self.submitted
+        context = self.first_tokens_at - self.submitted
         return Times(0.0, context, earlier - context + times.queue + times.context + times.generation)
 
     # Before the first submission.
@@ -244,8 +287,8 @@ class RequestState:
 
     def on_first_token(self) -> None:
         self._attempt = replace(self.attempt, has_tokens=True)
-        if self._first_tokens is None:
-            self._first_tokens = time.monotonic()
+        if self.first_tokens_at is None:
+            self.first_tokens_at = time.monotonic()
 
     def charge_output(self, tokens: int) -> None:
         if self._permit is not None:
@@ -260,7 +303,7 @@ class RequestState:
         """The last row of `sequence` has arrived over the ring. Returns whether all sequences have ended."""
         self._ended.add(sequence)
         if self.all_terminal:
-            self._terminal_at = time.monotonic()
+            self.terminal_at = time.monotonic()
         return self.all_terminal
 
     @property

@@ -57,9 +57,9 @@ class _Rows:
 
 
 class TensorLog:
-    """The tensors of one request; empty if it requests none."""
+    """The tensors of one request."""
 
-    def __init__(self, wanted: TensorParams = NO_TENSORS, num_prompt: int = 0, n: int = 0) -> None:
+    def __init__(self, wanted: TensorParams, num_prompt: int, n: int) -> None:
         """`wanted`: the requested tensors, and the rows that the client already has. `num_prompt`: number of prompt
         tokens. `n`: number of sequences."""
         self.wanted = wanted
@@ -69,9 +69,6 @@ class TensorLog:
         self._n = n
         self._rows: dict[Key, _Rows] = {}
         self.forget()
-
-    def __bool__(self) -> bool:
-        return bool(self.wanted)
 
     def forget(self) -> None:
         """Drop all rows: their attempt was lost, and the next one may use a different model."""
@@ -84,7 +81,7 @@ class TensorLog:
     @property
     def nbytes(self) -> int:
         """Size in bytes of the undelivered rows."""
-        return sum(rows.nbytes for rows in self._rows.values()) if self._rows else 0
+        return sum(rows.nbytes for rows in self._rows.values())
 
     def append(self, part: TensorRows) -> Appended:
         rows = self._rows.get((None if part.context else part.sequence, part.name))

@@ -1,22 +1,70 @@
 """Everything received for a request: an append-only log with one reader, the coroutine that writes the response."""
 
 import asyncio
+from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from router.errors import RequestError
 from router.requests.appended import Appended
 from router.requests.prompt_log import PromptLog
-from router.requests.sequence_log import SequenceLog
 from router.requests.tensor_log import TensorLog
 from sluice.wire.errors import FinishReason
 from sluice.wire.prompt_logprobs import PromptLogprobs
-from sluice.wire.rows import End, Started, TextRow, Times
+from sluice.wire.rows import End, Started, TextRow, Times, TokenLogprob
 from sluice.wire.tensors import TensorParams, TensorRows
 
 NO_TIMES = Times(0.0, 0.0, 0.0)
 EARLY_ENDS = (FinishReason.ABORTED, FinishReason.TIME_LIMIT)
 """Ends that do not wait for tensor rows."""
+
+
+class SequenceLog:
+    """All received tokens, and the text and logprobs that are not delivered yet."""
+
+    __slots__ = (
+        "accepted",
+        "cumulative",
+        "delivered",
+        "end",
+        "held_end",
+        "ids",
+        "index",
+        "last_at",
+        "logprobs",
+        "received",
+        "text",
+    )
+
+    def __init__(self, index: int, resumed: Sequence[int] = ()) -> None:
+        """`resumed`: tokens that the client already has."""
+        self.index = index
+        self.ids = array("q", resumed)
+        """All tokens of the continuation; cleared once the sequence has ended and was delivered."""
+        self.received = len(resumed)
+        """Number of tokens, including resumed ones."""
+        self.delivered = len(resumed)
+        """Number of tokens that the reader has consumed."""
+        self.text: list[str] = []
+        """Undelivered text."""
+        self.logprobs: list[TokenLogprob] = []
+        """Undelivered logprobs."""
+        self.cumulative = 0.0
+        """Sum of all logprobs."""
+        self.accepted = 0
+        """Number of received tokens that were accepted draft tokens."""
+        self.end: End | None = None
+        self.held_end: End | None = None
+        """An end that arrived before the last tensor rows. It takes effect once these have arrived."""
+        self.last_at: float | None = None
+        """When the latest tokens arrived, by time.monotonic."""
+
+    @property
+    def undelivered_ids(self) -> "array[int]":
+        return self.ids[self.delivered :]
+
+    def drop_content(self) -> None:
+        self.ids, self.text, self.logprobs = array("q"), [], []
 
 
 class RequestLog:

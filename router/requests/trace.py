@@ -4,9 +4,9 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from router.parse.chat import ChatPrompt
 from router.requests.request_state import RequestState
 from router.requests.trace_context import TraceContext
-from router.validate.chat import ChatPrompt
 
 Attributes = dict[str, str | int | float | list[str]]
 

@@ -16,7 +16,7 @@ from jinja2.compiler import CodeGenerator, Frame
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from router.validate.chat import CutJson
+from router.parse.chat import CutJson
 
 RENDER_SECONDS = 2.0
 """CPU time of one rendering. The longest chats take a tenth of it."""

@@ -10,9 +10,9 @@ from jinja2 import ext, meta, nodes, parser
 from jinja2.runtime import Macro
 from jinja2.utils import Namespace
 
-from router.errors import Reason, RequestError, Violation, shown
+from router.errors import Reason, RequestError, shown
+from router.parse.chat import ChatPrompt
 from router.text.bounds import BoundedEnvironment, TooLargeError, TooSlowError
-from router.validate.chat import ChatPrompt
 from sluice.checkpoint.folder import CheckpointError
 
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -57,7 +57,7 @@ class ChatTemplates:
         if template is None:
             what = "only a chat template for chats with tools" if self._with_tools else "no chat template"
             field = "spec.chat.tools_json" if self._with_tools else chat.field
-            raise RequestError.invalid([Violation(field, f"the model has {what}", reason=Reason.NOT_SUPPORTED)])
+            raise RequestError.at(field, f"the model has {what}", reason=Reason.NOT_SUPPORTED)
         return template.render(chat)
 
 
@@ -101,7 +101,7 @@ class ChatTemplate:
         """The prompt's text. Raises RequestError if the template rejects the messages."""
         if chat.tools and not self.shows_tools:
             description = "the model's chat template does not use tools"
-            raise RequestError.invalid([Violation("spec.chat.tools_json", description, reason=Reason.NOT_SUPPORTED)])
+            raise RequestError.at("spec.chat.tools_json", description, reason=Reason.NOT_SUPPORTED)
         try:
             return self._render(chat, self._text_arguments)
         except (TooLargeError, TooSlowError) as error:
@@ -113,7 +113,7 @@ class ChatTemplate:
                 with suppress(Exception):
                     return self._render(chat, not self._text_arguments)
             description = f"the chat template rejects these messages: {shown(str(error))}"
-            raise RequestError.invalid([Violation("spec.chat", description, private=True)]) from error
+            raise RequestError.at("spec.chat", description, private=True) from error
 
     def _render(self, chat: ChatPrompt, text_arguments: bool) -> str:
         messages = [self._message(message, text_arguments) for message in chat.messages]
@@ -131,7 +131,7 @@ class ChatTemplate:
         """The error names the largest field: the template may have combined all of them."""
         limit = f"is more than {self._max_characters} characters when rendered, the limit"
         description = str(error) if isinstance(error, TooSlowError) else limit
-        return RequestError.invalid([Violation(chat.largest_field, description, reason=Reason.TOO_MANY)])
+        return RequestError.at(chat.largest_field, description, reason=Reason.TOO_MANY)
 
     def _shows(self, content: Any) -> bool:
         """Whether the template renders the text of this content, rather than Python's representation of a list."""
@@ -242,7 +242,7 @@ def _marked(content: Any) -> tuple[str, Any]:
         return content, content + FINAL_MESSAGE_END
     if not content or content[-1]["type"] != "text":
         description = "does not end with text, so it cannot be continued"
-        raise RequestError.invalid([Violation("spec.chat.continue_final_message", description)])
+        raise RequestError.at("spec.chat.continue_final_message", description)
     text = content[-1]["text"]
     return text, [*content[:-1], content[-1] | {"text": text + FINAL_MESSAGE_END}]
 
@@ -251,7 +251,7 @@ def _cut_after_final_message(text: str, final_message: str) -> str:
     mark = FINAL_MESSAGE_END.strip()
     if mark not in text or final_message.strip() not in text:
         description = "the chat template does not show the final message, so it cannot be continued"
-        raise RequestError.invalid([Violation("spec.chat", description)])
+        raise RequestError.at("spec.chat", description)
     end = text.rindex(mark)
     # If the template trims messages, it has removed the mark's trailing space. Then trim the message's text too.
     untrimmed = text[end : end + len(FINAL_MESSAGE_END)] == FINAL_MESSAGE_END

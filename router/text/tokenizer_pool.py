@@ -6,11 +6,11 @@ from typing import TypeVar
 
 from tokenizers import Encoding, Tokenizer
 
-from router.errors import Reason, RequestError, Violation
+from router.errors import Reason, RequestError
+from router.parse.chat import ChatPrompt
+from router.parse.prompt import IdsPrompt, Prompt, TextPrompt
 from router.text.chat_template import ChatTemplates
 from router.text.fair_threads import FairThreads
-from router.validate.chat import ChatPrompt
-from router.validate.prompt import IdsPrompt, Prompt, TextPrompt
 from sluice.checkpoint.folder import Checkpoint, CheckpointError
 from sluice.checkpoint.vocabulary import Vocabulary, decode, encode
 from sluice.wire.errors import ErrorCode
@@ -137,7 +137,7 @@ class TokenizerPool:
         size = len(text.encode("utf-8", "surrogatepass"))
         if size > self._max_rendered_bytes:
             description = f"is {size} bytes when rendered, at most {self._max_rendered_bytes} are allowed"
-            raise RequestError.invalid([Violation(chat.field, description, reason=Reason.TOO_MANY)])
+            raise RequestError.at(chat.field, description, reason=Reason.TOO_MANY)
         return text
 
 

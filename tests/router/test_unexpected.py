@@ -84,7 +84,7 @@ def check(client, details: Details) -> None:
     [
         ("router.text.tokenizer_pool.TokenizerPool.tokens", generate),
         ("router.text.tokenizer_pool.TokenizerPool.tokens", stream),
-        ("router.validate.parse.parse_prompt", generate),
+        ("router.parse.parse.parse_prompt", generate),
         ("router.api.responses.ResponseBuilder.response", generate),
         ("router.api.responses.ResponseBuilder.started", stream),
         ("router.api.responses.ResponseBuilder.update", stream),

@@ -9,8 +9,8 @@ from sluice import AsyncClient
 from sluice.v1 import generation_pb2 as pb
 from sluice.v1.generation_pb2_grpc import GenerationServiceStub
 from tests.router.conftest import refused, text_spec
-from tests.router.validate.bad_specs import SPECS
-from tests.router.validate.test_bad_requests import check
+from tests.router.parse.bad_specs import SPECS
+from tests.router.parse.test_bad_requests import check
 
 STREAMS = 8
 

@@ -1,7 +1,7 @@
 import asyncio
 import math
 
-from router.validate.parse import UNARY_INTERVAL
+from router.parse.parse import UNARY_INTERVAL
 from sluice.v1 import generation_pb2 as pb
 from sluice.v1 import sampling_pb2
 from sluice.wire.errors import FinishReason

@@ -1,11 +1,12 @@
+import asyncio
 import json
 
 import pytest
 
 from router.errors import Violations
 from router.features.guides import Guides
+from router.parse.model import Limits
 from router.requests.token_log import RequestLog
-from router.validate.model import Limits
 from sluice.v1.generation_pb2 import GenerationSpec
 from sluice.v1.sampling_pb2 import ChoiceList, GuidedDecoding, JsonObject
 from sluice.wire.params import Guide, GuideKind
@@ -16,7 +17,7 @@ TAG = '{"structures": [{"begin": "<f>", "schema": {}, "end": "</f>"}], "triggers
 
 
 def parse(message: GuidedDecoding, bad: Violations) -> Guide | None:
-    part = Guides(LIMITS).parse(GenerationSpec(guided=message), bad)
+    part = asyncio.run(Guides(LIMITS).parse(GenerationSpec(guided=message), bad, ""))
     return None if part is None else part.submitted(RequestLog(1))["guide"]
 
 

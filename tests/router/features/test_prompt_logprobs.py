@@ -1,11 +1,12 @@
+import asyncio
 from dataclasses import replace
 
 import pytest
 
 from router.errors import RequestError, Violations
 from router.features.prompt_logprobs import PromptLogprobs
+from router.parse.model import Limits, describe
 from router.requests.token_log import RequestLog
-from router.validate.model import Limits, describe
 from sluice.v1.generation_pb2 import GenerationSpec, OutputOptions, ResumeFrom
 
 LIMITS = Limits(1000, 1000)
@@ -18,7 +19,7 @@ def feature(checkpoint):
 
 def part_of(feature, top: int, **fields):
     message = GenerationSpec(output=OutputOptions(prompt_logprobs=top), **fields)
-    return feature.parse(message, Violations())
+    return asyncio.run(feature.parse(message, Violations(), ""))
 
 
 @pytest.mark.parametrize(("top", "max_tokens"), [(0, 1 << 18), (3, 1 << 16)])

@@ -7,9 +7,7 @@ import pytest
 import structlog
 import zmq
 
-from router.peers.address import AddressError, parse
-from router.peers.address_file import MAX_ADDRESSES
-from router.peers.discovery import Addresses
+from router.peers.discovery import MAX_ADDRESSES, AddressError, Addresses, parse_address
 from sluice.lanes.keys import PLAIN
 
 
@@ -101,7 +99,7 @@ def test_zeromq_can_connect_to_accepted_hosts(host):
     with zmq.Context() as context, context.socket(zmq.PUSH) as socket:
         socket.linger = 0
         try:
-            parse(address)
+            parse_address(address)
         except AddressError:
             with pytest.raises(zmq.ZMQError):
                 socket.connect(address)

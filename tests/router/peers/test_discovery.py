@@ -1,7 +1,6 @@
 import pytest
 
-from router.peers.address import AddressError
-from router.peers.discovery import Addresses, resolve_host
+from router.peers.discovery import AddressError, Addresses, resolve_host
 
 
 class Names:

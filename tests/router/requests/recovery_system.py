@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine
 from router.api.responses import ResponseBuilder, write_stream
 from router.api.watchdog import Watchdog
 from router.errors import RequestError
-from router.peers.adapters import Adapters
+from router.parse.model import describe
 from router.peers.offers import Offers
 from router.peers.placement import Placement
 from router.requests import cancel_queue, recovery
@@ -26,7 +26,6 @@ from router.requests.registry import RequestCounters, Requests
 from router.requests.request_state import RequestState
 from router.requests.serving_model import ServingModel
 from router.requests.suspects import Suspects
-from router.validate.model import describe
 from sluice.checkpoint.folder import open_checkpoint
 from sluice.settings.router import RecoverySettings
 from sluice.tiny_model import path
@@ -93,14 +92,12 @@ class RecoverySystem(RuleBasedStateMachine):
         self.admission = make_admission(4, 1000, 10**9)
         self.placement = Placement(1000)
         self.suspects, serving = Suspects(0.01), ServingModel(False, SILENT)
-        adapters, offers = Adapters(self.ring, "router", 0, {}, SILENT), Offers(self.ring.engines, 4096)
+        offers = Offers(self.ring.engines, 4096)
         self.attempts = AttemptSender(
-            self.requests, self.ring, self.placement, serving, self.suspects, offers, adapters, "router", SILENT
+            self.requests, self.ring, self.placement, serving, self.suspects, offers, "router", SILENT
         )
         counters = RequestCounters()
-        self.recovery = Recovery(
-            self.attempts, self.ring, self.admission, adapters, SETTINGS, self.suspects, counters, SILENT
-        )
+        self.recovery = Recovery(self.attempts, self.ring, self.admission, SETTINGS, self.suspects, counters, SILENT)
         self.losses = Losses(self.requests, self.ring, self.attempts, self.recovery, self.suspects, SILENT)
         self.dispatcher = Dispatcher(
             self.requests, self.ring, self.attempts, self.recovery, self.losses, self.suspects, 3600.0, counters

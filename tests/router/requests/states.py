@@ -7,8 +7,7 @@ from router.peers.peers import Peer
 from router.peers.placement import Choice
 from router.requests.admission import Permit
 from router.requests.attempt import Attempt
-from router.requests.request_phase import TRANSITIONS, RequestPhase
-from router.requests.request_state import RequestState
+from router.requests.request_state import TRANSITIONS, RequestPhase, RequestState
 from sluice.wire.heartbeats import DetokenizerHeartbeat, EngineHeartbeat
 from sluice.wire.params import RetentionParams
 from sluice.wire.stats import StepStats

@@ -9,16 +9,16 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from router.errors import RequestError, Violations
-from router.features import all_features
+from router.parse.model import limits_of
+from router.parse.parse import parse
 from router.requests.part import parse_parts
-from router.requests.request_phase import RequestPhase
-from router.validate.model import limits_of
-from router.validate.parse import parse
+from router.requests.request_state import RequestPhase
 from sluice.settings.services import RouterSettings
 from sluice.v1 import generation_pb2 as pb
 from sluice.wire.errors import ErrorCode
 from sluice.wire.params import RetentionParams
 from tests.examples import examples
+from tests.fakes.features import make_features
 from tests.router.requests.recovery_system import BOUND, DETOKENIZERS, ENGINES, Client, RecoverySystem, drained, model
 
 FAULTS = ("OVERLOADED", "DRAINING", "STEP_FAILED", "ROWS_LOST", "ENGINE_LOST")
@@ -39,7 +39,8 @@ class Machine(RecoverySystem):
         message = pb.GenerationSpec(token_ids=pb.TokenIds(ids=prompt), n=n, output=output)
         limits, bad = limits_of(RouterSettings(model="m"), 2048), Violations()
         parsed = parse(message, model(), limits, streaming, bad)
-        live = self.requests.add(parsed, parts=parse_parts(all_features(model(), limits), message, bad))
+        parts = self.loop.run_until_complete(parse_parts(make_features(model(), limits), message, "tiny", bad))
+        live = self.requests.add(parsed, parts=parts)
         live.on_tokenized(prompt, live.spec.sampling, RetentionParams())
         client = Client(live)
         if reading:

@@ -7,13 +7,12 @@ from pathlib import Path
 import pytest
 
 import router
-from router.requests.request_phase import PREPARING, SUBMITTED, TRANSITIONS, RequestPhase
-from router.requests.request_state import RequestState
-from router.validate.model import describe
+from router.parse.model import describe
+from router.requests.request_state import PREPARING, SUBMITTED, TRANSITIONS, RequestPhase, RequestState
 from sluice.v1 import generation_pb2 as pb
 from sluice.wire.params import RetentionParams
+from tests.router.parse.test_parse import spec_of
 from tests.router.requests.states import PAGE, attempt, diagram, permit, phase_table, submit
-from tests.router.validate.test_parse import spec_of
 
 
 @pytest.fixture

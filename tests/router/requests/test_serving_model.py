@@ -7,17 +7,17 @@ import pytest
 import structlog
 
 from router.errors import RequestError
+from router.parse.model import describe
 from router.peers.peers import Peer
 from router.requests.request_state import RequestState
 from router.requests.serving_model import ServingModel, engines_by_model
-from router.validate.model import describe
 from sluice.v1 import generation_pb2 as pb
 from sluice.wire.errors import ErrorCode
 from sluice.wire.heartbeats import EngineHeartbeat
 from sluice.wire.rows import Started, TextRow
 from sluice.wire.stats import StepStats
+from tests.router.parse.test_parse import spec_of
 from tests.router.requests.states import submit
-from tests.router.validate.test_parse import spec_of
 
 
 @pytest.fixture

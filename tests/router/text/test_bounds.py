@@ -7,9 +7,9 @@ import tracemalloc
 import pytest
 
 from router.errors import RequestError
+from router.parse.chat import ChatPrompt
 from router.text.bounds import MAX_ITEMS
 from router.text.chat_template import ChatTemplate
-from router.validate.chat import ChatPrompt
 from sluice.checkpoint.folder import CheckpointError
 
 LIMIT = 1 << 20

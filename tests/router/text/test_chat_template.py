@@ -9,13 +9,13 @@ from google.protobuf.struct_pb2 import Struct
 from transformers import AutoTokenizer
 
 from router.errors import RequestError, Violations
+from router.parse.chat import MAX_VARIABLES_DEPTH, ChatPrompt
+from router.parse.prompt import parse_prompt
 from router.text.chat_template import ChatTemplate, ChatTemplates
-from router.validate.chat import MAX_VARIABLES_DEPTH, ChatPrompt
-from router.validate.prompt import parse_prompt
 from sluice.checkpoint.folder import CheckpointError, open_checkpoint
 from sluice.v1 import generation_pb2 as pb
 from tests.router.conftest import refused
-from tests.router.validate.spec_builders import nested_variables
+from tests.router.parse.spec_builders import nested_variables
 
 CHATML = """{% for message in messages %}
     {{- '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' }}

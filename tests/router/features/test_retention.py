@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.errors import RequestError, Violations
-from router.validate.model import limits_of
-from router.validate.prompt import parse_retention
+from router.features.retention import parse_retention
+from router.parse.model import limits_of
 from sluice.settings.services import RouterSettings
 from sluice.v1 import generation_pb2 as pb
 from sluice.v1.generation_pb2 import KvCacheOptions, TokenRangeRetention
@@ -78,7 +78,7 @@ def test_truncation_does_not_change_the_range_of_a_token(edges, kept_tokens, ran
         for token in range(token_range["start"], token_range["end"])
     }
     random.shuffle(ranges)
-    params = parsed(*ranges).params(total, kept_tokens).prompt
+    params = parsed(*ranges).retention(RetentionParams(), total, kept_tokens).prompt
     assert all(0 <= part.start < part.end <= kept_tokens for part in params)
     assert [part.start for part in params] == sorted(part.start for part in params)
     priorities_after = {token: part.priority for part in params for token in range(part.start, part.end)}
@@ -97,7 +97,7 @@ def test_accepted_ranges_are_within_the_prompt_and_do_not_overlap(ranges):
     good = all(start < end <= total for start, end in closed) and len(tokens) == len(set(tokens))
     options = [{"start": start} | ({} if end is None else {"end": end}) for start, end in ranges]
     try:
-        params = parsed(*options).params(total, total)
+        params = parsed(*options).retention(RetentionParams(), total, total)
     except RequestError:
         assert not good
     else:

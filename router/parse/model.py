@@ -43,7 +43,7 @@ class Began(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class ServedModel:
     name: str
     vocab_size: int
     max_context_tokens: int
@@ -63,10 +63,10 @@ class Model:
         return value if value < self.vocab_size else 0
 
 
-def describe(checkpoint: Checkpoint, default_sampling: Mapping[str, float] = {}) -> Model:
+def describe(checkpoint: Checkpoint, default_sampling: Mapping[str, float] = {}) -> ServedModel:
     """`default_sampling` precedes the values of generation_config.json. Raises CheckpointError if one of those is out
     of range."""
-    return Model(
+    return ServedModel(
         name=checkpoint.name,
         vocab_size=checkpoint.vocab_size,
         max_context_tokens=checkpoint.max_context_tokens,
@@ -102,6 +102,8 @@ def _as_float32(value: float) -> float:
 PROMPT_BYTES_PER_TOKEN = 32
 SMALLEST_PROMPT_BYTES = 64 << 10
 LARGEST_PROMPT_BYTES = 8 << 20
+MAX_MESSAGES = 4096
+"""Messages of a chat."""
 SMALLEST_PROMPT_IDS = 1 << 16
 """Number of ids accepted even if the context is short, because truncate_prompt_tokens may shorten the prompt."""
 
@@ -143,8 +145,7 @@ class Limits:
     draft_logits_bytes: int = MAX_DRAFT_LOGITS_BYTES
     listed_ids: int = 16_384
     """Ids in each of bad_token_ids, allowed_token_ids and stop_token_ids."""
-    messages: int = 4096
-    """Messages of a chat."""
+    messages: int = MAX_MESSAGES
     salt_bytes: int = 256
     retention_ranges: int = 64
     retention_time: float = 30 * 86_400.0
@@ -158,7 +159,7 @@ def limits_of(settings: ClientLimits, context_tokens: int) -> Limits:
     return Limits(settings.max_prompt_bytes or by_context, max(4 * context_tokens, SMALLEST_PROMPT_IDS), settings.max_n)
 
 
-def check_model(name: str, model: Model, field: str) -> None:
+def check_model(name: str, model: ServedModel, field: str) -> None:
     """Raises RequestError MODEL_NOT_FOUND unless `name` is the served model or empty."""
     if name not in ("", model.name):
         message = f"{field} is {shown(name)}; the model served here is {model.name!r}"

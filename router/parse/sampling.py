@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 
 from router.errors import Reason, Violations
-from router.validate.model import Limits, Model
+from router.parse.model import Limits, ServedModel
 from sluice.v1 import sampling_pb2 as pb
-from sluice.wire.params import MAX_WORD_TOKENS, MAX_WORDS_TOKENS, SAMPLING_RANGES, Range, SamplingParams
+from sluice.wire.params import SAMPLING_RANGES, Range, SamplingParams
 
 LOGIT_BIAS_RANGE = Range(-100, 100)
 
@@ -29,7 +29,7 @@ class Stopping:
 
 
 def parse_sampling(
-    message: pb.SamplingParams, logprobs: int | None, model: Model, limits: Limits, bad: Violations
+    message: pb.SamplingParams, logprobs: int | None, model: ServedModel, limits: Limits, bad: Violations
 ) -> SamplingParams:
     """Unset fields get the model's defaults, an explicit zero stays zero, and a missing seed is chosen at random."""
     given: dict[str, Any] = _scalars(message, bad)
@@ -47,39 +47,7 @@ def parse_sampling(
     return msgspec.structs.replace(model.sampling, **given, seed=seed, logprobs=logprobs)
 
 
-def parse_bad_words(message: pb.SamplingParams, limits: Limits, bad: Violations) -> tuple[str, ...]:
-    field = "spec.sampling.bad_words"
-    return parse_strings(field, message.bad_words, limits.bad_words, "bad words", limits.bad_word_bytes, bad)
-
-
-def ban_words(
-    sampling: SamplingParams, spellings: Sequence[Sequence[Sequence[int]]], vocab_size: int
-) -> SamplingParams:
-    """`sampling` with the bad words as token ids. Raises RequestError.
-
-    `spellings`: for each of one or more bad words, the sequences of token ids that produce it. Spellings with a token
-    beyond the model's vocabulary are skipped, because the model cannot generate them.
-    """
-    bad, field = Violations(), "spec.sampling.bad_words"
-    for i, word_spellings in enumerate(spellings):
-        if not all(word_spellings):
-            bad.add(f"{field}[{i}]", "has no tokens", reason=Reason.MISSING)
-        bad.at_most(f"{field}[{i}]", max(map(len, word_spellings)), MAX_WORD_TOKENS, "tokens")
-    words = [tuple(ids) for word_spellings in spellings for ids in word_spellings if ids and max(ids) < vocab_size]
-    single = {*sampling.bad_token_ids, *(word[0] for word in words if len(word) == 1)}
-    several = dict.fromkeys(word for word in words if len(word) > 1)
-    bad.at_most(field, sum(map(len, several)), MAX_WORDS_TOKENS, "tokens in words of several tokens")
-    if sampling.allowed_token_ids and single.issuperset(sampling.allowed_token_ids):
-        bad.add(
-            field, f"bans all {len(sampling.allowed_token_ids)} tokens in allowed_token_ids", reason=Reason.CONFLICT
-        )
-    if len(single) >= vocab_size:
-        bad.add(field, f"bans all {vocab_size} tokens of the vocabulary", reason=Reason.CONFLICT)
-    bad.raise_if_any()
-    return msgspec.structs.replace(sampling, bad_token_ids=tuple(sorted(single)), bad_words=tuple(several))
-
-
-def parse_stopping(message: pb.StoppingCriteria, model: Model, limits: Limits, bad: Violations) -> Stopping:
+def parse_stopping(message: pb.StoppingCriteria, model: ServedModel, limits: Limits, bad: Violations) -> Stopping:
     field = "spec.stopping"
     max_tokens = message.max_tokens if message.HasField("max_tokens") else None
     if max_tokens == 0:
@@ -112,7 +80,7 @@ def _scalars(message: pb.SamplingParams, bad: Violations) -> dict[str, float]:
 
 
 def _logit_bias(
-    message: pb.SamplingParams, model: Model, limits: Limits, bad: Violations
+    message: pb.SamplingParams, model: ServedModel, limits: Limits, bad: Violations
 ) -> tuple[tuple[int, float], ...]:
     field = "spec.sampling.logit_bias"
     if not bad.at_most(field, len(message.logit_bias), limits.logit_bias, "entries"):
@@ -130,7 +98,7 @@ def _logit_bias(
 
 
 def _bans(
-    message: pb.SamplingParams, model: Model, limits: Limits, bad: Violations
+    message: pb.SamplingParams, model: ServedModel, limits: Limits, bad: Violations
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """(bad_token_ids, allowed_token_ids); at least one token must remain."""
     bad_field, allowed_field = "spec.sampling.bad_token_ids", "spec.sampling.allowed_token_ids"
@@ -169,3 +137,8 @@ def parse_strings(
             bad.add(f"{field}[{i}]", "is empty", reason=Reason.MISSING)
         bad.at_most(f"{field}[{i}]", len(text.encode()), max_bytes, "bytes")
     return tuple(strings)
+
+
+def parse_count(field: str, count: int, model: ServedModel, limits: Limits, bad: Violations) -> int:
+    bad.within(field, count, Range(0, limits.logprobs))
+    return min(count, model.vocab_size)

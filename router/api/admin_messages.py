@@ -1,4 +1,6 @@
-"""Converts reports about the ring and its requests into messages of AdminService."""
+"""Messages of AdminService: reports about the ring and its requests, KV cache events."""
+
+from collections.abc import Callable
 
 from router.errors import duration
 from sluice.telemetry.status_report import (
@@ -10,6 +12,9 @@ from sluice.telemetry.status_report import (
     TenantReport,
 )
 from sluice.v1 import admin_pb2 as pb
+from sluice.wire import cache_events as ring
+
+TIERS = {ring.Tier.DEVICE: pb.CACHE_TIER_DEVICE, ring.Tier.HOST: pb.CACHE_TIER_HOST}
 
 
 def engine_info(report: EngineReport) -> pb.EngineInfo:
@@ -77,3 +82,54 @@ def request_summary(report: RequestReport) -> pb.RequestSummary:
 
 def _state(state: PeerState) -> pb.PeerState.ValueType:
     return pb.PeerState.Value(f"PEER_STATE_{state.upper()}")
+
+
+def events_message(answer: ring.CacheEvents) -> pb.StreamCacheEventsResponse:
+    events = [_event(number, event) for number, event in enumerate(answer.events, answer.first)]
+    # All missing events precede the first one.
+    events[0].dropped = max(0, answer.first - answer.start)
+    return pb.StreamCacheEventsResponse(engine_id=answer.engine, engine_epoch=answer.engine_epoch, events=events)
+
+
+def _event(number: int, event: ring.CacheEvent) -> pb.CacheEvent:
+    return _MAKERS[type(event)](number, event)
+
+
+def _created(number: int, event: ring.Created) -> pb.CacheEvent:
+    device, host = event.blocks
+    return pb.CacheEvent(event_id=number, created=pb.CacheCreated(device_blocks=device, host_blocks=host))
+
+
+def _stored(number: int, event: ring.Stored) -> pb.CacheEvent:
+    stored = pb.CacheStored(
+        block_hash=event.block,
+        parent_hash=event.parent,
+        token_ids=event.tokens,
+        tier=pb.CACHE_TIER_DEVICE,
+        priority=event.priority,
+        adapter_version=event.adapter,
+    )
+    return pb.CacheEvent(event_id=number, stored=stored)
+
+
+def _removed(number: int, event: ring.Removed) -> pb.CacheEvent:
+    return pb.CacheEvent(event_id=number, removed=pb.CacheRemoved(block_hashes=event.blocks))
+
+
+def _updated(number: int, event: ring.Updated) -> pb.CacheEvent:
+    updated = pb.CacheUpdated(
+        block_hash=event.block,
+        old_tier=TIERS[event.old_tier],
+        new_tier=TIERS[event.tier],
+        old_priority=event.old_priority,
+        new_priority=event.priority,
+    )
+    return pb.CacheEvent(event_id=number, updated=updated)
+
+
+_MAKERS: dict[type, Callable[..., pb.CacheEvent]] = {
+    ring.Created: _created,
+    ring.Stored: _stored,
+    ring.Removed: _removed,
+    ring.Updated: _updated,
+}

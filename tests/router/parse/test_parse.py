@@ -1,5 +1,6 @@
 """Every field of the .proto changes the spec."""
 
+import asyncio
 import uuid
 from dataclasses import replace
 
@@ -7,12 +8,10 @@ import msgspec
 import pytest
 
 from router.errors import Violations
-from router.features import all_features
+from router.parse.model import describe, limits_of
+from router.parse.parse import UNARY_INTERVAL, new_request_id, parse
 from router.requests.part import parse_parts
 from router.requests.token_log import RequestLog
-from router.validate.model import describe, limits_of
-from router.validate.parse import UNARY_INTERVAL, parse
-from router.validate.request_id import new_request_id
 from sluice.checkpoint.vision import Vision
 from sluice.settings.services import RouterSettings
 from sluice.v1 import generation_pb2 as pb
@@ -22,7 +21,8 @@ from sluice.v1.sampling_pb2 import SamplingParams as Sampling
 from sluice.wire.adapters import Adapter
 from sluice.wire.params import DraftLogits, Guide, GuideKind, SamplingParams, Speculation
 from sluice.wire.tables import Table
-from tests.router.validate.spec_samples import SAMPLES, VOCABULARY
+from tests.fakes.features import make_features
+from tests.router.parse.spec_samples import SAMPLES, VOCABULARY
 
 
 @pytest.fixture(scope="module")
@@ -37,8 +37,8 @@ TABLES = {"terse": Table.of(1, 2, "float16", bytes(4))}
 def parsed(message, model, streaming=True):
     """The spec, and the parts of the optional features."""
     limits, bad = limits_of(RouterSettings(model="m"), model.max_context_tokens), Violations()
-    spec = parse(message, model, limits, streaming, bad, ADAPTERS.get, lambda name, _: TABLES.get(name))
-    parts = parse_parts(all_features(model, limits), message, bad)
+    parts = asyncio.run(parse_parts(make_features(model, limits, ADAPTERS, TABLES), message, model.name, bad))
+    spec = parse(message, model, limits, streaming, bad)
     bad.raise_if_any()
     return spec, parts
 
@@ -156,7 +156,8 @@ def test_values_of_the_spec(model):
         "guide": Guide(GuideKind.CHOICE, '["yes", "no"]'),
         "speculation": Speculation(0, (1, 2)),
     }
-    assert (spec.bad_words, spec.client_id) == (("a", "b", "a"), 0)
+    assert [part.words for part in parts if hasattr(part, "words")] == [("a", "b", "a")]
+    assert spec.client_id == 0
     assert spec.text.stop == ("a", "b")
     assert (spec.text.include_stop, spec.text.min_tokens, spec.text.interval) == (True, 5, 4)
     assert (spec.text.skip_special_tokens, spec.text.keep_special_tokens) == (False, ("<tool_call>",))

@@ -2,7 +2,7 @@ import dataclasses
 
 import pytest
 
-from router.validate.model import describe
+from router.parse.model import describe
 from sluice.checkpoint.folder import CheckpointError
 from sluice.settings.services import RouterSettings
 from sluice.wire.params import SamplingParams

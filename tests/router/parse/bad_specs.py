@@ -8,9 +8,9 @@ from sluice.v1.generation_pb2 import KvCacheOptions, OutputOptions, TokenRangeRe
 from sluice.v1.sampling_pb2 import SamplingParams
 from sluice.wire.tensors import MAX_NAMES
 from tests.router.conftest import text_spec
-from tests.router.validate.bad_prompts import BAD_PROMPTS
-from tests.router.validate.bad_sampling import BAD_SAMPLING
-from tests.router.validate.spec_builders import HUGE, INVALID, decode, output, retention
+from tests.router.parse.bad_prompts import BAD_PROMPTS
+from tests.router.parse.bad_sampling import BAD_SAMPLING
+from tests.router.parse.spec_builders import HUGE, INVALID, decode, output, retention
 
 SPECS = [
     *BAD_PROMPTS,

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from router.api.prompt_adapters import PromptFiles, read_rows
 from router.errors import RequestError
-from router.validate.prompt_files import PromptFiles, read_rows
 from tests.examples import examples
 from tests.fakes.prompt_files import BAD_FILES, config_of, some_rows, weights_of
 

@@ -10,9 +10,9 @@ from grpc_health.v1 import health_pb2
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
 from router.errors import Violations
-from router.validate.chat import ChatPrompt
-from router.validate.model import Limits, describe, limits_of
-from router.validate.prompt import parse_prompt
+from router.parse.chat import ChatPrompt
+from router.parse.model import Limits, describe, limits_of
+from router.parse.prompt import parse_prompt
 from sluice.settings.services import RouterSettings
 from sluice.v1 import generation_pb2 as pb
 from sluice.v1.sampling_pb2 import ChoiceList, GuidedDecoding, SamplingParams, StoppingCriteria

@@ -6,7 +6,7 @@ from struct import pack
 from sluice.v1 import generation_pb2 as pb
 from sluice.v1.generation_pb2 import ChatMessage, ChatPrompt, OutputOptions
 from tests.router.conftest import text_spec
-from tests.router.validate.spec_builders import (
+from tests.router.parse.spec_builders import (
     CONTEXT,
     HUGE,
     INVALID,

@@ -1,21 +1,34 @@
 """Resumed requests: the tokens that the caller already has, and the model that generated them."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from router.errors import Reason, Violations, shown
-from router.validate.adapter import VERSION
-from router.validate.model import Began, Model
-from router.validate.sampling import Stopping
+from router.errors import Reason, RequestError, Violations, shown
+from router.parse.model import Began, ServedModel
+from router.parse.sampling import Stopping
 from sluice.v1 import generation_pb2 as pb
+from sluice.wire.adapters import VERSION_BYTES
+from sluice.wire.errors import ErrorCode
 
+VERSION = re.compile(rf"[0-9a-f]{{{2 * VERSION_BYTES}}}", re.ASCII)
 FINGERPRINT = re.compile(r"[A-Za-z0-9]{1,64}", re.ASCII)
 
 
 def parse_resume(
-    parts: Sequence[pb.ResumeFrom], n: int, stopping: Stopping, model: Model, bad: Violations
+    spec: pb.GenerationSpec, n: int, greedy: bool, stopping: Stopping, model: ServedModel, bad: Violations
 ) -> dict[int, tuple[int, ...]]:
     """Tokens by index of the output. Must not be used if `bad` has violations."""
+    tokens = _tokens(spec.resume, n, stopping, model, bad)
+    # Only the seed with which the tokens so far were sampled continues the same sequence.
+    if any(tokens.values()) and not greedy and not spec.sampling.HasField("seed"):
+        problem = "is unset: with resume and a temperature above 0 it must be the seed that Started returned"
+        bad.add("spec.sampling.seed", problem, reason=Reason.MISSING)
+    return tokens
+
+
+def _tokens(
+    parts: Sequence[pb.ResumeFrom], n: int, stopping: Stopping, model: ServedModel, bad: Violations
+) -> dict[int, tuple[int, ...]]:
     tokens: dict[int, tuple[int, ...]] = {}
     limit = stopping.max_tokens or model.max_context_tokens
     for i, part in enumerate(parts):
@@ -34,10 +47,8 @@ def parse_resume(
 
 def parse_began(parts: Sequence[pb.ResumeFrom], bad: Violations) -> Began:
     """The model and adapters with which the stream to be resumed began."""
-    fingerprint = parts[0].model_fingerprint if parts else ""
-    began = Began.read(fingerprint)
-    versions = [version for version in began[1:] if version]
-    if fingerprint and not (FINGERPRINT.fullmatch(began.model) and all(map(VERSION.fullmatch, versions))):
+    fingerprint, began = parts[0].model_fingerprint, began_of(parts)
+    if fingerprint and not began.model:
         bad.add(
             "spec.resume[0].model_fingerprint",
             f"is {shown(fingerprint)}, must be the value that Started returned",
@@ -52,8 +63,12 @@ def parse_began(parts: Sequence[pb.ResumeFrom], bad: Violations) -> Began:
     return began
 
 
-def check_seed(resumed: Mapping[int, tuple[int, ...]], greedy: bool, seed_given: bool, bad: Violations) -> None:
-    # Only the seed with which the tokens so far were sampled continues the same sequence.
-    if any(resumed.values()) and not greedy and not seed_given:
-        problem = "is unset: with resume and a temperature above 0 it must be the seed that Started returned"
-        bad.add("spec.sampling.seed", problem, reason=Reason.MISSING)
+def began_of(parts: Sequence[pb.ResumeFrom]) -> Began:
+    """Like `parse_began`, without reporting violations. Empty if there are any, or no parts."""
+    began = Began.read(parts[0].model_fingerprint if parts else "")
+    versions = [version for version in began[1:] if version]
+    return began if FINGERPRINT.fullmatch(began.model) and all(map(VERSION.fullmatch, versions)) else Began()
+
+
+def changed(message: str) -> RequestError:
+    return RequestError(ErrorCode.MODEL_CHANGED, message)

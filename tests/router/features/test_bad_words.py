@@ -3,7 +3,7 @@
 import pytest
 
 from router.errors import RequestError
-from router.validate.sampling import ban_words
+from router.features.bad_words import ban_words
 from sluice.wire.params import SamplingParams
 
 

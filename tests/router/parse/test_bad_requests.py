@@ -14,8 +14,8 @@ from sluice.v1 import generation_pb2 as pb
 from sluice.v1.sampling_pb2 import SamplingParams, StoppingCriteria
 from tests.fakes.ring_scripts import generate
 from tests.router.conftest import Details, refused, text_spec
-from tests.router.validate.bad_specs import SPECS
-from tests.router.validate.spec_builders import INVALID, UNBUILT, VOCABULARY, ids, nested_variables, sampling
+from tests.router.parse.bad_specs import SPECS
+from tests.router.parse.spec_builders import INVALID, UNBUILT, VOCABULARY, ids, nested_variables, sampling
 
 REASONS = {
     INVALID: {"INVALID_ARGUMENT", "CONTEXT_OVERFLOW"},

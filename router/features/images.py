@@ -1,19 +1,23 @@
 """Images of a prompt. Each replaces a placeholder among the prompt's tokens."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from itertools import accumulate, chain, islice
 from typing import NamedTuple, TypeVar
 
+import msgspec
+
 from router.errors import Reason, RequestError, Violation, Violations
-from router.validate.chat import MAX_PARTS
-from router.validate.model import Limits, Model
-from router.validate.needs import Need
-from router.validate.tables import TABLE_FIELD, GivenTable
+from router.parse.chat import MAX_PARTS
+from router.parse.model import Limits, ServedModel
+from router.parse.needs import Need
+from router.requests.part import CHAT_PARTS, Part
+from router.text.tokenizer_pool import TokenizerPool
 from sluice.checkpoint.vision import Grid, ScalingError, Vision
 from sluice.pictures import PictureError, check_picture, upright_size
 from sluice.v1 import generation_pb2 as pb
-from sluice.wire.tables import MAX_IMAGE_BYTES, MAX_IMAGES, Image
+from sluice.wire.tables import MAX_IMAGE_BYTES, MAX_IMAGES, Image, PromptTables
 
 T = TypeVar("T")
 
@@ -26,32 +30,78 @@ class GivenImage(NamedTuple):
     data: bytes
 
 
+class Images:
+    def __init__(self, model: ServedModel, limits: Limits, text: TokenizerPool) -> None:
+        self._model = model
+        self._limits = limits
+        self._text = text
+        # If the model supports images, a prompt without images must be checked for their placeholders.
+        prompts = () if model.vision is None else ("text", "token_ids", "chat")
+        self.fields = frozenset({"images", CHAT_PARTS, *prompts})
+
+    async def parse(self, message: pb.GenerationSpec, bad: Violations, _: str) -> "_Images | None":
+        images, vision = _given(message, self._limits), self._model.vision
+        if vision is None:
+            for image in images[:1]:
+                problem = f"is an image, but the model {self._model.name} does not support images"
+                bad.add(image.field, problem, reason=Reason.NOT_SUPPORTED)
+            return None
+        if images and _within_limits(images, bad):
+            for path, data in images:
+                if not data:
+                    bad.add(f"{path}.data", "is empty", reason=Reason.MISSING)
+            _check_conflicts(message, bad)
+        return _Images(images[:MAX_IMAGES], vision, f"spec.{message.WhichOneof('prompt')}", self._text)
+
+
 @dataclass(frozen=True, slots=True)
-class GivenImages:
+class _Images(Part):
     """The images of a request, possibly none. They are not decoded yet."""
 
     images: tuple[GivenImage, ...]
     vision: Vision
-    first_id: int
-    """Id of the first row; follows the ids of the request's table."""
+    prompt_field: str
+    text: TokenizerPool = field(compare=False)
+
+    def needs(self) -> Iterator[Need]:
+        if self.images:
+            path, rows = self.images[0].field, self.vision.rows
+            refusal = Violation(path, "is an image, but no engine supports images with this model")
+            yield Need("image_rows", str(rows), f"images of {rows} tokens", "", lambda _: refusal)
 
     @property
-    def size(self) -> int:
-        """Total size of the images in bytes."""
+    def own_bytes(self) -> int:
         return sum(len(image.data) for image in self.images)
 
-    @property
-    def vary(self) -> bool:
-        """Whether the number of rows of an image depends on its size."""
-        return bool(self.images) and self.vision.scaling is not None
+    async def place(self, tokens: list[int], first: int, tenant: str) -> tuple[list[int], int]:
+        if self.images and self.vision.scaling is not None:
+            # Reading the headers takes about 100 µs per image.
+            rows = await self.text.compute(0, self._rows_by_size, tenant)
+        else:
+            rows = [self.vision.rows for _ in self.images]
+        return self._expanded(tokens, rows, first), first + sum(rows)
 
-    def sizes(self) -> list[int]:
-        """Number of rows of each image. If it varies, reading the headers takes about 100 µs per image. Raises
-        RequestError."""
-        return [self.vision.rows if grid is None else grid.rows for grid in self._checked(self._grid)]
+    async def load(self, tables: PromptTables, tenant: str) -> PromptTables:
+        """Each image is separate work: decoding all of them may take ten seconds, and other tenants have their turns in
+        between."""
+        bad = Violations()
+        loaded: list[Image] = []
+        for image in self.images:
+            loaded += await self.text.compute(
+                len(image.data), partial(self._checked, image, self._decoded, bad), tenant
+            )
+        bad.raise_if_any()
+        return msgspec.structs.replace(tables, images=tuple(loaded)) if loaded else tables
 
-    def expand(self, tokens: Sequence[int], sizes: Sequence[int], field: str) -> list[int]:
-        """`tokens`, with each placeholder replaced by the ids of its image's rows. `field`: field of the prompt.
+    def _rows_by_size(self) -> list[int]:
+        """Number of rows of each image. Raises RequestError that names all images whose size cannot be used."""
+        bad = Violations()
+        grids = [grid for image in self.images for grid in self._checked(image, self._grid, bad)]
+        bad.raise_if_any()
+        return [self.vision.rows if grid is None else grid.rows for grid in grids]
+
+    def _expanded(self, tokens: Sequence[int], sizes: Sequence[int], first: int) -> list[int]:
+        """`tokens`, with each placeholder replaced by the ids of its image's rows.
 
         Raises RequestError unless there is one placeholder per image.
         """
@@ -59,23 +109,24 @@ class GivenImages:
         if len(places) != len(self.images):
             placeholders = f"has {len(places)} image placeholders (token {self.vision.token_id})"
             problem = f"{placeholders}, but the request has {len(self.images)} images"
-            raise RequestError.invalid([Violation(field, problem, reason=Reason.CONFLICT)])
+            raise RequestError.at(self.prompt_field, problem, reason=Reason.CONFLICT)
         parts: list[Sequence[int]] = []
-        end, first = 0, self.first_id
+        end = 0
         for place, rows in zip(places, sizes, strict=True):
             parts += tokens[end:place], range(first, first + rows)
             end, first = place + 1, first + rows
         return [*chain.from_iterable(parts), *tokens[end:]]
 
-    def load(self, image: GivenImage, bad: Violations) -> tuple[Image, ...]:
-        """Decode one image, which takes some milliseconds per megapixel; none if it is invalid."""
+    def _checked(self, image: GivenImage, read: Callable[[GivenImage], T], bad: Violations) -> tuple[T, ...]:
+        """The result of `read`; none if the image is invalid."""
         try:
-            return (self._load(image),)
+            return (read(image),)
         except (PictureError, ScalingError) as error:
             bad.add(f"{image.field}.data", str(error))
             return ()
 
-    def _load(self, image: GivenImage) -> Image:
+    def _decoded(self, image: GivenImage) -> Image:
+        """Takes some milliseconds per megapixel."""
         check_picture(image.data)
         grid = self._grid(image)
         if grid is None:
@@ -83,44 +134,7 @@ class GivenImages:
         return Image.of(grid.rows, image.data, grid.columns)
 
     def _grid(self, image: GivenImage) -> Grid | None:
-        return self.vision.grid(*upright_size(image.data)) if self.vary else None
-
-    def _checked(self, read: Callable[[GivenImage], T]) -> tuple[T, ...]:
-        """The result of `read` for each image. Raises RequestError that names all images for which `read` fails."""
-        bad, results = Violations(), []
-        for image in self.images:
-            try:
-                results.append(read(image))
-            except (PictureError, ScalingError) as error:
-                bad.add(f"{image.field}.data", str(error))
-        bad.raise_if_any()
-        return tuple(results)
-
-
-def parse_images(
-    spec: pb.GenerationSpec, model: Model, limits: Limits, table: GivenTable | None, bad: Violations
-) -> GivenImages | None:
-    """The images; None if the model does not support images. Must not be used if `bad` has violations."""
-    images = _given(spec, limits)
-    if model.vision is None:
-        for field, _ in images[:1]:
-            problem = f"is an image, but the model {model.name} does not support images"
-            bad.add(field, problem, reason=Reason.NOT_SUPPORTED)
-        return None
-    if images and _within_limits(images, bad):
-        for field, data in images:
-            if not data:
-                bad.add(f"{field}.data", "is empty", reason=Reason.MISSING)
-        _check_conflicts(spec, bad)
-    first = model.vocab_size + (0 if table is None else table.rows)
-    return GivenImages(images[:MAX_IMAGES], model.vision, first)
-
-
-def image_need(images: GivenImages) -> Need:
-    """`images` must not be empty."""
-    rows = images.vision.rows
-    refusal = Violation(images.images[0].field, "is an image, but no engine supports images with this model")
-    return Need("image_rows", str(rows), f"images of {rows} tokens", "", lambda _: refusal)
+        return None if self.vision.scaling is None else self.vision.grid(*upright_size(image.data))
 
 
 def _given(spec: pb.GenerationSpec, limits: Limits) -> tuple[GivenImage, ...]:
@@ -157,7 +171,7 @@ def _check_conflicts(spec: pb.GenerationSpec, bad: Violations) -> None:
         bad.add("spec.truncate_prompt_tokens", reason, reason=Reason.CONFLICT)
     if spec.prompt_table.token_extra_ids:
         bad.add(
-            f"{TABLE_FIELD}.token_extra_ids",
+            "spec.prompt_table.token_extra_ids",
             "cannot be combined with images, which take several tokens each",
             reason=Reason.CONFLICT,
         )

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 from google.protobuf import struct_pb2
 
 from router.errors import Reason, Violations, shown
-from router.validate.model import Limits, Model
+from router.parse.model import Limits, ServedModel
 from sluice.v1 import generation_pb2 as pb
 
 ROLES = ("system", "user", "assistant", "tool")
@@ -60,7 +60,7 @@ class ChatPrompt:
 NO_CHAT = ChatPrompt((), 0, None, {}, False, False, False)
 
 
-def parse_chat(spec: pb.GenerationSpec, model: Model, limits: Limits, bad: Violations) -> ChatPrompt:
+def parse_chat(spec: pb.GenerationSpec, model: ServedModel, limits: Limits, bad: Violations) -> ChatPrompt:
     chat = spec.chat
     if not model.has_chat:
         bad.add("spec.chat", f"the model {model.name} has no chat template", reason=Reason.NOT_SUPPORTED)

@@ -6,7 +6,7 @@ from sluice.v1 import generation_pb2 as pb
 from sluice.v1.generation_pb2 import OutputOptions
 from sluice.v1.sampling_pb2 import BeamSearch, ChoiceList, GuidedDecoding, StoppingCriteria
 from tests.router.conftest import text_spec
-from tests.router.validate.spec_builders import (
+from tests.router.parse.spec_builders import (
     BEAMS,
     CONTEXT,
     DRAFTS,
