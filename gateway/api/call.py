@@ -29,7 +29,7 @@ JOINED_TOKENS = 32
 output are computed again."""
 
 
-class Call(ABC):
+class GenerationCall(ABC):
     prefix: str
     """Prefix of the answer's id."""
     whole_object: str

@@ -7,7 +7,7 @@ from gateway.answers import chat
 from gateway.answers.chat import ChatDeltas
 from gateway.answers.event_stream import EventStream
 from gateway.answers.objects import ChatChoice, ChatDeltaChoice
-from gateway.api.call import Call
+from gateway.api.call import GenerationCall
 from gateway.api.chunks import Item
 from gateway.api.endpoint import Exchange
 from gateway.api.gateway import Gateway
@@ -40,7 +40,7 @@ NO_PARSER = (
 )
 
 
-class ChatCall(Call):
+class ChatCall(GenerationCall):
     prefix = "chatcmpl-"
     whole_object = "chat.completion"
     chunk_object = "chat.completion.chunk"

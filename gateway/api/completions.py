@@ -9,7 +9,7 @@ from gateway.answers.completion import CompletionDeltas
 from gateway.answers.event_stream import EventStream
 from gateway.answers.objects import CompletionChoice, Usage
 from gateway.api import only_echo
-from gateway.api.call import Call
+from gateway.api.call import GenerationCall
 from gateway.api.chunks import Item
 from gateway.api.endpoint import Exchange
 from gateway.api.gateway import Gateway
@@ -30,7 +30,7 @@ async def complete(gateway: Gateway, exchange: Exchange) -> bytes | None:
     return None
 
 
-class CompletionCall(Call):
+class CompletionCall(GenerationCall):
     prefix = "cmpl-"
     whole_object = chunk_object = "text_completion"
 

@@ -12,7 +12,7 @@ ADAPTERS_SECONDS = 2.0
 """Timeout for one router. Routers that do not answer in time are ignored: all routers know the same adapters."""
 
 
-class Model(msgspec.Struct):
+class ModelCard(msgspec.Struct):
     id: str
     max_model_len: int
     parent: str | None = None
@@ -25,7 +25,7 @@ class Model(msgspec.Struct):
 
 
 class ModelList(msgspec.Struct):
-    data: list[Model]
+    data: list[ModelCard]
     object: str = "list"
 
 
@@ -43,17 +43,17 @@ async def get_model(gateway: Gateway, exchange: Exchange) -> bytes:
     raise ApiError(404, message, "not_found_error", param="model", code="model_not_found")
 
 
-async def _models(gateway: Gateway, exchange: Exchange) -> list[Model]:
+async def _models(gateway: Gateway, exchange: Exchange) -> list[ModelCard]:
     with ring_errors():
         metadata = exchange.caller.metadata
         served = await gateway.client.models(metadata=metadata)
         routers = await gateway.client.list_loras(timeout=ADAPTERS_SECONDS, metadata=metadata)
     models = [
-        Model(model.name, model.max_context_tokens, default_sampling=_values(model.default_sampling))
+        ModelCard(model.name, model.max_context_tokens, default_sampling=_values(model.default_sampling))
         for model in served
     ]
     adapters = sorted({lora.lora_id for router in routers for lora in router.loras})
-    return [*models, *(Model(name, models[0].max_model_len, models[0].id) for name in adapters if models)]
+    return [*models, *(ModelCard(name, models[0].max_model_len, models[0].id) for name in adapters if models)]
 
 
 def _values(sampling: Any) -> dict[str, float]:

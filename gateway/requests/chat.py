@@ -8,7 +8,7 @@ from gateway.errors import invalid
 from gateway.requests import common
 from gateway.requests.common import Common
 from gateway.requests.formats import UNSET_JSON, is_set
-from gateway.requests.parts import Part, content_for_ring
+from gateway.requests.parts import ContentPart, content_for_ring
 from gateway.requests.tools import Tool, ToolChoice
 
 REFUSED = (*common.REFUSED, "prompt", "echo", "best_of", "prompt_logprobs")
@@ -24,16 +24,16 @@ class CalledFunction(msgspec.Struct):
     arguments: str = ""
 
 
-class Call(msgspec.Struct, tag="function"):
+class CalledTool(msgspec.Struct, tag="function"):
     function: CalledFunction
     id: str = ""
 
 
 class ChatMessage(msgspec.Struct):
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[Part] | None = None
+    content: str | list[ContentPart] | None = None
     name: str | None = None
-    tool_calls: list[Call] | None = None
+    tool_calls: list[CalledTool] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
     refusal: str | None = None

@@ -17,7 +17,7 @@ class ImageUrl(msgspec.Struct):
     url: str
 
 
-class Part(msgspec.Struct):
+class ContentPart(msgspec.Struct):
     type: str
     text: str | None = None
     refusal: str | None = None
@@ -37,7 +37,7 @@ class Part(msgspec.Struct):
         )
 
 
-def content_for_ring(parts: list[Part], place: str) -> str | list[dict[str, Any]]:
+def content_for_ring(parts: list[ContentPart], place: str) -> str | list[dict[str, Any]]:
     """Parts that are all text are joined to one string, which every chat template supports. Raises ApiError."""
     content = [part.for_ring(f"{place}[{i}]") for i, part in enumerate(parts)]
     if all(part["type"] == "text" for part in content):
