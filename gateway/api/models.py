@@ -24,13 +24,8 @@ class ModelCard(msgspec.Struct):
     owned_by: str = "sluice"
 
 
-class ModelList(msgspec.Struct):
-    data: list[ModelCard]
-    object: str = "list"
-
-
 async def list_models(gateway: Gateway, exchange: Exchange) -> bytes:
-    return msgspec.json.encode(ModelList(await _models(gateway, exchange)))
+    return msgspec.json.encode({"object": "list", "data": await _models(gateway, exchange)})
 
 
 async def get_model(gateway: Gateway, exchange: Exchange) -> bytes:

@@ -1,5 +1,8 @@
 """The body of /v1/chat/completions."""
 
+import base64
+import binascii
+import re
 from typing import Any, Literal
 
 import msgspec
@@ -7,8 +10,7 @@ import msgspec
 from gateway.errors import invalid
 from gateway.requests import common
 from gateway.requests.common import Common
-from gateway.requests.formats import UNSET_JSON, is_set
-from gateway.requests.parts import ContentPart, content_for_ring
+from gateway.requests.guides import UNSET_JSON, is_set
 from gateway.requests.tools import Tool, ToolChoice
 
 REFUSED = (*common.REFUSED, "prompt", "echo", "best_of", "prompt_logprobs")
@@ -17,6 +19,32 @@ TEMPLATE_VARIABLES = ("reasoning_effort", "verbosity", "add_generation_prompt")
 MAX_MESSAGES = 4096
 MAX_DEPTH = 16
 """Maximum nesting of `chat_template_kwargs`."""
+DATA_URL = re.compile(r"data:image/[a-z+.-]+;base64,", re.ASCII)
+"""The URL's media type does not matter: the ring detects the format from the image itself."""
+
+
+class ImageUrl(msgspec.Struct):
+    url: str
+
+
+class ContentPart(msgspec.Struct):
+    type: str
+    text: str | None = None
+    refusal: str | None = None
+    """Text in which the model refused to answer."""
+    image_url: ImageUrl | None = None
+
+    def for_ring(self, place: str) -> dict[str, Any]:
+        """The part in the format of `sluice.client`. Raises ApiError."""
+        if self.type == "text" and self.text is not None:
+            return {"type": "text", "text": self.text}
+        if self.type == "refusal" and self.refusal is not None:
+            return {"type": "text", "text": self.refusal}
+        if self.type == "image_url" and self.image_url is not None:
+            return {"type": "image", "data": _image(self.image_url.url, f"{place}.image_url.url")}
+        raise invalid(
+            f"has type {self.type[:64]!r}, must be text, refusal or image_url with the field of that name", place
+        )
 
 
 class CalledFunction(msgspec.Struct):
@@ -61,9 +89,13 @@ class ChatMessage(msgspec.Struct):
         return message
 
     def _content(self, place: str) -> str | list[dict[str, Any]]:
-        if isinstance(self.content, list):
-            return content_for_ring(self.content, place)
-        return self.text
+        """Parts that are all text are joined to one string, which every chat template supports. Raises ApiError."""
+        if not isinstance(self.content, list):
+            return self.text
+        content = [part.for_ring(f"{place}[{i}]") for i, part in enumerate(self.content)]
+        if all(part["type"] == "text" for part in content):
+            return "\n".join(part["text"] for part in content)
+        return content
 
     @property
     def text(self) -> str:
@@ -138,6 +170,16 @@ class ChatRequest(Common, kw_only=True):
         variables = {name: getattr(self, name) for name in TEMPLATE_VARIABLES}
         variables = {name: value for name, value in variables.items() if value is not None}
         return variables | (self.chat_template_kwargs or {})
+
+
+def _image(url: str, place: str) -> bytes:
+    start = DATA_URL.match(url)
+    if start is None:
+        raise invalid("is not a data: URL of an image in base64; other URLs are not fetched", place)
+    try:
+        return base64.b64decode(url[start.end() :], validate=True)
+    except binascii.Error as error:
+        raise invalid(f"is not valid base64: {error}", place) from error
 
 
 def _is_deeper(value: Any, levels: int) -> bool:
