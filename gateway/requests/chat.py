@@ -106,8 +106,6 @@ class ChatMessage(msgspec.Struct):
 
 class ChatRequest(Common, kw_only=True):
     messages: list[ChatMessage]
-    max_tokens: int | None = None
-    max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
     tools: list[Tool] | None = None
@@ -143,33 +141,22 @@ class ChatRequest(Common, kw_only=True):
         """The text of the final message if the output continues it, otherwise empty."""
         return self.messages[-1].text if self.continue_final_message else ""
 
-    @property
-    def asked_tokens(self) -> int | None:
-        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
-
     def params(self) -> dict[str, str]:
-        params = {"spec.output.logprobs": "top_logprobs"}
-        if self.max_completion_tokens is not None:
-            params["spec.stopping.max_tokens"] = "max_completion_tokens"
-        for name in TEMPLATE_VARIABLES:
-            if getattr(self, name) is not None:
-                params[f"spec.chat.template_kwargs.{name}"] = name
-        return params
+        variables = {f"spec.chat.template_kwargs.{name}": name for name in self._template_variables()}
+        return {**super().params(), "spec.output.logprobs": "top_logprobs", **variables}
 
     def options(self) -> dict[str, Any]:
         """All options of the ring's request except those for tools."""
         options = {
-            "max_tokens": self.asked_tokens,
             "logprobs": (self.top_logprobs or 0) if self.logprobs else None,
             "continue_final_message": self.continue_final_message,
-            "template_kwargs": self._template_kwargs() or None,
+            "template_kwargs": self._template_variables() | (self.chat_template_kwargs or {}) or None,
         }
         return super().options() | {name: value for name, value in options.items() if value is not None}
 
-    def _template_kwargs(self) -> dict[str, Any]:
-        variables = {name: getattr(self, name) for name in TEMPLATE_VARIABLES}
-        variables = {name: value for name, value in variables.items() if value is not None}
-        return variables | (self.chat_template_kwargs or {})
+    def _template_variables(self) -> dict[str, Any]:
+        """The variables of the chat template that are fields of their own."""
+        return {name: value for name in TEMPLATE_VARIABLES if (value := getattr(self, name)) is not None}
 
 
 def _image(url: str, place: str) -> bytes:
