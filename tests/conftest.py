@@ -1,6 +1,7 @@
 import gc
 import inspect
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,8 @@ from hypothesis import settings
 
 from bench.harness import real_model as smollm2
 from tests import examples
+from tests.fakes.server import serve
+from tests.fakes.server_script import Script
 
 # While modules are imported, garbage collections would take almost half of the time. Enabled again below.
 gc.disable()
@@ -71,3 +74,15 @@ def real_model() -> Path:
         return smollm2.real_model()
     except smollm2.UnavailableError as error:
         pytest.skip(str(error))
+
+
+@pytest.fixture
+def script() -> Script:
+    """The answers of the fake router at `address`. Tests change them before a call."""
+    return Script()
+
+
+@pytest.fixture
+def address(script: Script) -> Iterator[str]:
+    with serve(script) as server_address:
+        yield server_address

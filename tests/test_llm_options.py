@@ -14,22 +14,14 @@ from sluice.llm import LLM, SingleResult
 from sluice.llm_options import ENGINE_ARGS, NEUTRAL, NO_EFFECT, RENAMED, own_options
 from sluice.settings.describe import settings_of
 from sluice.settings.services import EngineSettings
-from tests.fakes.server import serve
-from tests.fakes.server_script import Script
 
 
 @pytest.fixture
-def script() -> Script:
-    return Script()
-
-
-@pytest.fixture
-def llm(script, monkeypatch):
-    with serve(script) as address:
-        executor = GenerationExecutor.connect(address, iter_stats_max_iterations=0, resume_timeout=0)
-        monkeypatch.setattr(GenerationExecutor, "create", lambda *_, **__: executor)
-        with LLM("model", tensor_parallel_size=1, trust_remote_code=False) as llm:
-            yield llm
+def llm(address, monkeypatch):
+    executor = GenerationExecutor.connect(address, iter_stats_max_iterations=0, resume_timeout=0)
+    monkeypatch.setattr(GenerationExecutor, "create", lambda *_, **__: executor)
+    with LLM("model", tensor_parallel_size=1, trust_remote_code=False) as llm:
+        yield llm
 
 
 def test_neutral_options_are_accepted_with_a_log_line(caplog) -> None:

@@ -6,7 +6,7 @@ from msgspec import UNSET
 
 from gateway.answers.objects import CachedTokens, Usage
 from sluice import client
-from sluice.client import FinishReason
+from sluice.client import AsyncStream, Chunk, FinishReason
 
 REASONS = {
     FinishReason.EOS: "stop",
@@ -19,7 +19,7 @@ KNOWN = frozenset(REASONS) - {FinishReason.TIME_LIMIT}
 """Reasons that OpenAI's `finish_reason` expresses sufficiently; others are also reported as `sluice_reason`."""
 
 
-def end_of(output: client.Output | client.Chunk, called_tools: bool = False) -> dict[str, Any]:
+def end_of(output: client.Output | Chunk, called_tools: bool = False) -> dict[str, Any]:
     """The fields of `End`, as keyword arguments."""
     reason = output.finish_reason or FinishReason.UNKNOWN
     named = REASONS.get(reason, "stop")
@@ -30,7 +30,7 @@ def end_of(output: client.Output | client.Chunk, called_tools: bool = False) -> 
     }
 
 
-def was_cut(output: client.Output | client.Chunk) -> bool:
+def was_cut(output: client.Output | Chunk) -> bool:
     """Whether the output would have continued: not if it ended by an end or stop token."""
     return output.finish_reason not in (FinishReason.EOS, FinishReason.STOP_TOKEN)
 
@@ -38,3 +38,21 @@ def was_cut(output: client.Output | client.Chunk) -> bool:
 def usage_of(*parts: client.Usage) -> Usage:
     prompt, completion = sum(part.prompt_tokens for part in parts), sum(part.completion_tokens for part in parts)
     return Usage(prompt, completion, prompt + completion, CachedTokens(sum(part.cached_tokens for part in parts)))
+
+
+class RunningUsage:
+    """The token counts while a response is streamed, for `stream_options.continuous_usage_stats`."""
+
+    def __init__(self) -> None:
+        self._prompts: dict[int, tuple[int, int]] = {}
+        """Prompt tokens and cached tokens, by number of the stream."""
+        self._outputs: dict[tuple[int, int], int] = {}
+        """Number of tokens so far, by number of the stream and index of the output."""
+
+    def add(self, number: int, stream: AsyncStream, chunk: Chunk) -> Usage:
+        self._prompts[number] = (stream.prompt_tokens, stream.cached_tokens)
+        self._outputs[number, chunk.index] = chunk.token_offset + chunk.token_count
+        prompt = sum(tokens for tokens, _ in self._prompts.values())
+        completion = sum(self._outputs.values())
+        cached = sum(tokens for _, tokens in self._prompts.values())
+        return Usage(prompt, completion, prompt + completion, CachedTokens(cached))

@@ -51,15 +51,17 @@ class AccessLog:
 
 
 class SentStatus:
-    """Forwards ASGI messages and remembers the status of the response."""
+    """Forwards ASGI messages, adds headers to the response, and remembers its status."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
+        self.headers: list[tuple[bytes, bytes]] = []
         self.status = 0
 
     def send(self, message: Message) -> Awaitable[None]:
         if message["type"] == "http.response.start":
             self.status = message["status"]
+            message = {**message, "headers": [*message["headers"], *self.headers]}
         return self._send(message)
 
 

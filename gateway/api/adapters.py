@@ -40,10 +40,6 @@ class UnloadRequest(msgspec.Struct, forbid_unknown_fields=True):
     lora_int_id: int | None = None
 
 
-class Message(msgspec.Struct):
-    message: str
-
-
 async def load_lora_adapter(gateway: Gateway, exchange: Exchange) -> bytes:
     """Raises ApiError."""
     request = decode(exchange.body, LoadRequest).fields
@@ -56,8 +52,7 @@ async def load_lora_adapter(gateway: Gateway, exchange: Exchange) -> bytes:
             timeout=LOAD_SECONDS,
             metadata=exchange.caller.metadata,
         )
-        _check(routers)
-    return _success(request.lora_name, "added")
+        return _answer(routers, request.lora_name, "added")
 
 
 async def unload_lora_adapter(gateway: Gateway, exchange: Exchange) -> bytes:
@@ -67,16 +62,12 @@ async def unload_lora_adapter(gateway: Gateway, exchange: Exchange) -> bytes:
         routers = await gateway.client.unload_lora(
             request.lora_name, timeout=LOAD_SECONDS, metadata=exchange.caller.metadata
         )
-        _check(routers)
-    return _success(request.lora_name, "removed")
+        return _answer(routers, request.lora_name, "removed")
 
 
-def _check(routers: Sequence[RouterLoras]) -> None:
+def _answer(routers: Sequence[RouterLoras], name: str, what: str) -> bytes:
     """Raises the SluiceError of the first router that failed."""
     for router in routers:
         if router.error is not None:
             raise router.error
-
-
-def _success(name: str, what: str) -> bytes:
-    return msgspec.json.encode(Message(f"Success: LoRA adapter '{name}' {what} successfully."))
+    return msgspec.json.encode({"message": f"Success: LoRA adapter '{name}' {what} successfully."})

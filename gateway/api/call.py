@@ -1,35 +1,63 @@
-"""Common part of completions and chats: turns one HTTP request into calls of the ring, and their results into a
-response."""
+"""What completions and chats share: one HTTP request becomes calls of the ring, and their results one response."""
 
 import asyncio
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import aclosing
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from gateway.answers.ends import usage_of
-from gateway.answers.event_stream import ChunkEvents, event
+from gateway.answers.ends import RunningUsage, usage_of
+from gateway.answers.event_stream import ChunkEvents, EventStream, event
 from gateway.answers.objects import Answer, End, Usage
-from gateway.answers.running_usage import RunningUsage
-from gateway.api import best_of
-from gateway.api.chunks import Item, merged
 from gateway.api.endpoint import Exchange
 from gateway.api.gateway import Gateway, ring_errors
+from gateway.requests.body import Body, decode
 from gateway.requests.common import Common
-from gateway.requests.guides import Guide
+from gateway.requests.guides import Guide, check_unknown
 from sluice import client
-from sluice.client import AsyncStream, Generation, Prompt
+from sluice.client import AsyncStream, Chunk, Generation, Prompt
 
 JOINED_TOKENS = 32
 """Tokens per message of the ring when the answer is not streamed. If a router is lost, at most this many tokens of each
 output are computed again."""
+MAX_WAITING = 16
+"""Chunks buffered for a slow client. When the buffer is full, the streams are not read."""
+
+T = TypeVar("T", bound=Common)
 
 
-class Call(ABC):
+async def read(
+    gateway: Gateway, exchange: Exchange, kind: type[T], refused: tuple[str, ...], without_meaning: tuple[str, ...]
+) -> Body[T]:
+    """The decoded body, after the checks that need no guide or prompt. Raises ApiError."""
+    body = decode(exchange.body, kind, refused, without_meaning)
+    if body.unknown:
+        gateway.counters.unknown_fields += len(body.unknown)
+        check_unknown(body.unknown)
+    request = body.fields
+    request.check()
+    exchange.notes["user"] = request.logged_user
+    if request.truncate_prompt_tokens == -1:
+        with ring_errors():
+            models = await gateway.client.models(metadata=exchange.caller.metadata)
+        request.truncate_to(max(model.max_context_tokens for model in models))
+    return body
+
+
+class Item(NamedTuple):
+    """A chunk of one of several streams."""
+
+    number: int
+    """Index of the stream."""
+    stream: AsyncStream
+    chunk: Chunk
+
+
+class GenerationCall(ABC):
     prefix: str
     """Prefix of the answer's id."""
     whole_object: str
@@ -42,6 +70,7 @@ class Call(ABC):
     ) -> None:
         self._gateway = gateway
         self._caller = exchange.caller
+        self._send = exchange.send
         self._request = request
         self._prompts = prompts
         self._options = request.options()
@@ -64,16 +93,23 @@ class Call(ABC):
         """The answer's usage. `parts`: one per prompt."""
         return usage_of(*parts)
 
-    async def whole(self) -> bytes:
-        """Raises ApiError."""
+    async def respond(self) -> bytes | None:
+        """The complete answer; None after it has been streamed. Raises ApiError."""
+        if not self._request.streams:
+            return await self._whole()
+        await EventStream(self._send).run(self._events())
+        return None
+
+    async def _whole(self) -> bytes:
         with ring_errors(self._params, self._explain_guide):
-            generations = await _all(self._generate(i, prompt) for i, prompt in enumerate(self._prompts))
+            generations = await _all(
+                self.collect(prompt, self._options_of(i)) for i, prompt in enumerate(self._prompts)
+            )
         choices = list(self.choices_of(generations))
         usage = self.usage_of(generation.usage for generation in generations)
         return msgspec.json.encode(self._answer(self.whole_object, choices, usage))
 
-    async def events(self) -> AsyncGenerator[bytes, None]:
-        """Raises ApiError."""
+    async def _events(self) -> AsyncGenerator[bytes, None]:
         usage: UnsetType | None = None if self._request.wants_usage else UNSET
         counters, chunk_events = self._gateway.counters, ChunkEvents(self._answer(self.chunk_object, [], usage))
         running = RunningUsage() if self._request.wants_running_usage else None
@@ -81,7 +117,7 @@ class Call(ABC):
             streams = [
                 self._gateway.client.stream(prompt, **self._options_of(i)) for i, prompt in enumerate(self._prompts)
             ]
-            async with aclosing(merged(streams)) as chunks:
+            async with aclosing(_merged(streams)) as chunks:
                 async for item in chunks:
                     so_far = running and running.add(*item)
                     for choice in self.deltas_of(item):
@@ -94,15 +130,8 @@ class Call(ABC):
     def _event_with(self, choice: End, usage: Usage) -> bytes:
         return event(msgspec.json.encode(self._answer(self.chunk_object, [choice], usage)))
 
-    async def _generate(self, number: int, prompt: Prompt) -> Generation:
-        """Collected from a stream, because a stream resumes when its router is lost."""
-        options = self._options_of(number)
-        if not best_of.wants_choice(options):
-            return await self.collect(prompt, options)
-        self._params["spec.n"] = "best_of"
-        return best_of.chosen(await self.collect(prompt, best_of.all_outputs(options)), options)
-
     async def collect(self, prompt: Prompt, options: Mapping[str, Any]) -> Generation:
+        """Collected from a stream, because a stream resumes when its router is lost."""
         return await self.stream(prompt, options).collect()
 
     def stream(self, prompt: Prompt, options: Mapping[str, Any]) -> AsyncStream:
@@ -133,3 +162,44 @@ async def _all(calls: Iterable[Any]) -> list[Generation]:
     except BaseExceptionGroup as failed:
         raise failed.exceptions[0] from None
     return [task.result() for task in tasks]
+
+
+async def _merged(streams: Sequence[AsyncStream]) -> AsyncGenerator[Item, None]:
+    """Chunks of all streams, in order of arrival. Closes the streams at the end."""
+    if len(streams) == 1:
+        async with streams[0] as stream:
+            async for chunk in stream:
+                yield Item(0, stream, chunk)
+        return
+    async with aclosing(_interleaved(streams)) as items:
+        async for item in items:
+            yield item
+
+
+async def _interleaved(streams: Sequence[AsyncStream]) -> AsyncGenerator[Item, None]:
+    queue: asyncio.Queue[Item | BaseException | None] = asyncio.Queue(MAX_WAITING)
+    pumps = [asyncio.create_task(_pump(number, stream, queue)) for number, stream in enumerate(streams)]
+    open_streams = len(pumps)
+    try:
+        while open_streams:
+            item = await queue.get()
+            if isinstance(item, BaseException):
+                raise item
+            if item is None:
+                open_streams -= 1
+            else:
+                yield item
+    finally:
+        for pump in pumps:
+            pump.cancel()
+        await asyncio.gather(*pumps, return_exceptions=True)
+
+
+async def _pump(number: int, stream: AsyncStream, queue: "asyncio.Queue[Item | BaseException | None]") -> None:
+    try:
+        async with stream:
+            async for chunk in stream:
+                await queue.put(Item(number, stream, chunk))
+        await queue.put(None)
+    except Exception as error:  # noqa: BLE001 - raised by the reader of the queue
+        await queue.put(error)

@@ -5,13 +5,10 @@ from functools import partial
 
 from gateway.answers import chat
 from gateway.answers.chat import ChatDeltas
-from gateway.answers.event_stream import EventStream
 from gateway.answers.objects import ChatChoice, ChatDeltaChoice
-from gateway.api.call import Call
-from gateway.api.chunks import Item
+from gateway.api.call import GenerationCall, Item, read
 from gateway.api.endpoint import Exchange
 from gateway.api.gateway import Gateway
-from gateway.api.reading import read
 from gateway.errors import invalid
 from gateway.parsers import hermes
 from gateway.parsers.choice import parser_for, reasons, tags_of
@@ -26,11 +23,7 @@ async def chat_complete(gateway: Gateway, exchange: Exchange) -> bytes | None:
     """Raises ApiError."""
     body = await read(gateway, exchange, ChatRequest, REFUSED, WITHOUT_MEANING)
     tools = bytes(body.raw["tools"]).decode() if "tools" in body.raw else ""
-    call = ChatCall(gateway, exchange, body.fields, tools)
-    if not body.fields.streams:
-        return await call.whole()
-    await EventStream(exchange.send).run(call.events())
-    return None
+    return await ChatCall(gateway, exchange, body.fields, tools).respond()
 
 
 ANY_OBJECT = '{"type": "object"}'
@@ -40,7 +33,7 @@ NO_PARSER = (
 )
 
 
-class ChatCall(Call):
+class ChatCall(GenerationCall):
     prefix = "chatcmpl-"
     whole_object = "chat.completion"
     chunk_object = "chat.completion.chunk"

@@ -1,25 +1,43 @@
 """The path of every request to a handler: reading the body, admission, the handler."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+import hashlib
+import re
+import uuid
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
-from gateway.api.access_log import CLIENT_GONE, JSON, note_error, notes_of
-from gateway.api.connected import while_connected
+from gateway.api.access_log import CLIENT_GONE, JSON, SentStatus, note_error, notes_of
 from gateway.api.gateway import Gateway, ring_errors
 from gateway.byte_budget import OverBudget, Share
-from gateway.caller import Caller, caller_of
-from gateway.errors import ApiError
+from gateway.errors import ApiError, invalid
 from gateway.requests.body import RETRY_SECONDS, read_body
+from sluice.client import Metadata
 
 CHECK_SECONDS = 5.0
 """Timeout for the question whether the routers accept a token."""
+REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,120}", re.ASCII)
+"""Shorter than the ring's limit, because the id of each prompt of a list gets a number appended."""
+FORWARDED = ("authorization", "traceparent", "tracestate", "x-sluice-tenant")
+TOKEN_DIGITS = 16
+VALUE = re.compile(r"[\x20-\x7e]{0,8192}", re.ASCII)
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    request_id: str
+    metadata: Metadata
+    token: str
+    """The beginning of the SHA-256 of `Authorization`, for logs and limits. Empty without the header."""
 
 
 @dataclass(slots=True)
@@ -34,7 +52,7 @@ class Exchange:
     """Fields of the request's log line."""
 
 
-Handler = Callable[[Gateway, Exchange], Awaitable[bytes | None]]
+Handler = Callable[[Gateway, Exchange], Coroutine[Any, Any, bytes | None]]
 
 
 class Endpoint:
@@ -45,7 +63,7 @@ class Endpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         notes_of(scope)["route"] = self._path
-        answer = AnswerStart(send)
+        answer = SentStatus(send)
         try:
             with self._gateway.budget.share(_address(scope)) as share:
                 await self._answer(scope, receive, answer, share)
@@ -68,10 +86,11 @@ class Endpoint:
             self._gateway.log.exception("request_failed", path=self._path, exc_info=error)
             await self._fail(scope, receive, answer)
 
-    async def _answer(self, scope: Scope, receive: Receive, answer: "AnswerStart", share: Share) -> None:
+    async def _answer(self, scope: Scope, receive: Receive, answer: SentStatus, share: Share) -> None:
         notes = notes_of(scope)
-        caller = caller_of(Headers(scope=scope))
-        answer.request_id = notes["request_id"] = caller.request_id
+        caller = _caller_of(Headers(scope=scope))
+        notes["request_id"] = caller.request_id
+        answer.headers = [(b"x-request-id", caller.request_id.encode())]
         if caller.token:
             notes["token"] = caller.token
         request = Request(scope, receive)
@@ -80,7 +99,7 @@ class Endpoint:
             body = await self._read_body(request, caller, share)
         with self._admitted():
             exchange = Exchange(caller, body, request.path_params, answer.send, notes)
-            response = await while_connected(receive, self._run(exchange))
+            response = await _while_connected(receive, self._handle(self._gateway, exchange))
             if response is not None:
                 await Response(response, media_type=JSON)(scope, receive, answer.send)
 
@@ -122,30 +141,44 @@ class Endpoint:
         finally:
             counters.open -= 1
 
-    async def _run(self, exchange: Exchange) -> bytes | None:
-        return await self._handle(self._gateway, exchange)
-
-    async def _fail(self, scope: Scope, receive: Receive, answer: "AnswerStart") -> None:
+    async def _fail(self, scope: Scope, receive: Receive, answer: SentStatus) -> None:
         if answer.status:
             raise RuntimeError("the response was cut short by an internal error; see the log")
         error = ApiError(500, "an internal error; the gateway's log describes it", "server_error")
         await Response(error.body, error.status, media_type=JSON)(scope, receive, answer.send)
 
 
-class AnswerStart:
-    """Forwards ASGI messages, adds the request's id to the headers, and records the status."""
+def _caller_of(headers: Headers) -> Caller:
+    """Raises ApiError."""
+    request_id = headers.get("x-request-id") or uuid.uuid4().hex
+    if not REQUEST_ID.fullmatch(request_id):
+        raise invalid("must be 1 to 120 characters of [A-Za-z0-9._:-]", "x-request-id")
+    metadata = tuple((name, headers[name]) for name in FORWARDED if name in headers)
+    for name, value in metadata:
+        if not VALUE.fullmatch(value):
+            raise invalid("must be printable ASCII, at most 8192 characters", name)
+    authorization = headers.get("authorization", "")
+    token = hashlib.sha256(authorization.encode()).hexdigest()[:TOKEN_DIGITS] if authorization else ""
+    return Caller(request_id, metadata, token)
 
-    def __init__(self, send: Send) -> None:
-        self._send = send
-        self.request_id = ""
-        self.status = 0
 
-    def send(self, message: Message) -> Awaitable[None]:
-        if message["type"] == "http.response.start":
-            self.status = message["status"]
-            request_id = [(b"x-request-id", self.request_id.encode())] if self.request_id else []
-            message = {**message, "headers": [*message["headers"], *request_id]}
-        return self._send(message)
+async def _while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    """Await `work`. If the client closes its connection first, cancel `work` and raise ClientDisconnect."""
+    running, disconnected = asyncio.create_task(work), asyncio.create_task(_disconnect(receive))
+    try:
+        await asyncio.wait((running, disconnected), return_when=asyncio.FIRST_COMPLETED)
+        if not running.done():
+            raise ClientDisconnect
+        return running.result()
+    finally:
+        running.cancel()
+        disconnected.cancel()
+        await asyncio.gather(running, disconnected, return_exceptions=True)
+
+
+async def _disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 def _overloaded(message: str) -> ApiError:

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from structlog.stdlib import BoundLogger
 
 from gateway.byte_budget import ByteBudget
-from gateway.counters import Counters
 from gateway.errors import NO_PARAMS, Explain, api_error
+from gateway.metrics import Counters
 from sluice.client import AsyncClient, SluiceError
 from sluice.settings.gateway import GatewaySettings
 

@@ -12,7 +12,7 @@ ADAPTERS_SECONDS = 2.0
 """Timeout for one router. Routers that do not answer in time are ignored: all routers know the same adapters."""
 
 
-class Model(msgspec.Struct):
+class ModelCard(msgspec.Struct):
     id: str
     max_model_len: int
     parent: str | None = None
@@ -24,13 +24,8 @@ class Model(msgspec.Struct):
     owned_by: str = "sluice"
 
 
-class ModelList(msgspec.Struct):
-    data: list[Model]
-    object: str = "list"
-
-
 async def list_models(gateway: Gateway, exchange: Exchange) -> bytes:
-    return msgspec.json.encode(ModelList(await _models(gateway, exchange)))
+    return msgspec.json.encode({"object": "list", "data": await _models(gateway, exchange)})
 
 
 async def get_model(gateway: Gateway, exchange: Exchange) -> bytes:
@@ -43,17 +38,17 @@ async def get_model(gateway: Gateway, exchange: Exchange) -> bytes:
     raise ApiError(404, message, "not_found_error", param="model", code="model_not_found")
 
 
-async def _models(gateway: Gateway, exchange: Exchange) -> list[Model]:
+async def _models(gateway: Gateway, exchange: Exchange) -> list[ModelCard]:
     with ring_errors():
         metadata = exchange.caller.metadata
         served = await gateway.client.models(metadata=metadata)
         routers = await gateway.client.list_loras(timeout=ADAPTERS_SECONDS, metadata=metadata)
     models = [
-        Model(model.name, model.max_context_tokens, default_sampling=_values(model.default_sampling))
+        ModelCard(model.name, model.max_context_tokens, default_sampling=_values(model.default_sampling))
         for model in served
     ]
     adapters = sorted({lora.lora_id for router in routers for lora in router.loras})
-    return [*models, *(Model(name, models[0].max_model_len, models[0].id) for name in adapters if models)]
+    return [*models, *(ModelCard(name, models[0].max_model_len, models[0].id) for name in adapters if models)]
 
 
 def _values(sampling: Any) -> dict[str, float]:

@@ -54,10 +54,6 @@ class Tokens(msgspec.Struct):
     """The part of the text that each token stands for, if requested. A special token added to the text has none."""
 
 
-class Text(msgspec.Struct):
-    prompt: str
-
-
 async def tokenize(gateway: Gateway, exchange: Exchange) -> bytes:
     """Raises ApiError."""
     body = decode(exchange.body, TokenizeRequest)
@@ -110,4 +106,4 @@ async def detokenize(gateway: Gateway, exchange: Exchange) -> bytes:
             skip_special_tokens=bool(request.skip_special_tokens),
             metadata=exchange.caller.metadata,
         )
-    return msgspec.json.encode(Text(text))
+    return msgspec.json.encode({"prompt": text})

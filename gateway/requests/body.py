@@ -2,17 +2,17 @@
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Generic, TypeVar
 
 import msgspec
-from starlette.requests import ClientDisconnect, Request
+from msgspec.inspect import ListType, LiteralType, StructType, Type, UnionType, type_info
+from starlette.requests import Request
 
 from gateway.byte_budget import OverBudget, Share
 from gateway.errors import ApiError, invalid
-from gateway.requests.choices import choices_at
 
 RECEIVE_SECONDS = 30.0
 UNCHECKED_BYTES = 64 << 10
@@ -21,6 +21,8 @@ RETRY_SECONDS = 1.0
 PLACE = re.compile(r" - at `(?:key` in `)?\$\.?([^`]*)`$")
 UNKNOWN = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
 """msgspec's error for a field of an object that allows no unknown fields."""
+NAME = re.compile(r"\w+(?=[.\[]|$)")
+"""The name of a field in a place such as `messages[0].role`."""
 MAX_SHOWN = 64
 INVALID_CHOICE = "Invalid enum value"
 """How msgspec's error for a value that is not among those of a Literal begins."""
@@ -105,13 +107,30 @@ def _invalid(error: msgspec.ValidationError, kind: type[msgspec.Struct]) -> ApiE
     if unknown := UNKNOWN.fullmatch(message):
         return invalid("is not a known field", f"{place}.{unknown[1][:MAX_SHOWN]}")
     if place and INVALID_CHOICE in message:
-        choices = choices_at(kind, place)
+        choices = _choices_at(kind, place)
         message += f", must be one of {', '.join(choices)}" if choices else ""
     return invalid(message, place)
 
 
+def _choices_at(kind: type[msgspec.Struct], place: str) -> list[str]:
+    """The values that the Literal at `place` allows, in a body of the type `kind`; empty if no Literal is there."""
+    types: list[Type] = [type_info(kind)]
+    for name in NAME.findall(re.sub(r"\[[^\]]*\]", "", place)):
+        structs = [each for each in _parts(types) if isinstance(each, StructType)]
+        types = [field.type for struct in structs for field in struct.fields if field.encode_name == name]
+    return [str(value) for each in _parts(types) if isinstance(each, LiteralType) for value in each.values]
+
+
+def _parts(types: Iterable[Type]) -> Iterator[Type]:
+    """The types, with those of the alternatives of unions and of the items of lists."""
+    for each in types:
+        if isinstance(each, UnionType):
+            yield from _parts(each.types)
+        elif isinstance(each, ListType):
+            yield from _parts([each.item_type])
+        else:
+            yield each
+
+
 def _too_large(max_bytes: int) -> ApiError:
     return ApiError(413, f"the body is larger than {max_bytes} bytes, the limit")
-
-
-__all__ = ["Body", "ClientDisconnect", "decode", "read_body"]

@@ -1,5 +1,8 @@
 """The body of /v1/chat/completions."""
 
+import base64
+import binascii
+import re
 from typing import Any, Literal
 
 import msgspec
@@ -7,8 +10,7 @@ import msgspec
 from gateway.errors import invalid
 from gateway.requests import common
 from gateway.requests.common import Common
-from gateway.requests.formats import UNSET_JSON, is_set
-from gateway.requests.parts import Part, content_for_ring
+from gateway.requests.guides import UNSET_JSON, is_set
 from gateway.requests.tools import Tool, ToolChoice
 
 REFUSED = (*common.REFUSED, "prompt", "echo", "best_of", "prompt_logprobs")
@@ -17,6 +19,32 @@ TEMPLATE_VARIABLES = ("reasoning_effort", "verbosity", "add_generation_prompt")
 MAX_MESSAGES = 4096
 MAX_DEPTH = 16
 """Maximum nesting of `chat_template_kwargs`."""
+DATA_URL = re.compile(r"data:image/[a-z+.-]+;base64,", re.ASCII)
+"""The URL's media type does not matter: the ring detects the format from the image itself."""
+
+
+class ImageUrl(msgspec.Struct):
+    url: str
+
+
+class ContentPart(msgspec.Struct):
+    type: str
+    text: str | None = None
+    refusal: str | None = None
+    """Text in which the model refused to answer."""
+    image_url: ImageUrl | None = None
+
+    def for_ring(self, place: str) -> dict[str, Any]:
+        """The part in the format of `sluice.client`. Raises ApiError."""
+        if self.type == "text" and self.text is not None:
+            return {"type": "text", "text": self.text}
+        if self.type == "refusal" and self.refusal is not None:
+            return {"type": "text", "text": self.refusal}
+        if self.type == "image_url" and self.image_url is not None:
+            return {"type": "image", "data": _image(self.image_url.url, f"{place}.image_url.url")}
+        raise invalid(
+            f"has type {self.type[:64]!r}, must be text, refusal or image_url with the field of that name", place
+        )
 
 
 class CalledFunction(msgspec.Struct):
@@ -24,16 +52,16 @@ class CalledFunction(msgspec.Struct):
     arguments: str = ""
 
 
-class Call(msgspec.Struct, tag="function"):
+class CalledTool(msgspec.Struct, tag="function"):
     function: CalledFunction
     id: str = ""
 
 
 class ChatMessage(msgspec.Struct):
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[Part] | None = None
+    content: str | list[ContentPart] | None = None
     name: str | None = None
-    tool_calls: list[Call] | None = None
+    tool_calls: list[CalledTool] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
     refusal: str | None = None
@@ -61,9 +89,13 @@ class ChatMessage(msgspec.Struct):
         return message
 
     def _content(self, place: str) -> str | list[dict[str, Any]]:
-        if isinstance(self.content, list):
-            return content_for_ring(self.content, place)
-        return self.text
+        """Parts that are all text are joined to one string, which every chat template supports. Raises ApiError."""
+        if not isinstance(self.content, list):
+            return self.text
+        content = [part.for_ring(f"{place}[{i}]") for i, part in enumerate(self.content)]
+        if all(part["type"] == "text" for part in content):
+            return "\n".join(part["text"] for part in content)
+        return content
 
     @property
     def text(self) -> str:
@@ -74,8 +106,6 @@ class ChatMessage(msgspec.Struct):
 
 class ChatRequest(Common, kw_only=True):
     messages: list[ChatMessage]
-    max_tokens: int | None = None
-    max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
     tools: list[Tool] | None = None
@@ -111,33 +141,32 @@ class ChatRequest(Common, kw_only=True):
         """The text of the final message if the output continues it, otherwise empty."""
         return self.messages[-1].text if self.continue_final_message else ""
 
-    @property
-    def asked_tokens(self) -> int | None:
-        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
-
     def params(self) -> dict[str, str]:
-        params = {"spec.output.logprobs": "top_logprobs"}
-        if self.max_completion_tokens is not None:
-            params["spec.stopping.max_tokens"] = "max_completion_tokens"
-        for name in TEMPLATE_VARIABLES:
-            if getattr(self, name) is not None:
-                params[f"spec.chat.template_kwargs.{name}"] = name
-        return params
+        variables = {f"spec.chat.template_kwargs.{name}": name for name in self._template_variables()}
+        return {**super().params(), "spec.output.logprobs": "top_logprobs", **variables}
 
     def options(self) -> dict[str, Any]:
         """All options of the ring's request except those for tools."""
         options = {
-            "max_tokens": self.asked_tokens,
             "logprobs": (self.top_logprobs or 0) if self.logprobs else None,
             "continue_final_message": self.continue_final_message,
-            "template_kwargs": self._template_kwargs() or None,
+            "template_kwargs": self._template_variables() | (self.chat_template_kwargs or {}) or None,
         }
         return super().options() | {name: value for name, value in options.items() if value is not None}
 
-    def _template_kwargs(self) -> dict[str, Any]:
-        variables = {name: getattr(self, name) for name in TEMPLATE_VARIABLES}
-        variables = {name: value for name, value in variables.items() if value is not None}
-        return variables | (self.chat_template_kwargs or {})
+    def _template_variables(self) -> dict[str, Any]:
+        """The variables of the chat template that are fields of their own."""
+        return {name: value for name in TEMPLATE_VARIABLES if (value := getattr(self, name)) is not None}
+
+
+def _image(url: str, place: str) -> bytes:
+    start = DATA_URL.match(url)
+    if start is None:
+        raise invalid("is not a data: URL of an image in base64; other URLs are not fetched", place)
+    try:
+        return base64.b64decode(url[start.end() :], validate=True)
+    except binascii.Error as error:
+        raise invalid(f"is not valid base64: {error}", place) from error
 
 
 def _is_deeper(value: Any, levels: int) -> bool:

@@ -45,6 +45,8 @@ class Common(Guided, kw_only=True):
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     logit_bias: dict[int, float] | None = None
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: str | None = None
@@ -97,7 +99,7 @@ class Common(Guided, kw_only=True):
     @property
     def asked_tokens(self) -> int | None:
         """The maximum number of tokens of each output, if the request or its endpoint has one."""
-        raise NotImplementedError
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
     def truncate_to(self, context_tokens: int) -> None:
         """Let the prompt's end have what the output leaves of the context."""
@@ -105,13 +107,15 @@ class Common(Guided, kw_only=True):
 
     def params(self) -> dict[str, str]:
         """Names of this request's fields by names of the ring's, for errors, where they depend on the request."""
-        return {}
+        renamed = self.max_completion_tokens is not None
+        return {"spec.stopping.max_tokens": "max_completion_tokens"} if renamed else {}
 
     def options(self) -> dict[str, Any]:
         """Options of `AsyncClient.stream` and `generate`."""
         options: dict[str, Any] = {
             name: getattr(self, name) for name in Common.__struct_fields__ if name in CLIENT_OPTIONS
         }
+        options["max_tokens"] = self.asked_tokens
         options["top_k"] = 0 if self.top_k == -1 else self.top_k
         if self.top_p == 0:
             # The most likely token alone; the ring's top_p is above 0.

@@ -18,8 +18,6 @@ MAX_PROMPTS = 256
 
 class CompletionRequest(Common, kw_only=True):
     prompt: str | list[str | int | list[int]]
-    max_tokens: int | None = None
-    max_completion_tokens: int | None = None
     logprobs: int | None = None
     echo: bool | None = None
     best_of: int | None = None
@@ -58,16 +56,12 @@ class CompletionRequest(Common, kw_only=True):
 
     @property
     def asked_tokens(self) -> int:
-        given = (self.max_completion_tokens, self.max_tokens, DEFAULT_MAX_TOKENS)
-        return next(count for count in given if count is not None)
+        asked = super().asked_tokens
+        return DEFAULT_MAX_TOKENS if asked is None else asked
 
     def params(self) -> dict[str, str]:
-        params = {}
-        if self.max_completion_tokens is not None:
-            params["spec.stopping.max_tokens"] = "max_completion_tokens"
-        if self.prompt_logprobs is None:
-            params["spec.output.prompt_logprobs"] = "logprobs"
-        return params
+        logprobs = {"spec.output.prompt_logprobs": "logprobs"} if self.prompt_logprobs is None else {}
+        return super().params() | logprobs
 
     def options(self) -> dict[str, Any]:
         options = {

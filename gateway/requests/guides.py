@@ -1,12 +1,45 @@
-"""Constraints on the output, in the formats of OpenAI and of other servers."""
+"""Constraints on the output, in the formats of OpenAI and of other servers.
 
-from collections.abc import Iterator
+`response_format` has the dialects of OpenAI, vLLM, llama.cpp, TGI, Together, Fireworks and TensorRT-LLM.
+"""
+
+import re
+from collections.abc import Collection, Iterator, Mapping
+from difflib import get_close_matches
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 import msgspec
 
 from gateway.errors import Explain, invalid
-from gateway.requests.formats import UNSET_JSON, ResponseFormat, decode_as, is_set, json_text, option_of
+
+UNSET_JSON = msgspec.Raw()
+
+
+class Schema(msgspec.Struct, forbid_unknown_fields=True):
+    schema: msgspec.Raw
+    name: str = ""
+    description: str | None = None
+    strict: bool | None = None
+
+
+class ResponseFormat(msgspec.Struct, forbid_unknown_fields=True):
+    type: Literal["text", "json_object", "json", "json_schema", "regex", "grammar", "ebnf", "structural_tag"]
+    json_schema: Schema | None = None
+    schema: msgspec.Raw = UNSET_JSON
+    """The schema itself: in llama.cpp, Together, Fireworks and TensorRT-LLM."""
+    value: msgspec.Raw = UNSET_JSON
+    """In TGI: the schema itself, `json_schema`, or the expression, by the type."""
+    pattern: str | None = None
+    """The expression in Together."""
+    regex: str | None = None
+    """The expression in TensorRT-LLM."""
+    grammar: str | None = None
+    """In Fireworks."""
+    ebnf: str | None = None
+    """In TensorRT-LLM."""
+    structures: msgspec.Raw = UNSET_JSON
+    triggers: msgspec.Raw = UNSET_JSON
 
 
 class StructuredOutputs(msgspec.Struct, forbid_unknown_fields=True):
@@ -62,6 +95,20 @@ class Guide(NamedTuple):
     """Set if the gateway wrote the guide, which the client does not know."""
 
 
+CONSTRAINTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "text": (),
+        "json_object": ("schema", "value"),
+        "json": ("schema", "value"),
+        "json_schema": ("json_schema", "schema", "value"),
+        "regex": ("pattern", "regex", "value"),
+        "grammar": ("grammar",),
+        "ebnf": ("ebnf",),
+        "structural_tag": ("structures", "triggers"),
+    }
+)
+"""By type: the fields of which one has the constraint; of a structural tag both belong to it."""
+FORMAT_FIELDS = tuple(field for field in ResponseFormat.__struct_fields__ if field != "type")
 KINDS = {
     "guided_json": "json_schema",
     "guided_regex": "regex",
@@ -84,6 +131,13 @@ KINDS_IN_STRUCTURED = {
 }
 UNSUPPORTED = ("disable_any_whitespace", "disable_additional_properties", "whitespace_pattern")
 """Fields of `structured_outputs` that may only be neutral."""
+MAX_UNKNOWN = 64
+MAX_SHOWN = 64
+CONSTRAINT_NAME = re.compile(
+    r"guid(ed|ance)|grammar|gbnf|ebnf|regex|schema|struct|format|constrain|json", re.IGNORECASE
+)
+SIMILARITY = 0.8
+"""As in difflib, from 0 to 1."""
 
 
 def guide_of(request: Guided) -> Guide | None:
@@ -95,7 +149,7 @@ def guide_of(request: Guided) -> Guide | None:
 
 
 def _guides(request: Guided) -> Iterator[Guide]:
-    if request.response_format is not None and (option := option_of(request.response_format)) is not None:
+    if request.response_format is not None and (option := _of_response_format(request.response_format)) is not None:
         yield Guide("response_format", option)
     yield from _of_structured(request.structured_outputs, "structured_outputs")
     yield from _of_structured(request.guided_decoding, "guided_decoding")
@@ -122,7 +176,7 @@ def _of_structured(outputs: StructuredOutputs | None, place: str) -> Iterator[Gu
 def _option(kind: str, value: Any) -> dict[str, Any]:
     match kind:
         case "json_schema" | "structural_tag":
-            return {kind: json_text(value)}
+            return {kind: _json_text(value)}
         case "json_object":
             return {kind: {}}
         case "choice":
@@ -132,5 +186,72 @@ def _option(kind: str, value: Any) -> dict[str, Any]:
 
 def _of_tgi(grammar: TgiGrammar) -> dict[str, Any]:
     if grammar.type == "regex":
-        return {"regex": decode_as(str, grammar.value, "grammar.value")}
-    return {"json_schema": json_text(grammar.value)}
+        return {"regex": _decode_as(str, grammar.value, "grammar.value")}
+    return {"json_schema": _json_text(grammar.value)}
+
+
+def _of_response_format(form: ResponseFormat) -> dict[str, Any] | None:
+    """The ring's option `guided`; None if the text is free. Raises ApiError."""
+    given = {name: value for name in FORMAT_FIELDS if is_set(value := getattr(form, name))}
+    known = CONSTRAINTS[form.type]
+    for name in given:
+        if name not in known:
+            raise invalid(f"does not belong to type {form.type}", f"response_format.{name}")
+    if form.type == "text":
+        return None
+    if form.type == "structural_tag":
+        return {"structural_tag": _structural_tag(given)}
+    if not given and form.type == "json_object":
+        return {"json_object": {}}
+    if len(given) != 1:
+        raise invalid(f"of type {form.type} must have exactly one of {', '.join(known)}", "response_format")
+    ((name, value),) = given.items()
+    place = f"response_format.{name}"
+    if form.type in ("grammar", "ebnf"):
+        return {"ebnf": value}
+    if form.type == "regex":
+        return {"regex": _decode_as(str, value, place) if name == "value" else value}
+    if form.type == "json_schema" and name == "value":
+        value = _decode_as(Schema, value, place)
+    return {"json_schema": _json_text(value.schema if isinstance(value, Schema) else value)}
+
+
+def _structural_tag(given: Mapping[str, msgspec.Raw]) -> str:
+    for name in CONSTRAINTS["structural_tag"]:
+        if name not in given:
+            raise invalid("is missing", f"response_format.{name}")
+    return f'{{"structures": {_json_text(given["structures"])}, "triggers": {_json_text(given["triggers"])}}}'
+
+
+def check_unknown(names: Collection[str]) -> None:
+    """Raises ApiError for a field that may be meant to constrain the output, as the answer would be free text.
+
+    That is a misspelt field, or one of another server.
+    """
+    if len(names) > MAX_UNKNOWN:
+        raise invalid(f"the body has {len(names)} unknown fields, at most {MAX_UNKNOWN} are allowed")
+    for name in names:
+        shown = name[:MAX_SHOWN]
+        similar = get_close_matches(shown.lower(), Guided.__struct_fields__, 1, SIMILARITY)
+        if similar or CONSTRAINT_NAME.search(shown):
+            hint = f"did you mean {similar[0]}?" if similar else "the output is constrained by response_format"
+            raise invalid(f"is not a known field; {hint}", shown)
+
+
+def _decode_as(kind: Any, value: msgspec.Raw, place: str) -> Any:
+    """Raises ApiError."""
+    try:
+        return msgspec.json.decode(value, type=kind)
+    except msgspec.ValidationError as error:
+        raise invalid(str(error), place) from error
+
+
+def _json_text(value: msgspec.Raw) -> str:
+    """The JSON text of a value as the client sent it. If the value is a string, its content is taken to be JSON."""
+    data = bytes(value)
+    return str(msgspec.json.decode(data)) if data.startswith(b'"') else data.decode()
+
+
+def is_set(value: object) -> bool:
+    """Whether a field of a body is present and not null."""
+    return bytes(value) not in (b"", b"null") if isinstance(value, msgspec.Raw) else value is not None

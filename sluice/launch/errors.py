@@ -1,6 +1,10 @@
-"""Errors of a ring while it starts or runs."""
+"""Errors of a ring."""
 
 from collections.abc import Sequence
+
+
+class OptionsError(ValueError):
+    """Options of a ring that contradict each other, or do not fit this machine."""
 
 
 class RingError(RuntimeError):

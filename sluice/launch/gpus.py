@@ -1,4 +1,4 @@
-"""Assigns GPUs to the engines of a ring."""
+"""Assigns GPUs to the engines of a ring, and ranks to the processes of an engine on several machines."""
 
 import shutil
 import subprocess
@@ -7,16 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
+from sluice.launch.errors import OptionsError
 from sluice.settings.services import EngineSettings
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 LIST = ("nvidia-smi", "--query-gpu=index", "--format=csv,noheader")
 LIST_SECONDS = 60.0
 """Timeout of nvidia-smi, which can take many seconds if it has to load the driver first."""
-
-
-class OptionsError(ValueError):
-    """Options of a ring that contradict each other, or do not fit this machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +29,34 @@ class Gpus:
     def environment(self) -> dict[str, str]:
         """Environment variables that make only these GPUs visible to the engine."""
         return {VISIBLE: ",".join(self.names)}
+
+
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """One of the `size` processes of an engine, of which the launcher starts every one."""
+
+    number: int
+    size: int
+    local: int
+    """Number among the ranks on the same node."""
+    local_size: int
+    """Number of ranks on the same node."""
+    master: str = ""
+    """IP address of rank 0's machine. Empty until it is known."""
+    port: int = 0
+    """Port of the store that rank 0 opens on its machine."""
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        """The environment variables that torchrun would set."""
+        return {
+            "RANK": str(self.number),
+            "WORLD_SIZE": str(self.size),
+            "LOCAL_RANK": str(self.local),
+            "LOCAL_WORLD_SIZE": str(self.local_size),
+            "MASTER_ADDR": self.master,
+            "MASTER_PORT": str(self.port),
+        }
 
 
 def gpus_of_engines(engines: int, settings: EngineSettings, environment: Mapping[str, str]) -> list[Gpus]:
@@ -87,3 +112,13 @@ def _listed_gpus() -> tuple[str, ...]:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise OptionsError(f"nvidia-smi cannot list the GPUs ({error}); name them in {VISIBLE}") from error
     return tuple(done.stdout.split()) if done.returncode == 0 else ()
+
+
+def ranks_per_node(ranks: int, gpus: int) -> int:
+    """The largest divisor of `ranks` that fits a node with `gpus` GPUs."""
+    return next(per_node for per_node in range(min(ranks, gpus), 0, -1) if ranks % per_node == 0)
+
+
+def ranks_of(size: int, per_node: int) -> list[Rank]:
+    """All `size` ranks of an engine, with `per_node` of them on each node."""
+    return [Rank(number, size, number % per_node, per_node) for number in range(size)]

@@ -11,13 +11,12 @@ from typing import Any, Self
 from sluice import tiny_model
 from sluice.checkpoint.folder import Checkpoint, check_weight_files, fetch_weights, open_checkpoint
 from sluice.checkpoint.servable import check_draft_model, check_servable
+from sluice.host.installation import how_to_install, missing_packages
 from sluice.host.ports import Port, PortError, check_ports
 from sluice.lanes.keys import ROLES, Role
-from sluice.launch.child import Child
-from sluice.launch.errors import RingError
-from sluice.launch.gpus import OptionsError
-from sluice.launch.hosts import LOCAL, open_hosts
-from sluice.launch.installed import check_installed
+from sluice.launch.errors import OptionsError, RingError
+from sluice.launch.hosts import LOCAL, Child, Hosts, place
+from sluice.launch.hosts.local import LocalHosts
 from sluice.launch.logs import Observe, ignore
 from sluice.launch.options import RING_OPTIONS, check_ring_options
 from sluice.launch.plan import Plan, Service, reached_at, services
@@ -27,6 +26,7 @@ from sluice.settings.process import ProcessSettings
 from sluice.settings.services import EngineSettings, RouterSettings
 
 TINY_MODEL_NAME = "tiny"
+EXTRAS = ("router", "detok", "engine")
 POLL_SECONDS = 0.05
 SIGNAL_SECONDS = 0.25
 """Interval at which `watch` checks for signals. An unbounded wait would miss a signal that arrives just before it."""
@@ -89,7 +89,7 @@ class Ring:
         """Whether there is a chat template."""
         self._start_timeout = start_timeout
         self._observe = observe
-        self._hosts = open_hosts(on, self.plan, engine)
+        self._hosts = _hosts(on, self.plan, engine)
         self._supervisor: Supervisor | None = None
 
     @property
@@ -226,6 +226,25 @@ class Ring:
             deadline = now + slot.service.drain_timeout + KILL_AFTER_SECONDS
             if slot.child is not None and not slot.child.wait(deadline - time.monotonic()):
                 slot.child.kill()
+
+
+def check_installed() -> None:
+    """Raises OptionsError if packages are missing."""
+    if missing := missing_packages(*EXTRAS):
+        raise OptionsError(
+            f"this installation cannot serve: missing {', '.join(missing)}. Install with: {how_to_install(*EXTRAS)}"
+        )
+
+
+def _hosts(on: str, plan: Plan, engine: EngineSettings) -> Hosts:
+    """The hosts that `on` names, in the form of `place`. Raises OptionsError."""
+    kind, address = place(on)
+    if kind == LOCAL:
+        return LocalHosts(plan, engine)
+    # ray takes seconds to import.
+    from sluice.launch.hosts.ray import RayHosts
+
+    return RayHosts(plan, engine, address)
 
 
 def _check_models(checkpoint: Checkpoint, model: str, engine: EngineSettings) -> None:

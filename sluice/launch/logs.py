@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
+from sluice.host.process import START_FAILED
+
 LAUNCHER = "launcher"
 SERVICE_RECOVERED = "service_recovered"
 
@@ -24,6 +26,11 @@ class LogLine:
     def event(self) -> str:
         """Name of the event. Empty for a line that did not come from the logger."""
         return str(self.fields.get("event", ""))
+
+    @property
+    def start_error(self) -> str:
+        """The reason in a service's `start_failed` event. Empty for other lines."""
+        return str(self.fields.get("error", "")) if self.event == START_FAILED else ""
 
     @property
     def is_problem(self) -> bool:

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from sluice.host.cores import usable_cores
-from sluice.launch.gpus import Gpus, OptionsError
-from sluice.launch.rank import Rank
+from sluice.launch.errors import OptionsError
+from sluice.launch.gpus import Gpus, Rank
 from sluice.settings.describe import settings_of
 from sluice.settings.gateway import GatewaySettings
 from sluice.settings.process import ProcessSettings

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from ray.exceptions import RayError
 from ray.job_submission import JobSubmissionClient
 
-from sluice.host.process import START_FAILED
 from sluice.launch.errors import RingError
 from sluice.launch.logs import LAUNCHER, LogLine, Observe, parse_line
 from sluice.launch.plan import remote_environment
@@ -51,8 +50,8 @@ class RayJob:
                 for line in map(_read, lines):
                     if line.child == LAUNCHER and line.event == "ready":
                         return line
-                    if line.child == LAUNCHER and line.event == START_FAILED:
-                        reason = str(line.fields.get("error", ""))
+                    if line.child == LAUNCHER:
+                        reason = line.start_error or reason
                     observe(line)
             reason = reason or self._client.get_job_info(self.id).message or "no reason was given"
         except (RayError, OSError, RuntimeError) as error:

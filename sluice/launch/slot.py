@@ -3,7 +3,7 @@
 from concurrent.futures import Future
 from dataclasses import dataclass
 
-from sluice.launch.child import Child
+from sluice.launch.hosts import Child
 from sluice.launch.plan import Service
 from sluice.telemetry.service_status import StatusReader
 

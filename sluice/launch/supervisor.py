@@ -9,9 +9,8 @@ from contextlib import suppress
 from functools import partial
 from queue import Empty, SimpleQueue
 
-from sluice.launch.child import Child
 from sluice.launch.errors import RingError
-from sluice.launch.hosts import Hosts, Peers
+from sluice.launch.hosts import Child, Hosts, Peers
 from sluice.launch.logs import SERVICE_RECOVERED, LogLine, Observe, ignore, launcher_line, service_exited
 from sluice.launch.plan import GATEWAY, Plan, Service
 from sluice.launch.slot import Backoff, Slot

@@ -1,31 +1,17 @@
 import importlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 from typer.testing import CliRunner
 
 from sluice.cli.commands import app
 from sluice.launch.local_ring import RingError
-from tests.fakes.server import serve
-from tests.fakes.server_script import Script
 
 
 @pytest.fixture(autouse=True)
 def _keep_output(monkeypatch) -> None:
     """A command that runs in the tests' process must not change their output."""
     monkeypatch.setattr(importlib.import_module("sluice.cli.serve"), "protect_output", lambda: None)
-
-
-@pytest.fixture
-def script() -> Script:
-    """The fake server's answers. Tests change them before a call."""
-    return Script()
-
-
-@pytest.fixture
-def address(script: Script) -> Iterator[str]:
-    with serve(script) as server_address:
-        yield server_address
 
 
 @pytest.fixture

@@ -8,18 +8,6 @@ from tests.fakes.server_script import Script
 
 
 @pytest.fixture
-def script() -> Script:
-    """The fake server's answers. Tests change them before a call."""
-    return Script()
-
-
-@pytest.fixture
-def address(script: Script) -> Iterator[str]:
-    with serve(script) as server_address:
-        yield server_address
-
-
-@pytest.fixture
 def second() -> Script:
     """The answers of another fake server."""
     return Script()

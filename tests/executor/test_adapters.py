@@ -10,22 +10,12 @@ import pytest
 from google.protobuf.duration_pb2 import Duration
 from google.rpc import error_details_pb2
 
-from sluice.client import AdapterNotFound, ClientOptions, Overloaded
+from sluice.client import AdapterNotFound, Overloaded
 from sluice.executor import GenerationExecutor, LoRARequest, PeftCacheConfig, RequestError, SamplingParams
 from sluice.executor.adapters import MAX_LOADS, AdaptersOfKind
-from sluice.executor.session import Session
 from sluice.v1 import admin_pb2
 from tests.fakes.failures import Failure
 from tests.fakes.processes import wait_until
-
-
-@pytest.fixture
-def local(address, script):
-    """An executor that treats the fake server as a ring that it started."""
-    script.checks_loras = True
-    executor = GenerationExecutor(Session([address], 8, 0, ClientOptions(), is_own=True))
-    yield executor
-    executor.shutdown(abort=True)
 
 
 @pytest.fixture

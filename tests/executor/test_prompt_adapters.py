@@ -4,19 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from sluice.client import ClientOptions, read_lora
-from sluice.executor import GenerationExecutor, GenerationRequest, LoRARequest, PromptAdapterRequest, RequestError
-from sluice.executor.session import Session
+from sluice.client import read_lora
+from sluice.executor import GenerationRequest, LoRARequest, PromptAdapterRequest, RequestError
 from sluice.v1 import admin_pb2
-
-
-@pytest.fixture
-def local(address, script):
-    """An executor that treats the fake server as a ring that it started."""
-    script.checks_loras = True
-    executor = GenerationExecutor(Session([address], 8, 0, ClientOptions(), is_own=True))
-    yield executor
-    executor.shutdown(abort=True)
 
 
 @pytest.fixture

@@ -90,11 +90,11 @@ def probe(port: int, path: str) -> tuple[int, str]:
         return 0, ""
 
 
-def test_from_start_to_end(start, router, script):
+def test_from_start_to_end(start, address, script):
     port = free_ports(1)
-    process = start("--routers", router, "--port", "0", "--metrics-port", str(port), "--drain-timeout", "60")
+    process = start("--routers", address, "--port", "0", "--metrics-port", str(port), "--drain-timeout", "60")
     ready = process.line("ready")
-    assert ready["settings"].items() >= {"routers": [router], "drain_timeout": 60.0}.items()
+    assert ready["settings"].items() >= {"routers": [address], "drain_timeout": 60.0}.items()
     url = f"http://{ready['address']}"
     assert wait_until(lambda: probe(port, "/readyz")[0] == 200)
     assert wait_until(lambda: httpx.get(f"{url}/health", timeout=LIMIT).status_code == 200)
@@ -118,13 +118,13 @@ def test_from_start_to_end(start, router, script):
     assert "Unknown experiment" not in process.text
 
 
-def test_tls(start, router, script, tmp_path):
+def test_tls(start, address, script, tmp_path):
     if shutil.which("openssl") is None:
         pytest.skip("needs openssl")
     authority, metrics = Authority(tmp_path, "authority"), free_ports(1)
     pair = authority.issue("gateway")
     files = ("--tls-certificate", str(pair.certificate), "--tls-key", str(pair.key))
-    process = start("--routers", router, "--port", "0", "--metrics-port", str(metrics), *files)
+    process = start("--routers", address, "--port", "0", "--metrics-port", str(metrics), *files)
     address = process.line("ready")["address"]
     assert wait_until(lambda: probe(metrics, "/readyz")[0] == 200)
     trusting = httpx.Client(verify=ssl.create_default_context(cafile=authority.certificate), timeout=LIMIT)
@@ -151,9 +151,9 @@ def test_tls(start, router, script, tmp_path):
     assert process.end() == 0
 
 
-def test_requests_that_do_not_end_in_time(start, router, script):
+def test_requests_that_do_not_end_in_time(start, address, script):
     script.hangs = True
-    process = start("--routers", router, "--port", "0", "--drain-timeout", "1")
+    process = start("--routers", address, "--port", "0", "--drain-timeout", "1")
     url = f"http://{process.line('ready')['address']}/v1/completions"
     with (
         ThreadPoolExecutor() as threads,
@@ -212,16 +212,16 @@ def test_the_reason_why_it_cannot_start_is_printed(start, arguments, message):
     assert message in process.line("start_failed")["error"]
 
 
-def test_a_port_in_use(start, router):
-    first = start("--routers", router, "--port", "0")
+def test_a_port_in_use(start, address):
+    first = start("--routers", address, "--port", "0")
     port = first.line("ready")["address"].rpartition(":")[2]
-    second = start("--routers", router, "--port", port)
+    second = start("--routers", address, "--port", port)
     assert second.popen.wait(LIMIT) == 1
     assert f"port {port}" in second.line("start_failed")["error"]
 
 
-def test_prompts_are_not_logged(start, router, script):
-    process = start("--routers", router, "--port", "0", "--log-level", "debug")
+def test_prompts_are_not_logged(start, address, script):
+    process = start("--routers", address, "--port", "0", "--log-level", "debug")
     url = f"http://{process.line('ready')['address']}"
     secret = "s3cr3t"
     with httpx.Client(base_url=url, timeout=LIMIT) as client:

@@ -1,4 +1,4 @@
-"""The assignment of GPUs to engines."""
+"""The assignment of GPUs to engines, and of ranks to nodes."""
 
 from pathlib import Path
 
@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine_worker.parallel.rank_env import RankEnv, read_rank_env
 from sluice.launch import OptionsError
-from sluice.launch.gpus import Gpus, assign_gpus, gpus_of_engines, visible_gpus
+from sluice.launch.gpus import Gpus, assign_gpus, gpus_of_engines, ranks_of, ranks_per_node, visible_gpus
 from sluice.launch.plan import Plan, services
 from sluice.settings.services import EngineSettings
 
@@ -114,3 +115,22 @@ def test_a_flag_takes_precedence_and_an_unreadable_file_is_refused(tmp_path):
     (tmp_path / "none.yaml").write_text("{")
     with pytest.raises(OptionsError, match="cannot read the settings file"):
         engine({"SLUICE_ENGINE_CONFIG": str(tmp_path / "none.yaml")})
+
+
+@pytest.mark.parametrize(("ranks", "gpus", "per_node"), [(16, 8, 8), (6, 4, 3), (7, 4, 1), (2, 8, 2), (12, 8, 6)])
+def test_every_node_has_the_same_number_of_ranks_and_the_largest_node_fits_them(ranks, gpus, per_node):
+    assert ranks_per_node(ranks, gpus) == per_node
+
+
+@given(st.integers(1, 256), st.integers(1, 256))
+def test_all_ranks_are_distributed(ranks, gpus):
+    per_node = ranks_per_node(ranks, gpus)
+    assert per_node <= gpus
+    distributed = ranks_of(ranks, per_node)
+    assert [rank.number for rank in distributed] == list(range(ranks))
+    assert [rank.local for rank in distributed] == list(range(per_node)) * (ranks // per_node)
+
+
+def test_an_engine_reads_its_rank_from_the_environment():
+    for number, rank in enumerate(ranks_of(4, 2)):
+        assert read_rank_env(4, rank.environment) == RankEnv(number, 4, number % 2, 2, external=True)

@@ -6,7 +6,7 @@ import pytest
 
 from sluice.host.installation import NEEDED
 from sluice.launch import OptionsError, Ring
-from sluice.launch.installed import EXTRAS, check_installed
+from sluice.launch.local_ring import EXTRAS, check_installed
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from sluice import Client
 from sluice.client import InvalidRequest
 from sluice.executor import GenerationExecutor, SamplingParams
 from sluice.launch import Ring
@@ -23,12 +22,6 @@ SEARCH = {"n": 3, "max_tokens": 40, "token_ids": True, "logprobs": 2, "beam_sear
 def ring():
     with Ring(engines=2, detokenizers=1, router_args={"peer_timeout": 5.0}) as ring:
         yield ring
-
-
-@pytest.fixture(scope="module")
-def client(ring):
-    with Client(ring.address, timeout=200) as client:
-        yield client
 
 
 def test_the_example_of_the_page_works(client):

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from sluice import Client
 from sluice.client import FinishReason, InvalidRequest
 from sluice.executor import GenerationExecutor, GuidedDecodingParams, SamplingParams
 from sluice.launch import Ring
@@ -26,12 +25,6 @@ GUIDES = {
 def ring():
     with Ring(engines=1, detokenizers=1) as ring:
         yield ring
-
-
-@pytest.fixture(scope="module")
-def client(ring):
-    with Client(ring.address) as client:
-        yield client
 
 
 def test_the_example_of_the_page_returns_an_object(client):

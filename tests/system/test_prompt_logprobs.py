@@ -16,7 +16,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from sluice import AsyncClient, Client, tiny_model
+from sluice import AsyncClient, tiny_model
 from sluice.client import InvalidRequest
 from sluice.launch import Ring
 
@@ -42,12 +42,6 @@ def oracle():
         return model(torch.tensor([list(prompt)])).logits[0, :-1].log_softmax(-1)
 
     return of
-
-
-@pytest.fixture
-def client(ring):
-    with Client(ring.address, timeout=100) as client:
-        yield client
 
 
 def check(entries, prompt, oracle) -> None:

@@ -10,7 +10,6 @@ from jsonschema import validate
 from openai import OpenAI
 from transformers import AutoTokenizer
 
-from sluice import Client
 from sluice.checkpoint.folder import TOOL_USE_FILE
 from sluice.launch import Ring
 from tests.fakes.ports import free_ports
@@ -57,12 +56,6 @@ def ring(folder) -> Iterator[Ring]:
         gateway_args={"tool_parser": "hermes"},
     ) as ring:
         yield ring
-
-
-@pytest.fixture(scope="module")
-def client(ring) -> Iterator[Client]:
-    with Client(ring.address) as client:
-        yield client
 
 
 @pytest.fixture(scope="module")

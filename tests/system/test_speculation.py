@@ -30,12 +30,6 @@ def ring():
         yield ring
 
 
-@pytest.fixture(scope="module")
-def client(ring):
-    with Client(ring.address, timeout=100) as client:
-        yield client
-
-
 def calls() -> list[str]:
     return re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from sluice import AsyncClient, Client, tiny_model
+from sluice import AsyncClient, tiny_model
 from sluice.client import InvalidRequest
 from sluice.launch import Ring
 
@@ -56,12 +56,6 @@ def ring(tmp_path_factory):
         patch.chdir(folder)
         with Ring(engines=1, detokenizers=1, engine_args={"config": folder / "engine.yaml"}) as ring:
             yield ring
-
-
-@pytest.fixture
-def client(ring):
-    with Client(ring.address, timeout=100) as client:
-        yield client
 
 
 def memory(pid: int) -> int:

@@ -7,7 +7,7 @@ import detok_service.metrics
 import engine_worker.ringside.metrics
 import gateway.metrics
 import router.metrics
-from gateway.counters import Counters
+from gateway.metrics import Counters
 from router.api.stats_broadcast import StatsBroadcast
 from router.requests.registry import RequestCounters, Requests
 from router.requests.suspects import Suspects

@@ -8,7 +8,6 @@ import sluice.trtllm as trtllm
 from sluice.client import ClientOptions
 from sluice.executor import GenerationExecutor
 from sluice.executor.session import Session
-from tests.fakes.server import serve
 from tests.fakes.server_script import Script
 from tests.fakes.trtllm_processors import only_42, only_43, slow
 from tests.trtllm.running import start
@@ -30,13 +29,12 @@ def script() -> Script:
 
 
 @pytest.fixture
-def scripted(script, monkeypatch) -> Iterator[trtllm.Executor]:
+def scripted(address, monkeypatch) -> Iterator[trtllm.Executor]:
     """An executor that treats a fake server as the ring that it started."""
-    with serve(script) as address:
 
-        def connect(*_: object, **__: object) -> GenerationExecutor:
-            return GenerationExecutor(Session([address], 8, 0, ClientOptions(), is_own=True))
+    def connect(*_: object, **__: object) -> GenerationExecutor:
+        return GenerationExecutor(Session([address], 8, 0, ClientOptions(), is_own=True))
 
-        monkeypatch.setattr(GenerationExecutor, "create", connect)
-        with start(peft_cache_config=trtllm.PeftCacheConfig()) as executor:
-            yield executor
+    monkeypatch.setattr(GenerationExecutor, "create", connect)
+    with start(peft_cache_config=trtllm.PeftCacheConfig()) as executor:
+        yield executor

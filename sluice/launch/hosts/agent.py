@@ -14,6 +14,7 @@ from pathlib import Path
 from sluice.host.ports import Port, PortError, check_ports
 from sluice.lanes.keys import Role
 from sluice.launch.folder import Folder, remove_stale
+from sluice.launch.hosts.hosts import Peers
 from sluice.launch.hosts.process import ChildProcess
 from sluice.launch.logs import LogLine
 from sluice.launch.plan import PYTHON, Service, child_environment
@@ -73,7 +74,7 @@ class Agent:
         with socket.create_server((str(self._ip), 0), family=family) as server:
             return str(self._ip), server.getsockname()[1]
 
-    def start(self, run: str, service: Service, peers: Mapping[Role, tuple[str, ...]]) -> None:
+    def start(self, run: str, service: Service, peers: Peers) -> None:
         """Start the service unless `run` has been started already. Kills a former process. Raises OSError."""
         if run == self._run:
             return
@@ -117,7 +118,7 @@ class Agent:
             else:
                 child.terminate()
 
-    def announce(self, peers: Mapping[Role, tuple[str, ...]]) -> None:
+    def announce(self, peers: Peers) -> None:
         """Write the lists of peer addresses, which a router reads."""
         for role, name in LISTS.items():
             file = self._folder.path / name

@@ -1,23 +1,62 @@
 """The interface between a supervisor and the machines on which its services run."""
 
+from collections import deque
 from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from typing import Protocol
 
 from sluice.lanes.keys import Role
-from sluice.launch.child import Child
-from sluice.launch.gpus import OptionsError
-from sluice.launch.hosts.local import LocalHosts
+from sluice.launch.errors import OptionsError
 from sluice.launch.logs import Observe
-from sluice.launch.plan import Plan, Service
-from sluice.settings.services import EngineSettings
+from sluice.launch.plan import Service
 from sluice.telemetry.service_status import StatusSource
 
 LOCAL = "local"
 RAY = "ray"
+TAIL_LINES = 40
 
 Peers = Mapping[Role, tuple[str, ...]]
 """Inbox addresses of all engines and detokenizers that are ready, by role."""
+
+
+class Child(Protocol):
+    """One running service, on this machine or on another one.
+
+    A process that was started once. Its end is reported through the callback `ended` of `Hosts.start`.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def role(self) -> str: ...
+
+    @property
+    def tail(self) -> deque[str]:
+        """The last log lines of the process, TAIL_LINES at most."""
+
+    @property
+    def error(self) -> str:
+        """The text of the service's `start_failed` event. Empty if there was none."""
+
+    @property
+    def pid(self) -> int:
+        """Process id on the machine where the service runs. 0 before it has been started there."""
+
+    @property
+    def alive(self) -> bool: ...
+
+    @property
+    def ending(self) -> str:
+        """How the process exited, and the reason if the service reported one."""
+
+    def terminate(self) -> None:
+        """Make the service drain and exit."""
+
+    def kill(self) -> None: ...
+
+    def wait(self, timeout: float) -> bool:
+        """Wait up to `timeout` seconds for the exit and return whether it happened. If so, the log has been read."""
 
 
 class Hosts(Protocol):
@@ -56,14 +95,3 @@ def place(on: str) -> tuple[str, str]:
     if kind == RAY and find_spec("ray") is None:
         raise OptionsError("on = ray needs the package ray: pip install 'sluice-serve[ray]'")
     return kind, address
-
-
-def open_hosts(on: str, plan: Plan, engine: EngineSettings) -> Hosts:
-    """The hosts that `on` names, in the form of `place`. Raises OptionsError."""
-    kind, address = place(on)
-    if kind == LOCAL:
-        return LocalHosts(plan, engine)
-    # ray takes seconds to import.
-    from sluice.launch.hosts.ray import RayHosts
-
-    return RayHosts(plan, engine, address)

@@ -2,13 +2,12 @@
 
 import os
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from sluice.host.ports import LISTENER_VARIABLE, PortError, bound
-from sluice.lanes.keys import Role
-from sluice.launch.child import Child
 from sluice.launch.folder import Folder, remove_stale
 from sluice.launch.gpus import gpus_of_engines
+from sluice.launch.hosts.hosts import Child, Peers
 from sluice.launch.hosts.process import ChildProcess
 from sluice.launch.logs import Observe
 from sluice.launch.plan import Plan, Service, child_environment, services
@@ -63,7 +62,7 @@ class LocalHosts:
             environment[LISTENER_VARIABLE] = str(files[-1])
         return ChildProcess(service.name, service.role, service.command, environment, observe, ended, files)
 
-    def announce(self, peers: Mapping[Role, tuple[str, ...]]) -> None:
+    def announce(self, peers: Peers) -> None:
         """Does nothing: the sockets' names are fixed, and routers know them from the start."""
 
     def release_ports(self) -> None:

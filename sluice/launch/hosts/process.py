@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import IO
 
-from sluice.host.process import PARENT_VARIABLE, START_FAILED
-from sluice.launch.child import TAIL_LINES
+from sluice.host.process import PARENT_VARIABLE
+from sluice.launch.hosts.hosts import TAIL_LINES
 from sluice.launch.logs import Observe, parse_line
 
 MAX_LINE_BYTES = 1 << 16
@@ -23,7 +23,7 @@ LAST_LINES_SECONDS = 10.0
 
 
 class ChildProcess:
-    """A running process. One thread passes its log lines to `observe`, another calls `ended` after its exit.
+    """A `Child`: a running process. One thread passes its log lines to `observe`, another calls `ended` after its exit.
 
     The process dies with the thread that started it (see `die_with_parent`). Raises OSError if it cannot be started.
     """
@@ -42,9 +42,7 @@ class ChildProcess:
         self.name = name
         self.role = role
         self.tail: deque[str] = deque(maxlen=TAIL_LINES)
-        """The last log lines of the process."""
         self.error = ""
-        """The text of the service's `start_failed` event. Empty if there was none."""
         self._observe = observe
         self._ended = ended
         # In a separate process group, so that Ctrl-C in the terminal reaches only the launcher, which drains in order.
@@ -72,7 +70,6 @@ class ChildProcess:
 
     @property
     def ending(self) -> str:
-        """How the process exited, and the reason if the service reported one."""
         code = self._process.poll()
         if code is None:
             return "is still running"
@@ -80,14 +77,12 @@ class ChildProcess:
         return f"{how}: {self.error}" if self.error else how
 
     def terminate(self) -> None:
-        """Make the service drain and exit."""
         self._process.terminate()
 
     def kill(self) -> None:
         self._process.kill()
 
     def wait(self, timeout: float) -> bool:
-        """Wait up to `timeout` seconds for the exit and return whether it happened. If so, the log has been read."""
         try:
             self._process.wait(max(timeout, 0))
         except subprocess.TimeoutExpired:
@@ -104,8 +99,7 @@ class ChildProcess:
                 if text:
                     self.tail.append(text)
                     line = parse_line(self.name, text)
-                    if line.event == START_FAILED:
-                        self.error = str(line.fields.get("error", ""))
+                    self.error = line.start_error or self.error
                     self._observe(line)
 
     def _await_end(self) -> None:

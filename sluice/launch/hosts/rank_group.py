@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
-from sluice.launch.child import TAIL_LINES
+from sluice.launch.gpus import Rank
+from sluice.launch.hosts.hosts import TAIL_LINES
 from sluice.launch.hosts.remote_child import RemoteAgent, RemoteChild, RemoteStatus
 from sluice.launch.logs import LogLine, Observe
 from sluice.launch.plan import Service
-from sluice.launch.rank import Rank
 
 NOTICE_SECONDS = 5.0
 """Time after the loss of another rank before rank 0 is killed.

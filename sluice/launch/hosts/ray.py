@@ -19,16 +19,15 @@ from ray.exceptions import ActorUnavailableError, RayActorError, RayError
 from ray.util import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from sluice.lanes.keys import ROLES, Role, generate
-from sluice.launch.child import Child
-from sluice.launch.errors import RingError
-from sluice.launch.gpus import OptionsError
+from sluice.lanes.keys import ROLES, generate
+from sluice.launch.errors import OptionsError, RingError
+from sluice.launch.gpus import ranks_of, ranks_per_node
 from sluice.launch.hosts.agent import Agent
+from sluice.launch.hosts.hosts import Child, Peers
 from sluice.launch.hosts.rank_group import RankGroup
 from sluice.launch.hosts.remote_child import AgentLostError, AgentUnavailableError, RemoteChild, RemoteStatus
 from sluice.launch.logs import Observe
 from sluice.launch.plan import PYTHON, Plan, Service, remote_environment, services
-from sluice.launch.rank import ranks_of, ranks_per_node
 from sluice.settings.process import is_loopback
 from sluice.settings.services import EngineSettings
 from sluice.telemetry.service_status import StatusSource
@@ -110,7 +109,7 @@ class RayHosts:
         self._agents: dict[str, list[RayAgent]] = {}
         """The agents of each service: one, or for an engine on several nodes one per rank."""
         self._status: dict[str, RemoteStatus] = {}
-        self._peers: Mapping[Role, tuple[str, ...]] = {}
+        self._peers: Peers = {}
 
     def open(self) -> list[Service]:
         self._connect()
@@ -138,7 +137,7 @@ class RayHosts:
             return RankGroup(sent, ranks, agents, status, observe, ended)
         return RemoteChild(sent, agents[0], status, observe, ended, lambda: self._peers)
 
-    def announce(self, peers: Mapping[Role, tuple[str, ...]]) -> None:
+    def announce(self, peers: Peers) -> None:
         self._peers = peers
         for name, agents in self._agents.items():
             if name.startswith("router"):

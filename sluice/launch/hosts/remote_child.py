@@ -4,13 +4,11 @@ import signal
 import threading
 import uuid
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Protocol
 
-from sluice.host.process import START_FAILED
-from sluice.lanes.keys import Role
-from sluice.launch.child import TAIL_LINES
 from sluice.launch.hosts.agent import Report
+from sluice.launch.hosts.hosts import TAIL_LINES, Peers
 from sluice.launch.logs import Observe, launcher_line
 from sluice.launch.plan import Service
 from sluice.telemetry.service_status import NO_VERSION, Version
@@ -71,7 +69,7 @@ class RemoteChild:
         status: RemoteStatus,
         observe: Observe,
         ended: Callable[["RemoteChild"], None],
-        peers: Callable[[], Mapping[Role, tuple[str, ...]]],
+        peers: Callable[[], Peers],
         complete: Callable[[Service], Service] = lambda service: service,
     ) -> None:
         """`complete`: adds to the service what is known only just before its start.
@@ -161,8 +159,7 @@ class RemoteChild:
             self._status.put(report.status)
         for line in report.lines:
             self.tail.append(line.text)
-            if line.event == START_FAILED:
-                self.error = str(line.fields.get("error", ""))
+            self.error = line.start_error or self.error
             self._observe(line)
         if report.ending is not None:
             self._end(report.ending)

@@ -45,8 +45,8 @@ async def test_a_chat(gateway, script):
     assert not script.seen[-1].spec.stopping.HasField("max_tokens")
 
 
-async def test_the_ring_keeps_the_tags_of_parsers_if_they_are_special_tokens(router, script):
-    async with running(router, tool_parser="hermes") as gateway:
+async def test_the_ring_keeps_the_tags_of_parsers_if_they_are_special_tokens(address, script):
+    async with running(address, tool_parser="hermes") as gateway:
         tools = [{"type": "function", "function": {"name": "f"}}]
         for fields, tags in [({}, []), ({"tools": tools}, ["<tool_call>", "</tool_call>"])]:
             await gateway.post("/v1/chat/completions", messages=USER, **fields)
@@ -54,9 +54,9 @@ async def test_the_ring_keeps_the_tags_of_parsers_if_they_are_special_tokens(rou
 
 
 @pytest.mark.parametrize("streams", [False, True])
-async def test_reasoning_whose_opening_tag_is_written_by_the_chat_template(router, script, streams):
+async def test_reasoning_whose_opening_tag_is_written_by_the_chat_template(address, script, streams):
     script.texts, script.prompt_tail = ["hm</thi", "nk>\n\nyes"], "<|im_start|>assistant\n<think>\n"
-    async with running(router, reasoning_parser="qwen3") as gateway:
+    async with running(address, reasoning_parser="qwen3") as gateway:
         body = {"messages": USER, "n": 2, "stream": streams}
         messages = [{"content": "", "reasoning_content": ""} for _ in range(2)]
         for choice in await choices_of(gateway, body):
@@ -66,16 +66,16 @@ async def test_reasoning_whose_opening_tag_is_written_by_the_chat_template(route
     assert script.seen[-1].spec.output.prompt_tail == 16
 
 
-async def test_the_prompts_end_is_requested_only_for_reasoning(router, script):
-    async with running(router, reasoning_parser="qwen3") as gateway:
+async def test_the_prompts_end_is_requested_only_for_reasoning(address, script):
+    async with running(address, reasoning_parser="qwen3") as gateway:
         await gateway.post("/v1/chat/completions", messages=USER, response_format={"type": "json_object"})
         assert script.seen[-1].spec.output.prompt_tail == 0
 
 
 @pytest.mark.parametrize("streams", [False, True])
-async def test_a_json_answer_beside_tools_may_contain_the_tag_of_calls(router, script, streams):
+async def test_a_json_answer_beside_tools_may_contain_the_tag_of_calls(address, script, streams):
     script.texts = ['{"x": "<tool_call>', '{\\"name\\": \\"f\\"}</tool_call>"}']
-    async with running(router, tool_parser="hermes") as gateway:
+    async with running(address, tool_parser="hermes") as gateway:
         tools = [{"type": "function", "function": {"name": "f"}}]
         body = {"messages": USER, "tools": tools, "response_format": {"type": "json_object"}, "stream": streams}
         choices = [choice.get("delta", choice.get("message")) for choice in await choices_of(gateway, body)]

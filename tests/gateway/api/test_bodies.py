@@ -45,8 +45,8 @@ async def test_a_long_body_with_a_token(gateway, script):
     assert gateway.gateway.budget.used == 0
 
 
-async def test_incomplete_requests_do_not_count(router):
-    async with running(router, max_requests=1) as gateway:
+async def test_incomplete_requests_do_not_count(address):
+    async with running(address, max_requests=1) as gateway:
         _, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
         writer.write(beginning(100, 10))
         await asyncio.sleep(0.05)
@@ -54,8 +54,8 @@ async def test_incomplete_requests_do_not_count(router):
         writer.close()
 
 
-async def test_bodies_beyond_the_budget(router):
-    async with running(router, max_body_bytes=40_000, max_bodies_bytes=100_000) as gateway:
+async def test_bodies_beyond_the_budget(address):
+    async with running(address, max_body_bytes=40_000, max_bodies_bytes=100_000) as gateway:
         writers = []
         for _ in range(3):
             reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
@@ -73,8 +73,8 @@ async def test_bodies_beyond_the_budget(router):
                 await asyncio.sleep(0.01)
 
 
-async def test_an_upload_that_made_room(router):
-    async with running(router, max_body_bytes=40_000, max_bodies_bytes=100_000) as gateway:
+async def test_an_upload_that_made_room(address):
+    async with running(address, max_body_bytes=40_000, max_bodies_bytes=100_000) as gateway:
         reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
         writer.write(beginning(40_000, 30_000))
         budget = gateway.gateway.budget
@@ -98,11 +98,11 @@ async def test_an_upload_that_made_room(router):
         ("GET", "/v1/models/tiny", 200, None),
     ],
 )
-async def test_one_log_line_for_each_request(router, script, method, path, status, reason):
+async def test_one_log_line_for_each_request(address, script, method, path, status, reason):
     lines = []
     if status == 401:
         script.failure = UNKNOWN
-    async with running(router, max_body_bytes=2000) as gateway:
+    async with running(address, max_body_bytes=2000) as gateway:
         gateway.gateway.log = Recorder(lines)
         body = b"x" * 3000 if status == 413 else b"{" if method == "POST" else None
         answer = await gateway.http.request(method, path, content=body, headers={"x-sluice-tenant": "ann"})
@@ -115,10 +115,10 @@ async def test_one_log_line_for_each_request(router, script, method, path, statu
     assert line["seconds"] >= 0
 
 
-async def test_the_log_line_of_a_stream_that_fails_after_it_has_begun(router, script):
+async def test_the_log_line_of_a_stream_that_fails_after_it_has_begun(address, script):
     lines = []
     script.failure, script.fail_after = UNKNOWN, 1
-    async with running(router) as gateway:
+    async with running(address) as gateway:
         gateway.gateway.log = Recorder(lines)
         events = await gateway.events("/v1/completions", prompt="x")
     assert events[-1]["error"]["code"] == "unauthenticated"

@@ -67,10 +67,10 @@ async def test_closing_while_the_whole_answer_is_computed(gateway, script, monke
     await asyncio.wait_for(ended.wait(), LIMIT)
 
 
-async def test_a_comment_is_sent_after_silence(router, script, monkeypatch):
+async def test_a_comment_is_sent_after_silence(address, script, monkeypatch):
     monkeypatch.setattr(event_stream.EventStream.__init__, "__defaults__", (0.1,))
     script.hangs = True
-    async with running(router) as gateway:
+    async with running(address) as gateway:
         for texts in (["a"], []):
             script.texts = texts
             reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
@@ -93,8 +93,8 @@ async def test_an_endless_request_head(gateway):
 
 
 @pytest.mark.parametrize("begin", [b"", b"GET /ver"])
-async def test_a_client_that_sends_nothing(router, monkeypatch, begin):
-    async with running(router) as gateway:
+async def test_a_client_that_sends_nothing(address, monkeypatch, begin):
+    async with running(address) as gateway:
         with monkeypatch.context() as patch:
             patch.setattr(connection, "HEAD_SECONDS", 0.2)
             reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
@@ -105,8 +105,8 @@ async def test_a_client_that_sends_nothing(router, monkeypatch, begin):
         assert (await gateway.http.get("/version")).status_code == 200
 
 
-async def test_connections_beyond_the_limit_close_those_that_wait_longest(router):
-    async with running(router, max_connections=3) as gateway:
+async def test_connections_beyond_the_limit_close_those_that_wait_longest(address):
+    async with running(address, max_connections=3) as gateway:
         idle = [await asyncio.open_connection("127.0.0.1", gateway.port) for _ in range(3)]
         idle[0][1].write(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n{")
         await asyncio.sleep(0.05)
@@ -117,9 +117,9 @@ async def test_connections_beyond_the_limit_close_those_that_wait_longest(router
             writer.close()
 
 
-async def test_connections_beyond_the_limit_while_all_have_requests(router, script):
+async def test_connections_beyond_the_limit_while_all_have_requests(address, script):
     script.hangs = True
-    async with running(router, max_connections=2) as gateway:
+    async with running(address, max_connections=2) as gateway:
         writers = []
         for number in range(1, 3):
             _, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
@@ -172,10 +172,10 @@ async def test_bytes_that_are_not_http(gateway, data):
     writer.close()
 
 
-async def test_a_client_that_does_not_read_is_disconnected(router, script, monkeypatch):
+async def test_a_client_that_does_not_read_is_disconnected(address, script, monkeypatch):
     """Until then the amount of buffered data is bounded: the router's stream is not read."""
     script.texts = ["x" * 50_000] * 400
-    async with running(router, slow_client_timeout=1.0) as gateway:
+    async with running(address, slow_client_timeout=1.0) as gateway:
         reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port, limit=1024)
         writer.write(head(b'{"prompt": "x", "stream": true}'))
         await reader.readline()

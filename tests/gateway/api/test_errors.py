@@ -216,13 +216,15 @@ async def test_fields_that_would_change_the_answer_are_refused(gateway, name):
         ({"tool_choice": "required"}, None, "tools", "is too complex"),
     ],
 )
-async def test_an_error_of_a_generated_grammar_speaks_of_the_tool(router, script, fields, line, param, reason, streams):
+async def test_an_error_of_a_generated_grammar_speaks_of_the_tool(
+    address, script, fields, line, param, reason, streams
+):
     quoted = f"at {line}(14): failed to compile JSON schema: Invalid type: strin\n   5 | call: call_0\n   6 | x"
     script.failure = bad_request("spec.guided.ebnf", quoted if line else reason)
     functions = [{"name": "f"}, {"name": "g", "parameters": {"type": "strin"}}]
     tools = [{"type": "function", "function": function} for function in functions]
     body = {"messages": [{"role": "user", "content": "x"}], "tools": tools, "stream": streams}
-    async with running(router, tool_parser="hermes") as gateway:
+    async with running(address, tool_parser="hermes") as gateway:
         answer = await gateway.post("/v1/chat/completions", **body, **fields)
     error = answer.json()["error"]
     assert (answer.status_code, error["param"], error["message"]) == (400, param, f"{param}: {reason}")
@@ -236,8 +238,8 @@ async def test_tools_without_a_parser_name_the_setting(gateway):
     assert "sluice serve --set gateway.tool_parser=hermes" in error["message"]
 
 
-async def test_a_body_that_is_too_large(router, script):
-    async with running(router, max_body_bytes=2048) as small:
+async def test_a_body_that_is_too_large(address, script):
+    async with running(address, max_body_bytes=2048) as small:
         declared = await small.post("/v1/completions", prompt="x" * 4096)
         assert declared.status_code == 413
 
@@ -258,9 +260,9 @@ async def test_a_body_that_does_not_arrive(gateway, monkeypatch):
     writer.close()
 
 
-async def test_too_many_requests(router, script):
+async def test_too_many_requests(address, script):
     script.hangs = True
-    async with running(router, max_requests=1) as small:
+    async with running(address, max_requests=1) as small:
         first = asyncio.create_task(small.post("/v1/completions", prompt="x"))
         while not script.hanging:
             await asyncio.sleep(0.01)

@@ -139,12 +139,12 @@ async def test_other_calls_of_the_client_are_not_served(gateway, method_and_path
     assert f"{method_and_path} is not served" in error.value.message
 
 
-async def test_cross_origin_requests(router):
+async def test_cross_origin_requests(address):
     headers = {"origin": "https://chat.example.com", "access-control-request-method": "POST"}
-    async with running(router) as closed:
+    async with running(address) as closed:
         answer = await closed.http.options("/v1/models", headers=headers)
         assert "access-control-allow-origin" not in answer.headers
-    async with running(router, cors_origins=("https://chat.example.com",)) as allowed:
+    async with running(address, cors_origins=("https://chat.example.com",)) as allowed:
         answer = await allowed.http.options("/v1/models", headers=headers)
         assert answer.headers["access-control-allow-origin"] == "https://chat.example.com"
         foreign = await allowed.http.options("/v1/models", headers={**headers, "origin": "https://evil.example"})

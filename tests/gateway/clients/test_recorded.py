@@ -14,8 +14,8 @@ BODIES = [json.loads(line) for line in (Path(__file__).parent / "bodies.jsonl").
 
 
 @pytest.mark.parametrize("sent", BODIES, ids=lambda sent: f"{sent['client']} {', '.join(sent['body'])}")
-async def test_bodies_of_real_clients(router, script, sent):
-    async with running(router, tool_parser="hermes") as gateway:
+async def test_bodies_of_real_clients(address, script, sent):
+    async with running(address, tool_parser="hermes") as gateway:
         answer = await gateway.post(sent["path"], **sent["body"])
         assert answer.status_code == 200, answer.text
         assert gateway.gateway.counters.unknown_fields == 0

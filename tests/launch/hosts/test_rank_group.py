@@ -9,11 +9,11 @@ import threading
 import pytest
 
 from sluice.launch import LogLine
+from sluice.launch.gpus import ranks_of
 from sluice.launch.hosts.agent import Agent
 from sluice.launch.hosts.rank_group import RankGroup
 from sluice.launch.hosts.remote_child import RemoteStatus
 from sluice.launch.plan import Service
-from sluice.launch.rank import ranks_of
 from sluice.settings.services import EngineSettings
 from sluice.telemetry.service_status import NO_VERSION
 from tests.fakes.processes import LIMIT, is_alive, wait_until

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sluice.launch import LogLine
-from sluice.launch.child import Child
+from sluice.launch import Child, LogLine
 from sluice.launch.hosts.agent import Agent
 from sluice.launch.hosts.remote_child import RemoteChild, RemoteStatus
 from sluice.launch.plan import Service
