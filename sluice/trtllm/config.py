@@ -1,17 +1,138 @@
-"""The configuration of an executor."""
+"""`ExecutorConfig`: the configuration of an executor."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, InitVar, dataclass, field, replace
+from enum import Enum
 from typing import Any, ClassVar
 
-from sluice.trtllm.cache_config import KvCacheConfig
-from sluice.trtllm.checked import NOT_NEGATIVE, POSITIVE, Checked, Limit
-from sluice.trtllm.enums import BatchingType, CacheTransceiverBackendType
-from sluice.trtllm.guided import GuidedDecodingConfig
-from sluice.trtllm.parallel import ParallelConfig
-from sluice.trtllm.sampling import AdditionalModelOutput
-from sluice.trtllm.scheduler import SchedulerConfig
+from sluice.trtllm.enums import (
+    BatchingType,
+    CacheTransceiverBackendType,
+    CapacitySchedulerPolicy,
+    CommunicationMode,
+    CommunicationType,
+    ContextChunkingPolicy,
+)
+from sluice.trtllm.options import ALL_POSITIVE, FRACTION, NOT_NEGATIVE, POSITIVE, Checked, Limit, from_to
+from sluice.trtllm.request import AdditionalModelOutput
 from sluice.trtllm.speculation import DecodingConfig, SpeculativeDecodingConfig
+
+
+@dataclass
+class RuntimeDefaults:
+    """A model's values for fields of `KvCacheConfig` that are not set."""
+
+    max_attention_window: list[int] | None = None
+    sink_token_length: int | None = None
+
+
+@dataclass
+class KvCacheConfig(Checked):
+    """The KV cache of each engine. Raises OptionError for a value out of range."""
+
+    enable_block_reuse: bool = True
+    """Whether requests share the blocks of common prompt prefixes."""
+    max_tokens: int | None = None
+    """Capacity in tokens. If `free_gpu_memory_fraction` is given too, the smaller capacity applies."""
+    max_attention_window: list[int] | None = None
+    """Attention window of each layer, in tokens; repeated over the layers."""
+    sink_token_length: int | None = None
+    """Not supported."""
+    free_gpu_memory_fraction: float | None = None
+    """Fraction of the free device memory, in (0, 1)."""
+    host_cache_size: int | None = None
+    """Main memory for blocks evicted from the device, in bytes."""
+    onboard_blocks: bool = True
+    """Only True is supported: blocks in host memory are always copied back before use."""
+    cross_kv_cache_fraction: float | None = None
+    """Not supported."""
+    secondary_offload_min_priority: int | None = None
+    """Not supported."""
+    event_buffer_max_size: int = 0
+    """KV cache events that each engine buffers; 0: none are recorded."""
+    _: KW_ONLY
+    enable_partial_reuse: bool = True
+    """No effect, like `copy_on_partial_reuse`: only whole blocks are reused."""
+    copy_on_partial_reuse: bool = True
+    use_uvm: bool = False
+    """Not supported."""
+    attention_dp_events_gather_period_ms: int = 5
+    """No effect."""
+    runtime_defaults: InitVar[RuntimeDefaults | None] = None
+    max_gpu_total_bytes: int = 0
+    """Not supported."""
+
+    LIMITS: ClassVar[Mapping[str, Limit]] = {
+        "max_tokens": POSITIVE,
+        "max_attention_window": ALL_POSITIVE,
+        "sink_token_length": POSITIVE,
+        "free_gpu_memory_fraction": FRACTION,
+        "cross_kv_cache_fraction": FRACTION,
+        "event_buffer_max_size": from_to(0, 1 << 20),
+    }
+
+    def __post_init__(self, runtime_defaults: RuntimeDefaults | None) -> None:
+        if runtime_defaults is not None:
+            self.fill_empty_fields_from_runtime_defaults(runtime_defaults)
+
+    def fill_empty_fields_from_runtime_defaults(self, runtime_defaults: RuntimeDefaults) -> None:
+        if self.max_attention_window is None:
+            self.max_attention_window = runtime_defaults.max_attention_window
+        if self.sink_token_length is None:
+            self.sink_token_length = runtime_defaults.sink_token_length
+
+
+@dataclass
+class DynamicBatchConfig:
+    enable_batch_size_tuning: bool
+    enable_max_num_tokens_tuning: bool
+    dynamic_batch_moving_average_window: int
+
+
+@dataclass
+class SchedulerConfig:
+    capacity_scheduler_policy: CapacitySchedulerPolicy = CapacitySchedulerPolicy.GUARANTEED_NO_EVICT
+    context_chunking_policy: ContextChunkingPolicy | None = None
+    dynamic_batch_config: DynamicBatchConfig | None = None
+
+
+@dataclass
+class OrchestratorConfig:
+    """No effect with its defaults: an executor always starts its services as child processes, like an orchestrator."""
+
+    is_orchestrator: bool = True
+    worker_executable_path: str = ""
+    """No effect: the services are Sluice's, not TensorRT-LLM's worker."""
+    orch_leader_comm: Any = None
+    spawn_processes: bool = True
+
+
+@dataclass
+class ParallelConfig:
+    communication_type: CommunicationType = CommunicationType.MPI
+    communication_mode: CommunicationMode = CommunicationMode.LEADER
+    device_ids: Sequence[int] | None = None
+    participant_ids: Sequence[int] | None = None
+    orchestrator_config: OrchestratorConfig | None = None
+    num_nodes: int | None = None
+
+
+class GuidedDecodingBackend(Enum):
+    XGRAMMAR = 0
+    LLGUIDANCE = 1
+
+
+@dataclass
+class GuidedDecodingConfig:
+    """No effect: guided decoding is always enabled, with llguidance, the checkpoint's tokenizer and its end tokens."""
+
+    backend: GuidedDecodingBackend
+    encoded_vocab: Sequence[str] | None = None
+    tokenizer_str: str | None = None
+    stop_token_ids: Sequence[int] | None = None
+
+    GuidedDecodingBackend: ClassVar[type[GuidedDecodingBackend]] = GuidedDecodingBackend
+
 
 NOT_SET: Any = 0
 """The default of a flag that is False in TensorRT-LLM: equal to False, but no bool."""

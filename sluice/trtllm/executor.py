@@ -19,19 +19,24 @@ from sluice.executor.request_processors import RequestProcessors
 from sluice.trtllm.config import ExecutorConfig
 from sluice.trtllm.debug_tensors import DebugFolder
 from sluice.trtllm.enums import ModelType
-from sluice.trtllm.errors import OptionError, UnsupportedOptionError
-from sluice.trtllm.kv_cache_events import KVCacheEventManager
-from sluice.trtllm.lora_tasks import LoraTasks
+from sluice.trtllm.kv_cache import KVCacheEventManager
+from sluice.trtllm.lora import LoraTasks
 from sluice.trtllm.open_request import OpenRequest
+from sluice.trtllm.options import OptionError, UnsupportedOptionError
 from sluice.trtllm.processors import DYNAMIC, request_processor
-from sluice.trtllm.read_statistics import read_request, read_step, step_number
 from sluice.trtllm.request import Request
 from sluice.trtllm.result import Response
-from sluice.trtllm.statistics import DebugTensorsPerIteration, IterationStats, RequestStatsPerIteration
+from sluice.trtllm.statistics import (
+    DebugTensorsPerIteration,
+    IterationStats,
+    RequestStatsPerIteration,
+    read_request,
+    read_step,
+    step_number,
+)
 from sluice.trtllm.tensors import RowWidths
-from sluice.trtllm.to_request import Translator
+from sluice.trtllm.to_request import Translator, Words
 from sluice.trtllm.to_ring import has_adapters, is_static, ring_arguments
-from sluice.trtllm.words import Words
 
 Timeout = timedelta | float | None
 """A number is in seconds; None: no timeout."""

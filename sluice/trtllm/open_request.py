@@ -9,12 +9,11 @@ from sluice.client import AdapterMissing, AdapterNotFound
 from sluice.executor import GenerationResult
 from sluice.executor.stats import ReportedRequest
 from sluice.trtllm.enums import FinishReason
-from sluice.trtllm.lora_tasks import not_cached
-from sluice.trtllm.metrics import RequestPerfMetrics
-from sluice.trtllm.read_metrics import read_metrics
-from sluice.trtllm.read_statistics import tokens_per_step
+from sluice.trtllm.lora import not_cached
+from sluice.trtllm.metrics import RequestPerfMetrics, read_metrics
 from sluice.trtllm.request import Request
 from sluice.trtllm.result import Response, Result
+from sluice.trtllm.statistics import tokens_per_step
 from sluice.trtllm.tensors import RowWidths, WantedTensors
 
 REASONS = {

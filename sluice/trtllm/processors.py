@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from sluice.executor.callbacks import Processor, module_name
 from sluice.executor.submissions import request_number
-from sluice.trtllm.errors import OptionError, UnsupportedOptionError
+from sluice.trtllm.options import OptionError, UnsupportedOptionError
 from sluice.trtllm.request import Request
 
 if TYPE_CHECKING:

@@ -3,17 +3,251 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, InitVar, dataclass, field
 from datetime import timedelta
+from enum import Enum
+from itertools import zip_longest
 from typing import Any, ClassVar, cast
 
 from sluice.client.token_ids import as_id, as_ids
-from sluice.trtllm.cache_config import KvCacheRetentionConfig
-from sluice.trtllm.checked import FROM_0_TO_1, NOT_EMPTY, NOT_NEGATIVE, POSITIVE, VECTOR, Checked, Limit
-from sluice.trtllm.enums import RequestType
-from sluice.trtllm.errors import OptionError
-from sluice.trtllm.guided import GuidedDecodingParams
-from sluice.trtllm.model_inputs import ContextPhaseParams, LoraConfig, MropeConfig, MultimodalInput, PromptTuningConfig
-from sluice.trtllm.sampling import OutputConfig, SamplingConfig
+from sluice.trtllm.enums import KvCacheTransferMode, RequestType
+from sluice.trtllm.options import (
+    ABOVE_0_TO_1,
+    FROM_0_TO_1,
+    NOT_EMPTY,
+    NOT_NEGATIVE,
+    POSITIVE,
+    VECTOR,
+    Checked,
+    Limit,
+    OptionError,
+    from_to,
+)
 from sluice.trtllm.speculation import EagleConfig, ExternalDraftTokensConfig, LookaheadDecodingConfig
+
+MAX_BEAM_WIDTH = 1024
+
+
+@dataclass
+class SamplingConfig(Checked):
+    """How tokens are sampled. None is TensorRT-LLM's default: greedy unless `top_k` or `top_p` is set, with temperature
+    1 and seed 0 otherwise.
+
+    Raises OptionError for a value out of range.
+    """
+
+    beam_width: int = 1
+    """Number of beams; 1: no beam search."""
+    _: KW_ONLY
+    top_k: int | None = None
+    """Sample from this many most likely tokens; 0: off."""
+    top_p: float | None = None
+    """Sample from the most likely tokens whose probabilities sum to this; 1: off."""
+    top_p_min: float | None = None
+    """Not supported."""
+    top_p_reset_ids: int | None = None
+    """Not supported."""
+    top_p_decay: float | None = None
+    """Only 1.0 is supported."""
+    seed: int | None = None
+    temperature: float | None = None
+    min_tokens: int | None = None
+    beam_search_diversity_rate: float | None = None
+    """Positive values favour candidates of beams other than the best."""
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    length_penalty: float | None = None
+    """With beam search: positive values favour longer outputs, negative values shorter ones."""
+    early_stopping: int | None = None
+    """With beam search: 1 stops at `beam_width` finished beams, 0 once no better one is likely, any other number once
+    no better one is possible."""
+    no_repeat_ngram_size: int | None = None
+    """No sequence of this many tokens may occur twice; 0: off."""
+    num_return_sequences: int | None = None
+    """Number of outputs; default: 1, or `beam_width` with beam search."""
+    min_p: float | None = None
+    """Sample from tokens whose probability is at least this times the highest; 0: off."""
+    beam_width_array: Sequence[int] | None = None
+    """Not supported."""
+
+    LIMITS: ClassVar[Mapping[str, Limit]] = {
+        "beam_width": from_to(1, MAX_BEAM_WIDTH),
+        "top_k": NOT_NEGATIVE,
+        "top_p": ABOVE_0_TO_1,
+        "top_p_min": FROM_0_TO_1,
+        "top_p_reset_ids": NOT_NEGATIVE,
+        "top_p_decay": ABOVE_0_TO_1,
+        "temperature": NOT_NEGATIVE,
+        "min_tokens": NOT_NEGATIVE,
+        "beam_search_diversity_rate": NOT_NEGATIVE,
+        "repetition_penalty": POSITIVE,
+        "no_repeat_ngram_size": NOT_NEGATIVE,
+        "num_return_sequences": POSITIVE,
+        "min_p": FROM_0_TO_1,
+    }
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        # `beam_width` is the first field, so it has been set.
+        if name == "num_return_sequences" and value is not None and 1 < self.beam_width < value:
+            width = f"beam_width, which is {self.beam_width}"
+            raise OptionError(f"num_return_sequences is {value}, must be at most {width}")
+        super().__setattr__(name, value)
+
+
+@dataclass
+class AdditionalModelOutput:
+    """A named tensor of the model to return."""
+
+    name: str
+    gather_context: bool = False
+    """Whether to return its rows for prompt positions too."""
+
+
+@dataclass
+class OutputConfig:
+    """What is returned in addition to tokens."""
+
+    return_log_probs: bool = False
+    """Whether results have `log_probs` and `cum_log_probs`."""
+    return_context_logits: bool = False
+    """Whether results have `context_logits`."""
+    return_generation_logits: bool = False
+    """Whether results have `generation_logits`."""
+    exclude_input_from_output: bool = False
+    """Whether to omit the prompt, with which outputs begin otherwise. Streams never include the prompt."""
+    return_encoder_output: bool = False
+    """Not supported."""
+    return_perf_metrics: bool = False
+    """Whether results have `request_perf_metrics`."""
+    additional_model_outputs: list[AdditionalModelOutput] | None = None
+    """Tensors for `Result.additional_outputs`."""
+
+
+@dataclass(eq=False)
+class LoraConfig:
+    """A LoRA adapter, with one row of `weights` and `config` per adapted linear layer.
+
+    Raises OptionError for tensors of a wrong shape.
+    """
+
+    task_id: int
+    """Identifies the adapter."""
+    weights: Any = None
+    """Tensor [rows, values]; each row has A [r, inputs], B [outputs, r] and padding. None: an earlier request of the
+    task had the weights."""
+    config: Any = None
+    """Tensor [rows, 3] of module id, layer and r, or [rows, 4] with a flag for DoRA."""
+
+    def __post_init__(self) -> None:
+        if self.weights is None:
+            return
+        if self.config is None:
+            raise OptionError("Request for LoRA inference with lora weights must also have lora config")
+        for name in ("weights", "config"):
+            if len(getattr(self, name).shape) != 2:
+                raise OptionError(f"Expected {name} tensor to have 2 dimensions")
+        if self.config.shape[0] != self.weights.shape[0]:
+            raise OptionError("Expected dim 0 of lora weights and lora config to have the same size")
+
+
+@dataclass(eq=False)
+class PromptTuningConfig:
+    """Embeddings for virtual tokens of the prompt. See docs/prompt_tables.md."""
+
+    embedding_table: Any
+    """Tensor [virtual tokens, hidden size]. Input id vocab_size + i stands for row i."""
+    input_token_extra_ids: Sequence[int] | None = None
+    """One per input id. Requests share cached blocks only where these, and the rows, are equal."""
+
+
+@dataclass
+class MultimodalInput:
+    multimodal_hashes: Sequence[Sequence[int]]
+    multimodal_positions: Sequence[int]
+    multimodal_lengths: Sequence[int]
+
+
+@dataclass(eq=False)
+class MropeConfig:
+    mrope_rotary_cos_sin: Any
+    mrope_position_deltas: Any
+
+
+@dataclass
+class ContextPhaseParams:
+    first_gen_tokens: Sequence[int]
+    req_id: int
+    opaque_state: bytes | None = None
+    draft_tokens: Sequence[int] | None = None
+
+
+class GuideType(Enum):
+    JSON = 0
+    JSON_SCHEMA = 1
+    REGEX = 2
+    EBNF_GRAMMAR = 3
+    STRUCTURAL_TAG = 4
+
+
+@dataclass
+class GuidedDecodingParams:
+    """A constraint on the output of a request. Raises OptionError for a type without its guide."""
+
+    guide_type: GuideType
+    guide: str | None = None
+
+    GuideType: ClassVar[type[GuideType]] = GuideType
+
+    def __post_init__(self) -> None:
+        if self.guide is None and self.guide_type is not GuideType.JSON:
+            raise OptionError(f"GuidedDecodingParams: {self.guide_type.name} needs a guide")
+
+
+DEFAULT_RETENTION = 35
+PRIORITY = from_to(0, 100)
+
+
+@dataclass
+class TokenRangeRetentionConfig(Checked):
+    """Retention priority, from 0 to 100, of the blocks of the prompt tokens [token_start, token_end)."""
+
+    token_start: int
+    token_end: int | None
+    priority: int
+    duration_ms: timedelta | None = None
+
+    LIMITS: ClassVar[Mapping[str, Limit]] = {"priority": PRIORITY}
+
+
+@dataclass
+class KvCacheRetentionConfig(Checked):
+    """Retention priorities of a request's blocks. The ranges become sorted.
+
+    Raises OptionError for an empty range, or for ranges that overlap.
+    """
+
+    token_range_retention_configs: Sequence[TokenRangeRetentionConfig]
+    decode_retention_priority: int = DEFAULT_RETENTION
+    decode_duration_ms: timedelta | None = None
+    transfer_mode: KvCacheTransferMode = KvCacheTransferMode.DRAM
+    directory: str | None = None
+
+    TokenRangeRetentionConfig: ClassVar[type[TokenRangeRetentionConfig]] = TokenRangeRetentionConfig
+    LIMITS: ClassVar[Mapping[str, Limit]] = {"decode_retention_priority": PRIORITY}
+
+    def __post_init__(self) -> None:
+        configs = sorted(self.token_range_retention_configs, key=lambda config: config.token_start)
+        self.token_range_retention_configs = configs
+        for config, following in zip_longest(configs, configs[1:]):
+            _check_range(config, following)
+
+
+def _check_range(config: TokenRangeRetentionConfig, following: TokenRangeRetentionConfig | None) -> None:
+    name = f"the token range [{config.token_start}, {config.token_end})"
+    if config.token_start < 0 or (config.token_end is not None and config.token_start >= config.token_end):
+        raise OptionError(f"{name} must start at 0 or later and must not be empty")
+    if following is not None and (config.token_end is None or config.token_end > following.token_start):
+        raise OptionError(f"{name} overlaps the range that starts at {following.token_start}")
+
 
 DEFAULT_PRIORITY = 0.5
 INTEGERS = ("max_tokens", "end_id", "pad_id", "client_id", "num_return_sequences", "cache_salt_id")

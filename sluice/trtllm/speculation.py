@@ -5,8 +5,17 @@ from dataclasses import dataclass
 from enum import IntFlag, auto
 from typing import Any, ClassVar
 
-from sluice.trtllm.checked import ABOVE_0_TO_1, MATRIX, NOT_EMPTY, NOT_NEGATIVE, POSITIVE, Checked, Limit
-from sluice.trtllm.errors import OptionError, UnsupportedOptionError
+from sluice.trtllm.options import (
+    ABOVE_0_TO_1,
+    MATRIX,
+    NOT_EMPTY,
+    NOT_NEGATIVE,
+    POSITIVE,
+    Checked,
+    Limit,
+    OptionError,
+    UnsupportedOptionError,
+)
 
 
 @dataclass(eq=False)

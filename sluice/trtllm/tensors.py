@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from sluice.client import Chunk, Tensor
 from sluice.executor import CompletionOutput
 from sluice.executor.response import CONTEXT_LOGITS, GENERATION_LOGITS
+from sluice.trtllm.request import OutputConfig
 from sluice.trtllm.result import AdditionalOutput, Result
-from sluice.trtllm.sampling import OutputConfig
 
 if TYPE_CHECKING:
     import torch

@@ -1,25 +1,83 @@
 """Translates a `Request` to the executor's `GenerationRequest`."""
 
 import logging
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
+
+from tokenizers import Tokenizer
 
 from sluice import executor
 from sluice.client import Options
 from sluice.client.token_ids import as_ids
 from sluice.executor import GenerationRequest, SamplingParams
-from sluice.trtllm.bias import Bias, read_bias
-from sluice.trtllm.cache_config import KvCacheRetentionConfig
 from sluice.trtllm.enums import KvCacheTransferMode
-from sluice.trtllm.errors import OptionError, UnsupportedOptionError, refuse_added, refuse_changed
-from sluice.trtllm.guided import GuidedDecodingParams, GuideType
-from sluice.trtllm.lora_tasks import LoraTasks
-from sluice.trtllm.model_inputs import PromptTuningConfig
+from sluice.trtllm.lora import LoraTasks
+from sluice.trtllm.options import OptionError, UnsupportedOptionError, refuse_added, refuse_changed
 from sluice.trtllm.processors import DYNAMIC
-from sluice.trtllm.request import DEFAULT_PRIORITY, Request
-from sluice.trtllm.sampling import OutputConfig, SamplingConfig
+from sluice.trtllm.request import (
+    DEFAULT_PRIORITY,
+    GuidedDecodingParams,
+    GuideType,
+    KvCacheRetentionConfig,
+    OutputConfig,
+    PromptTuningConfig,
+    Request,
+    SamplingConfig,
+)
 from sluice.trtllm.speculation import ExternalDraftTokensConfig
-from sluice.trtllm.words import Words
+
+UNBOUNDED = 1e4
+"""A bias of a larger magnitude bans or forces its token, since no model's logits are that far apart."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bias:
+    added: dict[int, float]
+    """Bias by token id."""
+    banned: list[int]
+    """Token ids that must not be generated."""
+    forced: list[int]
+    """If not empty, the only token ids that may be generated."""
+
+
+def read_bias(tensor: Any, vocab_size: int) -> Bias | str:
+    """Split a tensor [vocab_size] of biases. Returns an error message if it cannot be used."""
+    if tuple(tensor.shape) != (vocab_size,):
+        return f"embedding bias shape is not as expected: it is {list(tensor.shape)}, must be [{vocab_size}]"
+    biases = {token: float(value) for token, value in enumerate(tensor.tolist()) if value != 0}
+    if any(map(math.isnan, biases.values())):
+        return "embedding bias must not be NaN"
+    highest = max(biases.values(), default=0.0)
+    return Bias(
+        added={token: value for token, value in biases.items() if abs(value) <= UNBOUNDED},
+        banned=[token for token, value in biases.items() if value < -UNBOUNDED],
+        # Among several tokens above UNBOUNDED, only those with the highest bias can win.
+        forced=[token for token, value in biases.items() if value == highest] if highest > UNBOUNDED else [],
+    )
+
+
+UNDECODABLE = "\ufffd"
+
+
+class Words:
+    """Decodes words with the checkpoint's tokenizer."""
+
+    def __init__(self, tokenizer_file: Path) -> None:
+        self._tokenizer: Tokenizer = Tokenizer.from_file(str(tokenizer_file))
+
+    def text(self, option: str, ids: Sequence[int]) -> str:
+        """The text of a word. Raises UnsupportedOptionError unless the tokenizer encodes that text as these tokens."""
+        text: str = self._tokenizer.decode(list(ids), skip_special_tokens=True)
+        if UNDECODABLE in text or self._tokenizer.encode(text, add_special_tokens=False).ids != list(ids):
+            raise UnsupportedOptionError(
+                f"{option} {list(ids)}",
+                "words of several tokens are matched as text, which the tokenizer does not encode as these tokens",
+            )
+        return text
+
 
 log = logging.getLogger("sluice.trtllm")
 NO_END = -1

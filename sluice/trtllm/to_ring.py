@@ -5,20 +5,21 @@ from collections.abc import Sequence
 from typing import Any
 
 from sluice import executor
-from sluice.trtllm.cache_config import KvCacheConfig
 from sluice.trtllm.config import (
     ExecutorConfig,
     ExtendedRuntimePerfKnobConfig,
+    KvCacheConfig,
     LogitsPostProcessorConfig,
     NoAdapters,
+    OrchestratorConfig,
+    ParallelConfig,
     PeftCacheConfig,
+    SchedulerConfig,
 )
 from sluice.trtllm.debug_tensors import debug_names
 from sluice.trtllm.enums import BatchingType, CapacitySchedulerPolicy
-from sluice.trtllm.errors import OptionError, UnsupportedOptionError, refuse_added, refuse_changed
-from sluice.trtllm.parallel import OrchestratorConfig, ParallelConfig
+from sluice.trtllm.options import OptionError, UnsupportedOptionError, refuse_added, refuse_changed
 from sluice.trtllm.processors import DYNAMIC, batched_processor, processor
-from sluice.trtllm.scheduler import SchedulerConfig
 from sluice.trtllm.speculation import DecodingConfig
 from sluice.wire.tensors import HIDDEN_STATES, LAYER_PREFIX
 
