@@ -1,8 +1,14 @@
-"""Options whose values are checked when they are set, and the errors of options."""
+"""What is common to options: their errors, and the annotations of their fields.
 
-from collections.abc import Callable, Mapping
+`Annotated` gives a field its limit, the reason why it is `Unsupported`, or NO_EFFECT.
+"""
+
+from collections.abc import Callable
 from dataclasses import fields
-from typing import Any, ClassVar, NamedTuple
+from functools import cache
+from typing import Any, ClassVar, Final, NamedTuple, TypeVar
+
+T = TypeVar("T")
 
 
 class OptionError(RuntimeError, ValueError):
@@ -24,13 +30,44 @@ class UnsupportedOptionError(NotImplementedError):
         return type(self), (self.option, self._reason)
 
 
-def refuse_changed(owner: object, defaults: object, reasons: dict[str, str]) -> None:
-    """Raise UnsupportedOptionError for the first attribute in `reasons` whose value differs from that of `defaults`."""
-    for name, reason in reasons.items():
-        value, default = getattr(owner, name), getattr(defaults, name)
+class Unsupported(NamedTuple):
+    """Annotation of a field of which only the default is supported."""
+
+    reason: str
+
+
+NO_EFFECT: Final = "no effect"
+"""Annotation of a field that affects only TensorRT-LLM's speed; setting it is logged."""
+
+
+def _marks(kind: Any) -> tuple[Any, ...]:
+    return getattr(kind, "__metadata__", ())
+
+
+def refuse_changed(owner: Any) -> None:
+    """Raise UnsupportedOptionError for the first field that is `Unsupported` and does not have its default."""
+    kind: Any = type(owner)
+    for name, default, reason in _unsupported(kind):
+        value = getattr(owner, name)
         # `value != default` is evaluated last, because tensors compare by element.
         if value is not default and (default is None or value != default):
             raise UnsupportedOptionError(f"{type(owner).__name__}.{name} = {value!r}", reason)
+
+
+@cache
+def _unsupported(kind: Any) -> list[tuple[str, Any, str]]:
+    return [
+        (field.name, field.default, mark.reason)
+        for field in fields(kind)
+        for mark in _marks(field.type)
+        if isinstance(mark, Unsupported)
+    ]
+
+
+def changed_without_effect(owner: Any) -> list[str]:
+    """The names of fields that have NO_EFFECT, and another value than their default."""
+    marked = [field for field in fields(owner) if NO_EFFECT in _marks(field.type)]
+    return [field.name for field in marked if getattr(owner, field.name) != field.default]
 
 
 def refuse_added(owner: Any) -> None:
@@ -41,7 +78,15 @@ def refuse_added(owner: Any) -> None:
             raise UnsupportedOptionError(f"{type(owner).__name__}.{name} = {value!r}", "unknown option")
 
 
+def translated(kind: Callable[..., T], source: Any, **given: Any) -> T:
+    """A `kind` with the values of the fields of `source` that have the same names, except those that are `given`."""
+    names = [field.name for field in fields(kind) if hasattr(source, field.name)]  # type: ignore[arg-type]
+    return kind(**{name: getattr(source, name) for name in names} | given)
+
+
 class Limit(NamedTuple):
+    """Annotation of a field of `Checked` options."""
+
     holds: Callable[[Any], bool]
     """Whether a value is within the limit."""
     text: str
@@ -64,12 +109,19 @@ def from_to(low: int, high: int) -> Limit:
 
 
 class Checked:
-    """Base of options with LIMITS. Setting a field to a value out of its limit raises OptionError; None is allowed."""
+    """Base of options with limits, which `Annotated` gives.
 
-    LIMITS: ClassVar[Mapping[str, Limit]] = {}
+    Setting a field to a value out of its limit raises OptionError; None is allowed.
+    """
+
+    _limits: ClassVar[dict[str, Limit]] = {}
+
+    def __init_subclass__(cls) -> None:
+        marks = ((name, mark) for name, kind in cls.__annotations__.items() for mark in _marks(kind))
+        cls._limits = cls._limits | {name: mark for name, mark in marks if isinstance(mark, Limit)}
 
     def __setattr__(self, name: str, value: Any) -> None:
-        limit = self.LIMITS.get(name)
+        limit = self._limits.get(name)
         if limit is not None and value is not None and not _holds(limit, value):
             raise OptionError(f"{type(self).__name__}.{name} is {value!r}, must be {limit.text}")
         super().__setattr__(name, value)

@@ -15,7 +15,7 @@ from sluice.client.token_ids import as_ids
 from sluice.executor import GenerationRequest, SamplingParams
 from sluice.trtllm.enums import KvCacheTransferMode
 from sluice.trtllm.lora import LoraTasks
-from sluice.trtllm.options import OptionError, UnsupportedOptionError, refuse_added, refuse_changed
+from sluice.trtllm.options import OptionError, UnsupportedOptionError, refuse_added, refuse_changed, translated
 from sluice.trtllm.processors import DYNAMIC
 from sluice.trtllm.request import (
     DEFAULT_PRIORITY,
@@ -29,36 +29,23 @@ from sluice.trtllm.request import (
 )
 from sluice.trtllm.speculation import ExternalDraftTokensConfig
 
+log = logging.getLogger("sluice.trtllm")
+NO_END = -1
+NO_ADAPTERS = "engines serve adapters only if ExecutorConfig.peft_cache_config is set"
+FAST_LOGITS_REASON = "no draft model runs in another process; give logits as a tensor"
+GUIDES = {
+    GuideType.JSON_SCHEMA: "json",
+    GuideType.REGEX: "regex",
+    GuideType.EBNF_GRAMMAR: "grammar",
+    GuideType.STRUCTURAL_TAG: "structural_tag",
+}
+DEFAULTS: dict[str, Any] = {
+    "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": 0,
+    "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0,
+}  # fmt: skip
+"""TensorRT-LLM's values of unset parameters, in place of the server's."""
 UNBOUNDED = 1e4
 """A bias of a larger magnitude bans or forces its token, since no model's logits are that far apart."""
-
-
-@dataclass(frozen=True, slots=True)
-class Bias:
-    added: dict[int, float]
-    """Bias by token id."""
-    banned: list[int]
-    """Token ids that must not be generated."""
-    forced: list[int]
-    """If not empty, the only token ids that may be generated."""
-
-
-def read_bias(tensor: Any, vocab_size: int) -> Bias | str:
-    """Split a tensor [vocab_size] of biases. Returns an error message if it cannot be used."""
-    if tuple(tensor.shape) != (vocab_size,):
-        return f"embedding bias shape is not as expected: it is {list(tensor.shape)}, must be [{vocab_size}]"
-    biases = {token: float(value) for token, value in enumerate(tensor.tolist()) if value != 0}
-    if any(map(math.isnan, biases.values())):
-        return "embedding bias must not be NaN"
-    highest = max(biases.values(), default=0.0)
-    return Bias(
-        added={token: value for token, value in biases.items() if abs(value) <= UNBOUNDED},
-        banned=[token for token, value in biases.items() if value < -UNBOUNDED],
-        # Among several tokens above UNBOUNDED, only those with the highest bias can win.
-        forced=[token for token, value in biases.items() if value == highest] if highest > UNBOUNDED else [],
-    )
-
-
 UNDECODABLE = "\ufffd"
 
 
@@ -77,46 +64,6 @@ class Words:
                 "words of several tokens are matched as text, which the tokenizer does not encode as these tokens",
             )
         return text
-
-
-log = logging.getLogger("sluice.trtllm")
-NO_END = -1
-DECODER_ONLY = "only decoder-only models are served"
-NO_ADAPTERS = "engines serve adapters only if ExecutorConfig.peft_cache_config is set"
-MULTIMODAL = "images and other modalities are not implemented"
-MODEL_DRAFTS = (
-    "draft tokens can only come from external_draft_tokens_config, or from the engine's n-grams or draft model"
-)
-REQUEST_REASONS = {
-    "multimodal_input": MULTIMODAL,
-    "multimodal_embedding": MULTIMODAL,
-    "mrope_config": MULTIMODAL,
-    "lookahead_config": MODEL_DRAFTS,
-    "eagle_config": MODEL_DRAFTS,
-    "encoder_input_token_ids": DECODER_ONLY,
-    "encoder_input_features": DECODER_ONLY,
-    "encoder_output_length": DECODER_ONLY,
-    "cross_attention_mask": DECODER_ONLY,
-    "skip_cross_attn_blocks": DECODER_ONLY,
-    "language_adapter_uid": DECODER_ONLY,
-    "request_type": "context and generation always run in the same engine",
-    "context_phase_params": "context and generation always run in the same engine",
-}
-SAMPLING_REASONS = {
-    "top_p_min": "top_p does not decay",
-    "top_p_reset_ids": "top_p does not decay",
-    "beam_width_array": "the width of a beam search is constant",
-}
-OUTPUT_REASONS = {
-    "return_encoder_output": DECODER_ONLY,
-}
-FAST_LOGITS_REASON = "no draft model runs in another process; give logits as a tensor"
-GUIDES = {
-    GuideType.JSON_SCHEMA: "json",
-    GuideType.REGEX: "regex",
-    GuideType.EBNF_GRAMMAR: "grammar",
-    GuideType.STRUCTURAL_TAG: "structural_tag",
-}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -180,8 +127,7 @@ class Translator:
         )
         if request.embedding_bias is None:
             return params
-        bias = read_bias(request.embedding_bias, self.vocab_size)
-        return _biased(params, bias) if isinstance(bias, Bias) else InvalidParams(reason=bias)
+        return _biased(params, request.embedding_bias, self.vocab_size)
 
     def _words(self, request: Request) -> dict[str, Any]:
         stops, bads = request.stop_words or (), request.bad_words or ()
@@ -194,19 +140,10 @@ class Translator:
         }
 
 
-DEFAULTS: dict[str, Any] = {
-    "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": 0,
-    "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0,
-}  # fmt: skip
-"""TensorRT-LLM's values of unset parameters, in place of the server's."""
-
-
 def _check(request: Request) -> None:
     refuse_added(request)
-    defaults = Request([0], 1)
-    refuse_changed(request, defaults, REQUEST_REASONS)
-    refuse_changed(request.sampling_config, defaults.sampling_config, SAMPLING_REASONS)
-    refuse_changed(request.output_config, defaults.output_config, OUTPUT_REASONS)
+    for owner in (request, request.sampling_config, request.output_config):
+        refuse_changed(owner)
     if (decay := request.sampling_config.top_p_decay) not in (None, 1.0):
         raise UnsupportedOptionError(f"SamplingConfig.top_p_decay = {decay}", "top_p does not decay")
     positions = request.position_ids
@@ -247,10 +184,7 @@ def _with_defaults(config: SamplingConfig) -> dict[str, Any]:
 
 
 def _outputs(config: OutputConfig) -> dict[str, Any]:
-    tensors = [
-        executor.AdditionalModelOutput(name=tensor.name, gather_context=tensor.gather_context)
-        for tensor in config.additional_model_outputs or ()
-    ]
+    tensors = [translated(executor.AdditionalModelOutput, tensor) for tensor in config.additional_model_outputs or ()]
     return {
         "logprobs": 0 if config.return_log_probs else None,
         "return_context_logits": config.return_context_logits,
@@ -259,13 +193,23 @@ def _outputs(config: OutputConfig) -> dict[str, Any]:
     }
 
 
-def _biased(params: SamplingParams, bias: Bias) -> SamplingParams:
-    banned = [*(params.bad_token_ids or ()), *bias.banned]
+def _biased(params: SamplingParams, tensor: Any, vocab_size: int) -> SamplingParams:
+    """The parameters with the biases in a tensor [vocab_size]; InvalidParams if it cannot be used."""
+    if tuple(tensor.shape) != (vocab_size,):
+        reason = f"embedding bias shape is not as expected: it is {list(tensor.shape)}, must be [{vocab_size}]"
+        return InvalidParams(reason=reason)
+    biases = {token: float(value) for token, value in enumerate(tensor.tolist()) if value != 0}
+    if any(map(math.isnan, biases.values())):
+        return InvalidParams(reason="embedding bias must not be NaN")
+    banned = [token for token, value in biases.items() if value < -UNBOUNDED]
+    highest = max(biases.values(), default=0.0)
+    # Among several tokens above UNBOUNDED, only those with the highest bias can win.
+    forced = [token for token, value in biases.items() if value == highest] if highest > UNBOUNDED else []
     return replace(
         params,
-        embedding_bias=bias.added or None,
-        bad_token_ids=banned or None,
-        allowed_token_ids=bias.forced or None,
+        embedding_bias={token: value for token, value in biases.items() if abs(value) <= UNBOUNDED} or None,
+        bad_token_ids=[*(params.bad_token_ids or ()), *banned] or None,
+        allowed_token_ids=forced or None,
     )
 
 
@@ -304,14 +248,8 @@ def _retention(config: KvCacheRetentionConfig | None) -> executor.KvCacheRetenti
     if config.transfer_mode is not KvCacheTransferMode.DRAM or config.directory:
         reason = "evicted blocks can only be kept in main memory"
         raise UnsupportedOptionError("KvCacheRetentionConfig.transfer_mode", reason)
-    return executor.KvCacheRetentionConfig(
-        [
-            executor.TokenRangeRetentionConfig(part.token_start, part.token_end, part.priority, part.duration_ms)
-            for part in config.token_range_retention_configs
-        ],
-        config.decode_retention_priority,
-        config.decode_duration_ms,
-    )
+    ranges = [translated(executor.TokenRangeRetentionConfig, part) for part in config.token_range_retention_configs]
+    return translated(executor.KvCacheRetentionConfig, config, token_range_retention_configs=ranges)
 
 
 def _priority(priority: float) -> executor.Priority:
