@@ -8,8 +8,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from sluice.client import AdapterNotFound, AsyncClient, Overloaded
-from sluice.executor.adapter_requests import LoRARequest, PromptAdapterRequest
-from sluice.executor.request import GenerationRequest
+from sluice.executor.request import GenerationRequest, LoRARequest, PromptAdapterRequest
 
 MAX_LOADS = 4
 """Concurrent loads of each kind of adapter: a router accepts no more uploads."""

@@ -1,8 +1,9 @@
-"""The call of one request to the server."""
+"""The call of one request to the server, and the statistics that its result waits for."""
 
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import TypeVar
@@ -11,8 +12,41 @@ from sluice.client import AdapterMissing, AdapterNotFound, AsyncClient, Chunk, G
 from sluice.executor.adapters import Adapters, Loading
 from sluice.executor.chunk_queue import ChunkQueue, Ending
 from sluice.executor.request import GenerationRequest
-from sluice.executor.stats_watch import StatsWatch, has_ended, has_token
 from sluice.v1 import admin_pb2 as pb
+
+REPORT_SECONDS = 5.0
+"""Longest wait for statistics, in case the engine has died: ten times the interval at which engines report."""
+
+
+def has_token(stats: pb.RequestStats) -> bool:
+    """Whether the request has generated a token."""
+    return stats.HasField("first_token")
+
+
+def has_ended(stats: pb.RequestStats) -> bool:
+    return bool(stats.stage == pb.REQUEST_STAGE_ENDED)
+
+
+class StatsWatch:
+    """The newest statistics of one request. Used on the session's event loop."""
+
+    def __init__(self) -> None:
+        self._latest: pb.RequestStats | None = None
+        self._changed = asyncio.Event()
+
+    def put(self, stats: pb.RequestStats) -> None:
+        self._latest = stats
+        self._changed.set()
+
+    async def wait(self, reached: Callable[[pb.RequestStats], bool]) -> pb.RequestStats | None:
+        """Wait until the statistics satisfy `reached`, or for REPORT_SECONDS, and return the newest, if any."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(REPORT_SECONDS):
+                while self._latest is None or not reached(self._latest):
+                    self._changed.clear()
+                    await self._changed.wait()
+        return self._latest
+
 
 T = TypeVar("T")
 

@@ -24,8 +24,7 @@ from sluice.executor.adapters import Adapters
 from sluice.executor.call import PendingCall
 from sluice.executor.errors import SHUT_DOWN
 from sluice.executor.forks import Creator
-from sluice.executor.kv_cache_events import KVCacheEventLog
-from sluice.executor.steps_log import StepsLog
+from sluice.executor.report_logs import KVCacheEventLog, StepsLog
 from sluice.executor.waiting import Deadline, Timeout
 from sluice.v1 import admin_pb2 as pb
 

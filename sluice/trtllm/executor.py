@@ -14,8 +14,8 @@ from sluice import executor
 from sluice.checkpoint.folder import open_checkpoint
 from sluice.client.token_ids import as_id, as_ids, is_id
 from sluice.executor import GenerationExecutor, GenerationResult
+from sluice.executor.callbacks import RequestProcessors
 from sluice.executor.forks import Creator
-from sluice.executor.request_processors import RequestProcessors
 from sluice.trtllm.config import ExecutorConfig
 from sluice.trtllm.debug_tensors import DebugFolder
 from sluice.trtllm.enums import ModelType

@@ -9,8 +9,8 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from sluice.client import Forbidden, NotImplementedByServer, Unauthenticated
 from sluice.executor import GenerationExecutor, RequestStage
+from sluice.executor.report_logs import StepsLog
 from sluice.executor.stats import STAGES
-from sluice.executor.steps_log import StepsLog
 from sluice.v1 import admin_pb2 as pb
 from tests.fakes.failures import Failure
 
