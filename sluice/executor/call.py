@@ -9,7 +9,7 @@ from functools import partial
 from typing import TypeVar
 
 from sluice.client import AdapterMissing, AdapterNotFound, AsyncClient, Chunk, Generation, Overloaded, SluiceError
-from sluice.executor.adapters import Adapters, Loading
+from sluice.executor.adapters import Adapters, Loading, UsedAdapter
 from sluice.executor.chunk_queue import ChunkQueue, Ending
 from sluice.executor.request import GenerationRequest
 from sluice.v1 import admin_pb2 as pb
@@ -126,7 +126,7 @@ class PendingCall:
                 loadings: list[Loading] = []
                 try:
                     self._is_loading = True
-                    loadings = await self._in_time(used.load)
+                    loadings = await self._in_time(partial(_load, used))
                     self._is_loading = False
                     await self._generate(client, self._with_time_left(clamped))
                     return
@@ -138,7 +138,8 @@ class PendingCall:
                     tries_left -= 1
                     if not loadings or self.begun or not tries_left:
                         raise
-                    used.mark_missing(loadings)
+                    for adapter, loading in zip(used, loadings, strict=True):
+                        adapter.mark_missing(loading)
                     delay = 0.0
                 self.sent = False
                 await self._in_time(partial(asyncio.sleep, delay))
@@ -212,6 +213,10 @@ class PendingCall:
     async def _put_stats(self, reached: Callable[[pb.RequestStats], bool]) -> None:
         if self.stats is not None and (stats := await self.stats.wait(reached)) is not None:
             self._queue.put_stats(stats)
+
+
+async def _load(adapters: list[UsedAdapter]) -> list[Loading]:
+    return [await adapter.load() for adapter in adapters]
 
 
 def _chunks(generation: Generation) -> list[Chunk]:

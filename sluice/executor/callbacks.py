@@ -15,7 +15,7 @@ import msgspec
 
 from sluice.executor.forks import remove_with
 from sluice.executor.result import GenerationResult
-from sluice.executor.submissions import request_number
+from sluice.executor.session import request_number
 from sluice.wire.callbacks import SCHEME, Answer, Call, CalledSequence, Frames, NewestSequences
 
 if TYPE_CHECKING:

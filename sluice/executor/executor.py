@@ -21,7 +21,6 @@ from sluice.executor.request_queue import RequestQueue
 from sluice.executor.result import GenerationResult
 from sluice.executor.sampling import SamplingParams
 from sluice.executor.session import Session
-from sluice.executor.submissions import Submissions
 from sluice.executor.waiting import Timeout, in_seconds
 from sluice.launch.hosts import LOCAL
 from sluice.launch.options import RING_OPTIONS, check_ring_options
@@ -54,8 +53,7 @@ class GenerationExecutor(RequestQueue, EngineReports):
     """
 
     def __init__(self, session: Session, ring: LocalRing | None = None, callbacks: Callbacks | None = None) -> None:
-        self._session = session
-        self._submissions = Submissions(session)
+        super().__init__(session)
         self._ring = ring
         if ring is not None:
             ring.at_exit = session.close
@@ -220,11 +218,11 @@ class GenerationExecutor(RequestQueue, EngineReports):
             requests = [GenerationRequest(prompt_or_prompts, sampling_params or SamplingParams(), **options)]  # type: ignore[arg-type]
         else:
             requests = batch_requests(prompt_or_prompts, sampling_params or SamplingParams(), options)
-        batch = BatchRun(partial(self._submissions.submit, submitter=self, patient=True), max_in_flight)
+        batch = BatchRun(partial(self._submit, patient=True), max_in_flight)
         try:
             batch.run(requests, show=use_tqdm and not single)
         except BaseException:
-            self._submissions.cancel(batch.results)
+            self._cancel(batch.results)
             raise
         return batch.results[0] if single else batch.results
 
@@ -263,7 +261,7 @@ class GenerationExecutor(RequestQueue, EngineReports):
         try:
             self._end()
         finally:
-            self._submissions.ready.close()
+            self._ready.close()
             self._session.steps.close()
             self._session.cache_events.close()
 

@@ -5,7 +5,6 @@ import asyncio
 from sluice.executor.kv_cache_events import KVCacheEvent
 from sluice.executor.session import Session
 from sluice.executor.stats import ReportedRequest, ReportedStep, read_request, read_step
-from sluice.executor.submissions import Submissions
 from sluice.executor.waiting import Deadline, Timeout
 
 POLL_SECONDS = 0.05
@@ -16,7 +15,6 @@ class EngineReports:
     """The part of `GenerationExecutor` that reads what its engines report. Thread-safe."""
 
     _session: Session
-    _submissions: Submissions
 
     def get_latest_iteration_stats(self, timeout: Timeout = 0.0) -> list[ReportedStep]:
         """Return the steps of all engines since the last call, oldest first.
@@ -41,7 +39,7 @@ class EngineReports:
         Waits and raises like `get_latest_iteration_stats`.
         """
         requests = self._session.steps.take_requests(timeout)
-        return [read_request(stats, self._submissions.request_id(stats.request_id)) for stats in requests]
+        return [read_request(stats, self._session.request_id(stats.request_id)) for stats in requests]
 
     def get_kv_cache_events(self, timeout: Timeout = 0.0) -> list[KVCacheEvent]:
         """Return the KV cache events of all engines since the last call, oldest first.

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from sluice.executor.callbacks import Processor, module_name
-from sluice.executor.submissions import request_number
+from sluice.executor.session import request_number
 from sluice.trtllm.options import OptionError, UnsupportedOptionError
 from sluice.trtllm.request import Request
 
