@@ -13,6 +13,7 @@ from sluice import executor
 from sluice.client import Options
 from sluice.client.token_ids import as_ids
 from sluice.executor import GenerationRequest, SamplingParams
+from sluice.executor.sampling import NEUTRAL_WITHOUT_BEAMS, NO_END
 from sluice.trtllm.enums import KvCacheTransferMode
 from sluice.trtllm.lora import LoraTasks
 from sluice.trtllm.options import OptionError, UnsupportedOptionError, refuse_added, refuse_changed, translated
@@ -30,7 +31,6 @@ from sluice.trtllm.request import (
 from sluice.trtllm.speculation import ExternalDraftTokensConfig
 
 log = logging.getLogger("sluice.trtllm")
-NO_END = -1
 NO_ADAPTERS = "engines serve adapters only if ExecutorConfig.peft_cache_config is set"
 FAST_LOGITS_REASON = "no draft model runs in another process; give logits as a tensor"
 GUIDES = {
@@ -40,7 +40,7 @@ GUIDES = {
     GuideType.STRUCTURAL_TAG: "structural_tag",
 }
 DEFAULTS: dict[str, Any] = {
-    "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": 0,
+    "temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": 0,
     "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0,
 }  # fmt: skip
 """TensorRT-LLM's values of unset parameters, in place of the server's."""
@@ -152,35 +152,20 @@ def _check(request: Request) -> None:
 
 
 def _sampling(config: SamplingConfig, num_return_sequences: int) -> SamplingParams:
-    n = config.num_return_sequences or num_return_sequences
-    greedy = not config.top_k and config.top_p is None
-    params = SamplingParams(
-        n=n,
-        temperature=0.0 if greedy else 1.0 if config.temperature is None else config.temperature,
-        min_tokens=config.min_tokens,
-        no_repeat_ngram_size=config.no_repeat_ngram_size,
-        **_with_defaults(config),
-    )
-    if config.beam_width > 1 and config.temperature not in (None, 0.0, 1.0):
+    beams = config.beam_width > 1
+    if beams and config.temperature not in (None, 0.0, 1.0):
         reason = "beam search does not divide the logits by a temperature"
         raise UnsupportedOptionError(f"SamplingConfig.temperature = {config.temperature}", reason)
-    if config.beam_width == 1:
+    given: dict[str, Any] = {name: value for name, value in DEFAULTS.items() if getattr(config, name) is None}
+    if not config.top_k and config.top_p is None:
+        given["temperature"] = 0.0
+    if beams:
+        given |= {"best_of": config.beam_width, "use_beam_search": True}
+    else:
         # Without beams, their options have no effect, as in TensorRT-LLM.
-        return params
-    return replace(
-        params,
-        n=config.num_return_sequences or config.beam_width,
-        best_of=config.beam_width,
-        use_beam_search=True,
-        length_penalty=config.length_penalty,
-        early_stopping=config.early_stopping,
-        beam_search_diversity_rate=config.beam_search_diversity_rate,
-    )
-
-
-def _with_defaults(config: SamplingConfig) -> dict[str, Any]:
-    given = {name: getattr(config, name) for name in DEFAULTS}
-    return {name: DEFAULTS[name] if value is None else value for name, value in given.items()}
+        given |= dict.fromkeys(NEUTRAL_WITHOUT_BEAMS)
+    n = config.num_return_sequences or (config.beam_width if beams else num_return_sequences)
+    return translated(SamplingParams, config, n=n, **given)
 
 
 def _outputs(config: OutputConfig) -> dict[str, Any]:

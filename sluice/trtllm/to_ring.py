@@ -24,7 +24,7 @@ from sluice.trtllm.options import (
     refuse_changed,
     translated,
 )
-from sluice.trtllm.processors import DYNAMIC, batched_processor, processor
+from sluice.trtllm.processors import DYNAMIC, processor
 from sluice.trtllm.speculation import DecodingConfig
 from sluice.wire.tensors import HIDDEN_STATES, LAYER_PREFIX
 
@@ -176,7 +176,7 @@ def _processors(config: LogitsPostProcessorConfig | None) -> dict[str, Any]:
     named = {name: processor(f"{OWNER}.processor_map[{name!r}]", function) for name, function in functions.items()}
     batched = None
     if config.processor_batched is not None:
-        batched = batched_processor(f"{OWNER}.processor_batched", config.processor_batched)
+        batched = processor(f"{OWNER}.processor_batched", config.processor_batched, batched=True)
     return {"logits_processors": named, "logits_processor_batched": batched}
 
 
