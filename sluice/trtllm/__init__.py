@@ -48,7 +48,6 @@ from sluice.trtllm.enums import (
 )
 from sluice.trtllm.executor import Executor
 from sluice.trtllm.kv_cache import KVCacheEventManager
-from sluice.trtllm.metrics import KvCacheMetrics, RequestPerfMetrics, SpeculativeDecodingMetrics, TimingMetrics
 from sluice.trtllm.options import OptionError, UnsupportedOptionError
 from sluice.trtllm.request import (
     AdditionalModelOutput,
@@ -78,11 +77,15 @@ from sluice.trtllm.statistics import (
     DisServingRequestStats,
     InflightBatchingStats,
     IterationStats,
+    KvCacheMetrics,
     KvCacheStats,
+    RequestPerfMetrics,
     RequestStats,
     RequestStatsPerIteration,
     SpecDecodingStats,
+    SpeculativeDecodingMetrics,
     StaticBatchingStats,
+    TimingMetrics,
 )
 
 SchedulerPolicy = CapacitySchedulerPolicy

@@ -22,7 +22,7 @@ from sluice.trtllm.debug_tensors import DebugFolder
 from sluice.trtllm.enums import ModelType
 from sluice.trtllm.kv_cache import KVCacheEventManager
 from sluice.trtllm.lora import LoraTasks
-from sluice.trtllm.open_request import OpenRequest
+from sluice.trtllm.open_request import OpenRequest, RowWidths
 from sluice.trtllm.options import OptionError, UnsupportedOptionError
 from sluice.trtllm.processors import DYNAMIC, request_processor
 from sluice.trtllm.request import Request
@@ -35,7 +35,6 @@ from sluice.trtllm.statistics import (
     read_step,
     step_number,
 )
-from sluice.trtllm.tensors import RowWidths
 from sluice.trtllm.to_request import Translator, Words
 from sluice.trtllm.to_ring import has_adapters, is_static, ring_arguments
 

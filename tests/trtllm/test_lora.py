@@ -15,8 +15,7 @@ from sluice import tiny_model
 from sluice.client import AdapterMissing, AdapterNotFound, Overloaded
 from sluice.executor import LoRARequest, RequestError, Response
 from sluice.trtllm.lora import LoraTasks, not_cached, to_peft
-from sluice.trtllm.open_request import OpenRequest
-from sluice.trtllm.tensors import RowWidths
+from sluice.trtllm.open_request import OpenRequest, RowWidths
 from sluice.trtllm.to_request import Translator, Words
 from tests.fakes.failures import Failure
 from tests.trtllm.lora_tensors import lora_config
