@@ -3,6 +3,7 @@
 import threading
 from collections import deque
 from collections.abc import Callable
+from typing import TypeVar
 
 from sluice.client import SluiceError
 from sluice.executor.errors import SHUT_DOWN
@@ -11,14 +12,16 @@ from sluice.executor.kv_cache_events import KVCacheEvent, read_data
 from sluice.executor.waiting import Timeout, wait_for
 from sluice.v1 import admin_pb2 as pb
 
+T = TypeVar("T")
+
 CAPACITY = 1 << 14
 """Unread events above which no more are received; they stay in the engines' buffers."""
 
 
-class ReportLog:
-    """Written by the session's thread, which follows a feed of the server; read by any thread.
+class Inbox:
+    """Filled by the session's thread from the server; read by any thread.
 
-    Reads return everything that the feed sent before they raise the reason for its end.
+    Reads return everything that was received before they raise the reason why no more will be.
     """
 
     def __init__(self) -> None:
@@ -54,8 +57,16 @@ class ReportLog:
         if self._closed:
             raise RuntimeError(SHUT_DOWN)
 
+    def _take(self, reports: deque[T], timeout: Timeout) -> list[T]:
+        """Wait for reports and take all of them; empty at the timeout. Raises like `_wait`."""
+        with self._lock:
+            self._wait(lambda: bool(reports), timeout)
+            taken = list(reports)
+            reports.clear()
+            return taken
 
-class StepsLog(ReportLog):
+
+class StepsLog(Inbox):
     """Keeps the newest `limit` steps, and the latest statistics of the `limit` requests that changed last."""
 
     def __init__(self, limit: int) -> None:
@@ -85,11 +96,7 @@ class StepsLog(ReportLog):
 
         Raises the SluiceError that ended the feed, or RuntimeError after `close`, once all steps have been returned.
         """
-        with self._lock:
-            self._wait(lambda: bool(self._steps), timeout)
-            steps = list(self._steps)
-            self._steps.clear()
-            return steps
+        return self._take(self._steps, timeout)
 
     def take_requests(self, timeout: Timeout) -> list[pb.RequestStats]:
         """Like `take_steps`: the latest statistics of each request, in order of change."""
@@ -99,7 +106,7 @@ class StepsLog(ReportLog):
             return requests
 
 
-class KVCacheEventLog(ReportLog):
+class KVCacheEventLog(Inbox):
     """Keeps the events of all engines until they are read, and skips events that it has received before."""
 
     def __init__(self, capacity: int = CAPACITY) -> None:
@@ -132,8 +139,4 @@ class KVCacheEventLog(ReportLog):
 
         Raises the SluiceError that ended the feed, or RuntimeError after `close`, once all events have been returned.
         """
-        with self._lock:
-            self._wait(lambda: bool(self._events), timeout)
-            events = list(self._events)
-            self._events.clear()
-            return events
+        return self._take(self._events, timeout)

@@ -1,7 +1,6 @@
 """The request queue of an executor: submit requests, and read their responses by request id."""
 
 import itertools
-import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
@@ -12,12 +11,12 @@ from sluice.client.token_ids import as_id, as_ids, is_id
 from sluice.executor.call import PendingCall
 from sluice.executor.chunk_queue import ChunkQueue
 from sluice.executor.errors import SHUT_DOWN, check_type
-from sluice.executor.forks import Creator
+from sluice.executor.report_logs import Inbox
 from sluice.executor.request import GenerationRequest
 from sluice.executor.response import Response
 from sluice.executor.result import GenerationResult
 from sluice.executor.session import Session
-from sluice.executor.waiting import Deadline, Timeout, wait_for
+from sluice.executor.waiting import Deadline, Timeout
 
 
 class RequestQueue:
@@ -142,16 +141,13 @@ class RequestQueue:
             self._ready.forget(result.request_id)
 
 
-class ReadySet:
+class ReadySet(Inbox):
     """The open results of an executor: from the start of a request until its end has been read or discarded."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._condition = threading.Condition(self._lock)
+        super().__init__()
         self._open: dict[int, GenerationResult] = {}
         self._marked: dict[int, None] = {}
-        self._closed = False
-        self._creator = Creator()
 
     def add(self, result: GenerationResult) -> None:
         with self._lock:
@@ -177,29 +173,21 @@ class ReadySet:
             self._open.pop(request_id, None)
             self._marked.pop(request_id, None)
 
-    def close(self) -> None:
-        with self._lock:
-            self._closed = True
-            self._condition.notify_all()
-
     def read_any(self, deadline: Deadline) -> list[tuple[GenerationResult, list[Response]]]:
         """Wait for responses of any request, and read them; empty at the deadline.
 
         Raises RuntimeError after `close`, once there is nothing to read, and in a fork.
         """
-        self._creator.check()
         read: list[tuple[GenerationResult, list[Response]]] = []
         # In a loop, because another reader may have read the responses of a marked request already.
-        while not read and (marked := self._take(deadline.left)):
+        while not read and (marked := self._take_marked(deadline.left)):
             for result in marked:
                 if responses := result.read_within(Deadline(0.0)):
                     read.append((result, responses))
         return read
 
-    def _take(self, timeout: float | None) -> list[GenerationResult]:
+    def _take_marked(self, timeout: float | None) -> list[GenerationResult]:
         with self._lock:
-            wait_for(self._condition, lambda: bool(self._marked) or self._closed, timeout)
-            if self._closed and not self._marked:
-                raise RuntimeError(SHUT_DOWN)
+            self._wait(lambda: bool(self._marked), timeout)
             marked, self._marked = self._marked, {}
             return [self._open[request_id] for request_id in marked]
