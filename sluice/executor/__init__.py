@@ -3,7 +3,6 @@
 See docs/executor.md.
 """
 
-from sluice.executor.adapter_requests import LoRARequest, PromptAdapterRequest
 from sluice.executor.config import (
     CapacitySchedulerPolicy,
     ContextChunkingPolicy,
@@ -27,7 +26,9 @@ from sluice.executor.kv_cache_events import (
 from sluice.executor.request import (
     GenerationRequest,
     KvCacheRetentionConfig,
+    LoRARequest,
     Priority,
+    PromptAdapterRequest,
     TokenRangeRetentionConfig,
 )
 from sluice.executor.response import CompletionOutput, Logprob, Response, Result

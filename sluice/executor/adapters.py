@@ -4,33 +4,55 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from sluice.client import AdapterNotFound, AsyncClient, Overloaded
-from sluice.executor.adapter_requests import LoRARequest, PromptAdapterRequest
-from sluice.executor.request import GenerationRequest
+from sluice.executor.request import AdapterRequest, GenerationRequest
 
 MAX_LOADS = 4
 """Concurrent loads of each kind of adapter: a router accepts no more uploads."""
 
-AdapterRequest = LoRARequest | PromptAdapterRequest
 Loading = asyncio.Task[None]
 
 
 class UsedAdapter:
     """An adapter that requests use now, or have used."""
 
-    def __init__(self, request: AdapterRequest) -> None:
+    def __init__(self, request: AdapterRequest, kind: "AdaptersOfKind") -> None:
         self.request = request
         self.users = 0
         """Requests that use the adapter now."""
         self.loading: Loading | None = None
         """The running or finished load; None: the adapter is not on the server."""
+        self._kind = kind
 
     @property
     def is_idle(self) -> bool:
         return not self.users and self.loading is not None and self.loading.done()
+
+    async def load(self) -> Loading:
+        """Load the adapter, unless it is loaded, and return the load for `mark_missing`.
+
+        Raises SluiceError, OSError, ValueError.
+        """
+        loading = self.loading
+        if loading is None:
+            loading = self.loading = asyncio.get_running_loop().create_task(self._kind.load(self.request))
+            loading.add_done_callback(self._on_loaded)
+        # Shielded, because other requests may be waiting for the same load when this one is cancelled.
+        await asyncio.shield(loading)
+        return loading
+
+    def mark_missing(self, loading: Loading) -> None:
+        """Note that the server has dropped the adapter, so that the next `load` loads it again."""
+        # Another request may have noticed first, and begun the next load.
+        if self.loading is loading:
+            self.loading = None
+
+    def _on_loaded(self, loading: Loading) -> None:
+        if loading.cancelled() or loading.exception() is not None:
+            self.mark_missing(loading)
+            self._kind.drop_unloaded(self)
 
 
 class AdaptersOfKind:
@@ -50,7 +72,7 @@ class AdaptersOfKind:
     @contextmanager
     def use(self, request: AdapterRequest) -> Iterator[UsedAdapter]:
         """Keep the adapter in use within the `with` block. Raises ValueError if its name stands for another adapter."""
-        adapter = self._used.setdefault(request.name, UsedAdapter(request))
+        adapter = self._used.setdefault(request.name, UsedAdapter(request, self))
         if adapter.request != request:
             raise ValueError(f"{request} has the name of another adapter, {adapter.request}: choose another name")
         self._used.move_to_end(request.name)
@@ -59,26 +81,13 @@ class AdaptersOfKind:
             yield adapter
         finally:
             adapter.users -= 1
-            self._drop_unloaded(adapter)
+            self.drop_unloaded(adapter)
 
-    async def load(self, adapter: UsedAdapter) -> Loading:
-        """Load the adapter, unless it is loaded, and return the load for `mark_missing`.
-
-        Raises SluiceError, OSError, ValueError.
-        """
-        loading = adapter.loading
-        if loading is None:
-            loading = adapter.loading = asyncio.get_running_loop().create_task(self._load(adapter.request))
-            loading.add_done_callback(partial(self._on_loaded, adapter))
-        # Shielded, because other requests may be waiting for the same load when this one is cancelled.
-        await asyncio.shield(loading)
-        return loading
-
-    def mark_missing(self, adapter: UsedAdapter, loading: Loading) -> None:
-        """Note that the server has dropped the adapter, so that the next `load` loads it again."""
-        # Another request may have noticed first, and begun the next load.
-        if adapter.loading is loading:
-            adapter.loading = None
+    def drop_unloaded(self, adapter: UsedAdapter) -> None:
+        """Forget the adapter if nothing uses it and it is not on the server."""
+        name = adapter.request.name
+        if not adapter.users and adapter.loading is None and self._used.get(name) is adapter:
+            del self._used[name]
 
     def close(self) -> list[Loading]:
         """Cancel the running loads, and return them."""
@@ -87,7 +96,8 @@ class AdaptersOfKind:
             task.cancel()
         return tasks
 
-    async def _load(self, request: AdapterRequest) -> None:
+    async def load(self, request: AdapterRequest) -> None:
+        """Load an adapter; if the server has no room, after others have been unloaded."""
         while True:
             try:
                 async with self._loads:
@@ -114,42 +124,6 @@ class AdaptersOfKind:
             await self._unload_at_server(idle.request.name)
         return True
 
-    def _on_loaded(self, adapter: UsedAdapter, loading: Loading) -> None:
-        if loading.cancelled() or loading.exception() is not None:
-            self.mark_missing(adapter, loading)
-            self._drop_unloaded(adapter)
-
-    def _drop_unloaded(self, adapter: UsedAdapter) -> None:
-        name = adapter.request.name
-        if not adapter.users and adapter.loading is None and self._used.get(name) is adapter:
-            del self._used[name]
-
-
-class InUse(NamedTuple):
-    """An adapter that one request needs."""
-
-    kind: AdaptersOfKind
-    adapter: UsedAdapter
-
-
-class RequestAdapters:
-    """The adapters that one request needs."""
-
-    def __init__(self, in_use: list[InUse]) -> None:
-        self._in_use = in_use
-
-    def __bool__(self) -> bool:
-        return bool(self._in_use)
-
-    async def load(self) -> list[Loading]:
-        """Load all adapters, and return the loads for `mark_missing`. Raises SluiceError, OSError, ValueError."""
-        return [await kind.load(adapter) for kind, adapter in self._in_use]
-
-    def mark_missing(self, loadings: list[Loading]) -> None:
-        """Note that the server has dropped some of the adapters, so that the next `load` loads them again."""
-        for (kind, adapter), loading in zip(self._in_use, loadings, strict=True):
-            kind.mark_missing(adapter, loading)
-
 
 class Adapters:
     """All adapters of an executor. Used on the event loop of `client`."""
@@ -161,7 +135,7 @@ class Adapters:
         self._prompts = AdaptersOfKind(client.load_prompt_adapter, client.unload_prompt_adapter, uploads)
 
     @contextmanager
-    def use(self, request: GenerationRequest) -> Iterator[RequestAdapters]:
+    def use(self, request: GenerationRequest) -> Iterator[list[UsedAdapter]]:
         """Keep the request's adapters in use within the `with` block.
 
         Raises ValueError if the name of one stands for another adapter.
@@ -170,7 +144,7 @@ class Adapters:
         with ExitStack() as stack:
             # An adapter without a path is on the server already.
             to_load = [(kind, adapter) for kind, adapter in named if adapter is not None and adapter.path]
-            yield RequestAdapters([InUse(kind, stack.enter_context(kind.use(adapter))) for kind, adapter in to_load])
+            yield [stack.enter_context(kind.use(adapter)) for kind, adapter in to_load]
 
     def close(self) -> list[Loading]:
         """Cancel the running loads, and return them."""

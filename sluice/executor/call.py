@@ -1,18 +1,52 @@
-"""The call of one request to the server."""
+"""The call of one request to the server, and the statistics that its result waits for."""
 
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
 from sluice.client import AdapterMissing, AdapterNotFound, AsyncClient, Chunk, Generation, Overloaded, SluiceError
-from sluice.executor.adapters import Adapters, Loading
+from sluice.executor.adapters import Adapters, Loading, UsedAdapter
 from sluice.executor.chunk_queue import ChunkQueue, Ending
 from sluice.executor.request import GenerationRequest
-from sluice.executor.stats_watch import StatsWatch, has_ended, has_token
 from sluice.v1 import admin_pb2 as pb
+
+REPORT_SECONDS = 5.0
+"""Longest wait for statistics, in case the engine has died: ten times the interval at which engines report."""
+
+
+def has_token(stats: pb.RequestStats) -> bool:
+    """Whether the request has generated a token."""
+    return stats.HasField("first_token")
+
+
+def has_ended(stats: pb.RequestStats) -> bool:
+    return bool(stats.stage == pb.REQUEST_STAGE_ENDED)
+
+
+class StatsWatch:
+    """The newest statistics of one request. Used on the session's event loop."""
+
+    def __init__(self) -> None:
+        self._latest: pb.RequestStats | None = None
+        self._changed = asyncio.Event()
+
+    def put(self, stats: pb.RequestStats) -> None:
+        self._latest = stats
+        self._changed.set()
+
+    async def wait(self, reached: Callable[[pb.RequestStats], bool]) -> pb.RequestStats | None:
+        """Wait until the statistics satisfy `reached`, or for REPORT_SECONDS, and return the newest, if any."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(REPORT_SECONDS):
+                while self._latest is None or not reached(self._latest):
+                    self._changed.clear()
+                    await self._changed.wait()
+        return self._latest
+
 
 T = TypeVar("T")
 
@@ -92,7 +126,7 @@ class PendingCall:
                 loadings: list[Loading] = []
                 try:
                     self._is_loading = True
-                    loadings = await self._in_time(used.load)
+                    loadings = await self._in_time(partial(_load, used))
                     self._is_loading = False
                     await self._generate(client, self._with_time_left(clamped))
                     return
@@ -104,7 +138,8 @@ class PendingCall:
                     tries_left -= 1
                     if not loadings or self.begun or not tries_left:
                         raise
-                    used.mark_missing(loadings)
+                    for adapter, loading in zip(used, loadings, strict=True):
+                        adapter.mark_missing(loading)
                     delay = 0.0
                 self.sent = False
                 await self._in_time(partial(asyncio.sleep, delay))
@@ -178,6 +213,10 @@ class PendingCall:
     async def _put_stats(self, reached: Callable[[pb.RequestStats], bool]) -> None:
         if self.stats is not None and (stats := await self.stats.wait(reached)) is not None:
             self._queue.put_stats(stats)
+
+
+async def _load(adapters: list[UsedAdapter]) -> list[Loading]:
+    return [await adapter.load() for adapter in adapters]
 
 
 def _chunks(generation: Generation) -> list[Chunk]:

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from sluice.executor.forks import remove_with
-from sluice.executor.request_processors import RequestProcessors
+from sluice.executor.result import GenerationResult
+from sluice.executor.session import request_number
 from sluice.wire.callbacks import SCHEME, Answer, CallbackCall, CalledSequence, Frames, NewestSequences
 
 if TYPE_CHECKING:
@@ -183,3 +184,37 @@ def _text(error: BaseException) -> str:
         return str(error)[:MAX_DETAIL]
     except Exception as broken:  # noqa: BLE001 - the `__str__` of a user's exception may raise anything
         return f"its message raised {type(broken).__name__}"
+
+
+class RequestProcessors:
+    """Calls the function of the request that is processed. Thread-safe.
+
+    Give it to `GenerationExecutor.create` as one of the `logits_processors`, and let requests with a function name it.
+    Import torch before the first of these requests: that takes seconds, and an engine's call has a time limit.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._functions: dict[int, Callable[..., Any]] = {}
+
+    def submit(self, submit: Callable[[], GenerationResult], function: Callable[..., Any]) -> GenerationResult:
+        """Submit a request with its function."""
+        # Under the lock, because an engine may call the function before `submit` has returned the request's id.
+        with self._lock:
+            result = submit()
+            self._functions[result.request_id] = function
+        return result
+
+    def forget(self, request_id: int) -> None:
+        """Remove the function of a request that has ended, if it has one."""
+        with self._lock:
+            self._functions.pop(request_id, None)
+
+    def __call__(
+        self, name: str, logits: "Tensor", token_ids: list[list[int]], stream: None, client_id: int | None
+    ) -> None:
+        with self._lock:
+            function = self._functions.get(request_number(name))
+        # An engine may process one more token after the end of a request.
+        if function is not None:
+            function(name, logits, token_ids, stream, client_id)

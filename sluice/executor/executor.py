@@ -1,5 +1,6 @@
 """`GenerationExecutor`: generation as a library, modelled on TensorRT-LLM's executor."""
 
+import asyncio
 import logging
 import weakref
 from collections.abc import Mapping, Sequence
@@ -14,15 +15,15 @@ from sluice.executor.callbacks import Callbacks, Processor
 from sluice.executor.config import KvCacheConfig, PeftCacheConfig, SchedulerConfig, adapter_args
 from sluice.executor.errors import either, values_of
 from sluice.executor.forks import Creator
+from sluice.executor.kv_cache_events import KVCacheEvent
 from sluice.executor.local import LocalRing
-from sluice.executor.reports import EngineReports
 from sluice.executor.request import BatchOptions, GenerationRequest, RequestOptions
 from sluice.executor.request_queue import RequestQueue
 from sluice.executor.result import GenerationResult
 from sluice.executor.sampling import SamplingParams
 from sluice.executor.session import Session
-from sluice.executor.submissions import Submissions
-from sluice.executor.waiting import Timeout, in_seconds
+from sluice.executor.stats import ReportedRequest, ReportedStep, read_request, read_step
+from sluice.executor.waiting import Deadline, Timeout, in_seconds
 from sluice.launch.hosts import LOCAL
 from sluice.launch.options import RING_OPTIONS, check_ring_options
 
@@ -39,9 +40,11 @@ OWN_OPTIONS = RENAMED.keys() | {"observe"}
 """Options of `Ring` that `create` sets itself."""
 MAX_ITERATIONS = 1000
 """Steps kept for `get_latest_iteration_stats`."""
+POLL_SECONDS = 0.05
+"""Interval at which `aget_kv_cache_events` polls for events, which arrive on another event loop."""
 
 
-class GenerationExecutor(RequestQueue, EngineReports):
+class GenerationExecutor(RequestQueue):
     """Runs generation requests on a ring on this machine (`create`) or on a running server (`connect`). Thread-safe.
 
     ::
@@ -54,8 +57,7 @@ class GenerationExecutor(RequestQueue, EngineReports):
     """
 
     def __init__(self, session: Session, ring: LocalRing | None = None, callbacks: Callbacks | None = None) -> None:
-        self._session = session
-        self._submissions = Submissions(session)
+        super().__init__(session)
         self._ring = ring
         if ring is not None:
             ring.at_exit = session.close
@@ -220,13 +222,69 @@ class GenerationExecutor(RequestQueue, EngineReports):
             requests = [GenerationRequest(prompt_or_prompts, sampling_params or SamplingParams(), **options)]  # type: ignore[arg-type]
         else:
             requests = batch_requests(prompt_or_prompts, sampling_params or SamplingParams(), options)
-        batch = BatchRun(partial(self._submissions.submit, submitter=self, patient=True), max_in_flight)
+        batch = BatchRun(partial(self._submit, patient=True), max_in_flight)
         try:
             batch.run(requests, show=use_tqdm and not single)
         except BaseException:
-            self._submissions.cancel(batch.results)
+            self._cancel(batch.results)
             raise
         return batch.results[0] if single else batch.results
+
+    def get_latest_iteration_stats(self, timeout: Timeout = 0.0) -> list[ReportedStep]:
+        """Return the steps of all engines since the last call, oldest first.
+
+        Waits up to `timeout` (seconds or a timedelta; None: without limit) for the first step. Engines report twice a
+        second, and nothing while idle. Once every step has been read: raises SluiceError if the server does not provide
+        statistics (any more), RuntimeError after `shutdown`.
+        """
+        return [read_step(stats) for stats in self._session.steps.take_steps(timeout)]
+
+    def get_latest_stats(self, timeout: Timeout = 0.0) -> ReportedStep | None:
+        """Return the newest step since the last call, and discard those before it; None if there was none.
+
+        Waits and raises like `get_latest_iteration_stats`.
+        """
+        steps = self.get_latest_iteration_stats(timeout)
+        return steps[-1] if steps else None
+
+    def get_latest_request_stats(self, timeout: Timeout = 0.0) -> list[ReportedRequest]:
+        """Return the latest statistics of each request that changed since the last call.
+
+        Waits and raises like `get_latest_iteration_stats`.
+        """
+        requests = self._session.steps.take_requests(timeout)
+        return [read_request(stats, self._session.request_id(stats.request_id)) for stats in requests]
+
+    def get_kv_cache_events(self, timeout: Timeout = 0.0) -> list[KVCacheEvent]:
+        """Return the KV cache events of all engines since the last call, oldest first.
+
+        Waits up to `timeout` (seconds or a timedelta; None: without limit) for the first event. The first call starts
+        at the oldest events in the engines' buffers, whose size is `KvCacheConfig.event_buffer_max_size`. Raises
+        SluiceError if the engines keep no events; RuntimeError after `shutdown`, once every event has been read.
+        """
+        self.follow_kv_cache_events()
+        return self._session.cache_events.take(timeout)
+
+    async def aget_kv_cache_events(self, timeout: Timeout = 0.0) -> list[KVCacheEvent]:
+        """Like `get_kv_cache_events`, without blocking the event loop."""
+        deadline = Deadline(timeout)
+        while not (events := self.get_kv_cache_events(0)) and deadline.left != 0:
+            await asyncio.sleep(min(POLL_SECONDS, deadline.slice))
+        return events
+
+    def follow_kv_cache_events(self) -> None:
+        """Start receiving KV cache events, as the first `get_kv_cache_events` does."""
+        self._session.follow_cache()
+
+    @property
+    def latest_iteration(self) -> int:
+        """Number of the newest step that an engine has reported; 0 before the first report."""
+        return self._session.steps.latest_iteration
+
+    @property
+    def tokens_per_block(self) -> int:
+        """Tokens per KV cache block; 1 until an engine has reported a step."""
+        return self._session.steps.tokens_per_block
 
     def collective_rpc(
         self,
@@ -263,7 +321,7 @@ class GenerationExecutor(RequestQueue, EngineReports):
         try:
             self._end()
         finally:
-            self._submissions.ready.close()
+            self._ready.close()
             self._session.steps.close()
             self._session.cache_events.close()
 

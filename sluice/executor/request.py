@@ -1,14 +1,14 @@
-"""A request to an executor: its prompt, its options, and the retention priorities of its KV cache blocks."""
+"""A request to an executor: its prompt, options and adapters, and the retention priorities of its KV cache blocks."""
 
 import json
 from collections.abc import Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import astuple, dataclass, field, fields, replace
+from os import fspath
 from typing import Any, ClassVar, Literal, Self, TypedDict, get_args
 
 from sluice.client import KvCache, Options, Prompt, TokenRangeRetention
 from sluice.client.token_ids import as_ids, is_array, is_id
-from sluice.executor.adapter_requests import LoRARequest, PromptAdapterRequest
 from sluice.executor.errors import check_type, either
 from sluice.executor.sampling import SamplingParams
 from sluice.executor.waiting import Milliseconds, as_timedelta
@@ -27,6 +27,71 @@ OTHER_LIBRARIES = {
 """What to write in place of options of other libraries."""
 DEFAULT_PRIORITY = 35
 """Retention priority of KV cache blocks, as in TensorRT-LLM."""
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterRequest:
+    """What the requests of both kinds of adapter share. Their fields are a name, a number and a path, in this order.
+
+    Raises TypeError for a field of the wrong type.
+    """
+
+    def __post_init__(self) -> None:
+        names = [each.name for each in fields(self)]
+        object.__setattr__(self, names[-1], fspath(self.path))
+        for name, kind in zip(names, (str, int, str), strict=True):
+            check_type(name, getattr(self, name), kind)
+
+    @property
+    def name(self) -> str:
+        return self._values()[0]
+
+    @property
+    def adapter_id(self) -> int:
+        return self._values()[1]
+
+    @property
+    def path(self) -> str:
+        return self._values()[2]
+
+    def _values(self) -> tuple[str, int, str]:
+        name, number, path = astuple(self)
+        return name, number, path
+
+
+@dataclass(frozen=True, slots=True)
+class LoRARequest(AdapterRequest):
+    """A LoRA adapter. It is loaded when a request first uses it; without a path it must be on the server already.
+
+    Raises TypeError for a field of the wrong type.
+    """
+
+    lora_name: str
+    """Id of the adapter on the server. Each name stands for one adapter."""
+    lora_int_id: int = 0
+    """Must be the same in all requests with this name; otherwise unused, since the name identifies the adapter."""
+    lora_path: str = ""
+    """Folder as peft saves it, on this machine if the executor started its ring, else on the engines' machines."""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptAdapterRequest(AdapterRequest):
+    """A prompt adapter: the trained embeddings of prompt tuning.
+
+    It is loaded when a request first uses it; without a path it must be on the server already. Raises TypeError for a
+    field of the wrong type.
+    """
+
+    prompt_adapter_name: str
+    """Id of the adapter on the server. Each name stands for one adapter."""
+    prompt_adapter_id: int = 0
+    """Must be the same in all requests with this name; otherwise unused, since the name identifies the adapter."""
+    prompt_adapter_local_path: str = ""
+    """Folder as peft saves it, on this machine if the executor started its ring, else on the routers' machines."""
+
+    @property
+    def local_path(self) -> str:
+        return self.prompt_adapter_local_path
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +150,13 @@ class KvCacheRetentionConfig:
             if config.token_start < num_tokens
         ]
         return replace(self, token_range_retention_configs=ranges)
+
+
+OPTIONAL_PARTS: Mapping[str, type] = {
+    "lora_request": LoRARequest,
+    "prompt_adapter_request": PromptAdapterRequest,
+    "kv_cache_retention_config": KvCacheRetentionConfig,
+}
 
 
 class CommonOptions(TypedDict, total=False):
@@ -202,12 +274,9 @@ class GenerationRequest:
         check_type("sampling_params", self.sampling_params, SamplingParams)
         # A copy, which is checked again: the caller may have changed the parameters, and may change them later.
         object.__setattr__(self, "sampling_params", replace(self.sampling_params))
-        if self.lora_request is not None:
-            check_type("lora_request", self.lora_request, LoRARequest)
-        if self.prompt_adapter_request is not None:
-            check_type("prompt_adapter_request", self.prompt_adapter_request, PromptAdapterRequest)
-        if self.kv_cache_retention_config is not None:
-            check_type("kv_cache_retention_config", self.kv_cache_retention_config, KvCacheRetentionConfig)
+        for name, kind in OPTIONAL_PARTS.items():
+            if getattr(self, name) is not None:
+                check_type(name, getattr(self, name), kind)
 
     def with_id(self, request_id: int) -> Self:
         """A copy of the request with this `id`."""

@@ -4,6 +4,7 @@ import asyncio
 import concurrent.futures
 import logging
 import threading
+import uuid
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from functools import cache, partial
@@ -24,8 +25,7 @@ from sluice.executor.adapters import Adapters
 from sluice.executor.call import PendingCall
 from sluice.executor.errors import SHUT_DOWN
 from sluice.executor.forks import Creator
-from sluice.executor.kv_cache_events import KVCacheEventLog
-from sluice.executor.steps_log import StepsLog
+from sluice.executor.report_logs import KVCacheEventLog, StepsLog
 from sluice.executor.waiting import Deadline, Timeout
 from sluice.v1 import admin_pb2 as pb
 
@@ -65,6 +65,8 @@ class Session:
         self.cache_events = KVCacheEventLog()
         self._follows_cache = False
         self.accepting = True
+        # Request ids must be unique at the server, which other executors and clients may use too.
+        self._prefix = uuid.uuid4().hex[:12]
         self._calls: dict[str, PendingCall] = {}
         self._background: set[asyncio.Task[None]] = set()
         self._lock = threading.Lock()
@@ -80,6 +82,14 @@ class Session:
             self.close()
             raise
 
+    def wire_id(self, request_id: int) -> str:
+        """The id at the server of a request of this executor."""
+        return f"{self._prefix}-{request_id}"
+
+    def request_id(self, wire_id: str) -> int | None:
+        """The request id of a request at the server; None if another client sent it."""
+        return request_number(wire_id) if wire_id.rpartition("-")[0] == self._prefix else None
+
     def submit(self, call: PendingCall) -> None:
         """Start a call, without waiting for it. Raises RuntimeError after `finish` or `close`, and in a fork."""
         self._creator.check()
@@ -88,13 +98,13 @@ class Session:
                 raise RuntimeError(SHUT_DOWN)
             self._loop.call_soon_threadsafe(self._start, call)
 
-    def abort(self, wire_id: str) -> None:
+    def abort(self, request_id: int) -> None:
         """Abort a request at the server, or cancel its call if the server does not know the request. Does not wait."""
-        self._call_soon(self._begin_abort, wire_id)
+        self._call_soon(self._begin_abort, self.wire_id(request_id))
 
-    def cancel(self, wire_ids: list[str]) -> None:
+    def cancel(self, request_ids: list[int]) -> None:
         """Cancel the calls of requests. Does not wait."""
-        self._call_soon(self._cancel, wire_ids)
+        self._call_soon(self._cancel, list(map(self.wire_id, request_ids)))
 
     def run(self, call: Callable[[AsyncClient], Coroutine[Any, Any, T]]) -> T:
         """Run one call of the client and wait for its result.
@@ -253,6 +263,14 @@ class Session:
             task.cancel()
         await asyncio.gather(*tasks, *self._adapters.close(), return_exceptions=True)
         await self._client.close()
+
+
+def request_number(wire_id: str) -> int:
+    """The executor's request id in the server's id of a request ("prefix-7") or of one of its sequences ("prefix-7/0").
+
+    Raises ValueError.
+    """
+    return int(wire_id.rpartition("-")[2].partition("/")[0])
 
 
 async def _make_client(addresses: str | Sequence[str], options: ClientOptions) -> AsyncClient:

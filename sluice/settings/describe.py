@@ -10,11 +10,13 @@ from itertools import pairwise
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
-from sluice.settings.fields import LAUNCHER, ByteSize, OtherVariable
+from sluice.settings.fields import ADVANCED, LAUNCHER, ByteSize, OtherVariable
 from sluice.settings.process import ProcessSettings
 
 BOUNDS = {"ge": "≥ {}", "gt": "> {}", "le": "≤ {}", "lt": "< {}"}
 TYPE_NAMES = {bool: "bool", int: "int", float: "number", dict: "JSON object"}
+ADVANCED_TITLE = "Advanced: from TensorRT-LLM's configuration"
+"""Of the section in place of a setting's own for those that are ADVANCED."""
 BYTE_UNITS = {"GiB": 1 << 30, "MiB": 1 << 20, "KiB": 1 << 10}
 
 
@@ -35,6 +37,7 @@ class Setting:
     """As a user would write it; "required" without a default, "unset" for None, "empty" for a list or mapping."""
     description: str
     launcher_only: bool
+    advanced: bool
 
 
 def settings_of(cls: type[ProcessSettings]) -> dict[str, Setting]:
@@ -43,21 +46,27 @@ def settings_of(cls: type[ProcessSettings]) -> dict[str, Setting]:
 
 
 def sections_of(cls: type[ProcessSettings]) -> Mapping[str, list[Setting]]:
-    """The settings of a service by the docstring of the class that declares them; those of all services come first."""
+    """The settings of a service by the docstring of the class that declares them.
+
+    Those of all services come first, and advanced ones, of whatever class, last.
+    """
     return _sections_of(cls)  # type: ignore[arg-type] # mypy does not regard a dataclass's type as hashable
 
 
 @cache
 def _sections_of(cls: Any) -> dict[str, list[Setting]]:
     sections: dict[str, list[Setting]] = {}
+    advanced: list[Setting] = []
     undescribed = {field.name: field for field in fields(cls)}
     for section in (ProcessSettings, *reversed(cls.__mro__)):
         declared = [undescribed.pop(name) for name in inspect.get_annotations(section) if name in undescribed]
         if declared:
             texts = _field_docstrings(section)
             title = inspect.cleandoc(section.__doc__ or "")
-            sections[title] = [_describe(cls, field, texts[field.name]) for field in declared]
-    return sections
+            settings = [_describe(cls, field, texts[field.name]) for field in declared]
+            sections[title] = [setting for setting in settings if not setting.advanced]
+            advanced += [setting for setting in settings if setting.advanced]
+    return {title: settings for title, settings in {**sections, ADVANCED_TITLE: advanced}.items() if settings}
 
 
 def _describe(cls: type[ProcessSettings], field: Field[Any], description: str) -> Setting:
@@ -81,6 +90,7 @@ def _describe(cls: type[ProcessSettings], field: Field[Any], description: str) -
         default=_default(field, is_bytes),
         description=description,
         launcher_only=LAUNCHER in info.metadata,
+        advanced=ADVANCED in info.metadata,
     )
 
 

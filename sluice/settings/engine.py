@@ -3,7 +3,16 @@
 from dataclasses import dataclass, field
 from typing import Annotated, Final, Literal, get_args
 
-from sluice.settings.fields import LAUNCHER, ByteCount, NotEmpty, PositiveInt, PositiveSeconds, PriorityAging, Range
+from sluice.settings.fields import (
+    ADVANCED,
+    LAUNCHER,
+    ByteCount,
+    NotEmpty,
+    PositiveInt,
+    PositiveSeconds,
+    PriorityAging,
+    Range,
+)
 
 ChunkingPolicy = Literal["first_come_first_served", "equal_progress"]
 CapacityPolicy = Literal["max_utilization", "guaranteed_no_evict", "static_batch"]
@@ -174,7 +183,7 @@ class ProcessorNames:
     logits_processor_batched: str | None = None
     """Function, as module:function, that processes the logits of all sequences that request the processor "batched" in
     one call."""
-    logits_processor_replicate: bool = False
+    logits_processor_replicate: Annotated[bool, ADVANCED] = False
     """With tensor parallelism, call logits processors on every rank with the same arguments. Only the result of rank 0
     is used."""
     logits_processor_timeout: PositiveSeconds = 10.0
@@ -220,15 +229,15 @@ DEBUG_STEP: Final = "iteration_"
 class DebugOptions:
     """Debugging"""
 
-    debug_tensors: tuple[str, ...] = ()
+    debug_tensors: Annotated[tuple[str, ...], ADVANCED] = ()
     """Arrays of each step to write to `debug_folder`: any of input_ids, position_ids, sequence_length,
     host_past_key_value_lengths, last_token_ids, logits. Makes steps slower. See docs/tensors.md."""
-    debug_folder: Annotated[str | None, NotEmpty()] = None
+    debug_folder: Annotated[str | None, NotEmpty(), ADVANCED] = None
     """Folder for the arrays of debug_tensors, which are written to ID/iteration_N/NAME.npy, where ID is the engine's
     `id`."""
-    debug_max_steps: Annotated[int, Range(ge=1, le=1 << 20)] = 1000
+    debug_max_steps: Annotated[int, Range(ge=1, le=1 << 20), ADVANCED] = 1000
     """Number of steps to keep in debug_folder. Older steps are deleted."""
-    debug_max_size: ByteCount = 1 << 30
+    debug_max_size: Annotated[ByteCount, ADVANCED] = 1 << 30
     """Maximum size of all steps in debug_folder. Older steps are deleted; the newest one is always kept."""
 
 
@@ -264,20 +273,20 @@ class LoraOptions:
     """Folder whose subfolders are adapters to load into host memory at startup."""
     lora_max_adapter_size: Annotated[int, Range(ge=1, le=512)] = 64
     """Maximum rank of an adapter."""
-    lora_optimal_adapter_size: Annotated[int, Range(ge=1, le=512)] = 8
+    lora_optimal_adapter_size: Annotated[int, Range(ge=1, le=512), ADVANCED] = 8
     """Ranks per page of adapter memory. An adapter occupies as many pages per linear layer as its rank requires."""
     lora_device_cache_percent: Annotated[float, Range(gt=0, le=0.95)] = 0.02
     """Fraction, not percentage, of the device memory that is free after loading the model to reserve for adapters. The
     KV cache is sized afterwards."""
-    lora_num_device_module_layer: Annotated[int | None, Range(ge=1)] = None
+    lora_num_device_module_layer: Annotated[int | None, Range(ge=1), ADVANCED] = None
     """Size of the adapter cache on the device, counted in ranks of one linear map of one layer. Replaces
     lora_device_cache_percent."""
     lora_host_cache_size: ByteCount = 1 << 30
     """Host memory for adapters."""
-    lora_num_host_module_layer: Annotated[int | None, Range(ge=1)] = None
+    lora_num_host_module_layer: Annotated[int | None, Range(ge=1), ADVANCED] = None
     """Size of the adapter cache in host memory, counted in ranks of one linear map of one layer. Replaces
     lora_host_cache_size."""
-    lora_num_put_workers: Annotated[int, Range(ge=1, le=64)] = 1
+    lora_num_put_workers: Annotated[int, Range(ge=1, le=64), ADVANCED] = 1
     """Threads that read adapters from disk."""
 
 

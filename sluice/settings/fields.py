@@ -59,6 +59,9 @@ PortNumber = Annotated[int, Range(ge=0, le=65535)]
 ByteCount = Annotated[int, ByteSize()]
 LAUNCHER: Final = "launcher"
 """Annotation of a setting that only a launcher passes. It is omitted from `--help` and docs/settings.md."""
+ADVANCED: Final = "advanced"
+"""Annotation of a setting that exists only because TensorRT-LLM's configuration has it. `--help` and docs/settings.md
+list these settings apart."""
 
 
 def section_of(settings: object, section: type[T]) -> T:

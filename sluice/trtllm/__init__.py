@@ -18,14 +18,20 @@ from sluice.executor import (
     UniqueToken,
 )
 from sluice.trtllm import kv_cache
-from sluice.trtllm.cache_config import KvCacheConfig, KvCacheRetentionConfig, RuntimeDefaults
 from sluice.trtllm.config import (
     CacheTransceiverConfig,
     DebugConfig,
+    DynamicBatchConfig,
     ExecutorConfig,
     ExtendedRuntimePerfKnobConfig,
+    GuidedDecodingConfig,
+    KvCacheConfig,
     LogitsPostProcessorConfig,
+    OrchestratorConfig,
+    ParallelConfig,
     PeftCacheConfig,
+    RuntimeDefaults,
+    SchedulerConfig,
 )
 from sluice.trtllm.enums import (
     BatchingType,
@@ -40,17 +46,23 @@ from sluice.trtllm.enums import (
     RequestStage,
     RequestType,
 )
-from sluice.trtllm.errors import OptionError, UnsupportedOptionError
 from sluice.trtllm.executor import Executor
-from sluice.trtllm.guided import GuidedDecodingConfig, GuidedDecodingParams
-from sluice.trtllm.kv_cache_events import KVCacheEventManager
-from sluice.trtllm.metrics import KvCacheMetrics, RequestPerfMetrics, SpeculativeDecodingMetrics, TimingMetrics
-from sluice.trtllm.model_inputs import ContextPhaseParams, LoraConfig, MropeConfig, MultimodalInput, PromptTuningConfig
-from sluice.trtllm.parallel import OrchestratorConfig, ParallelConfig
-from sluice.trtllm.request import Request
+from sluice.trtllm.kv_cache import KVCacheEventManager
+from sluice.trtllm.options import OptionError, UnsupportedOptionError
+from sluice.trtllm.request import (
+    AdditionalModelOutput,
+    ContextPhaseParams,
+    GuidedDecodingParams,
+    KvCacheRetentionConfig,
+    LoraConfig,
+    MropeConfig,
+    MultimodalInput,
+    OutputConfig,
+    PromptTuningConfig,
+    Request,
+    SamplingConfig,
+)
 from sluice.trtllm.result import AdditionalOutput, Response, Result, deserialize_result
-from sluice.trtllm.sampling import AdditionalModelOutput, OutputConfig, SamplingConfig
-from sluice.trtllm.scheduler import DynamicBatchConfig, SchedulerConfig
 from sluice.trtllm.speculation import (
     DecodingConfig,
     DecodingMode,
@@ -65,11 +77,15 @@ from sluice.trtllm.statistics import (
     DisServingRequestStats,
     InflightBatchingStats,
     IterationStats,
+    KvCacheMetrics,
     KvCacheStats,
+    RequestPerfMetrics,
     RequestStats,
     RequestStatsPerIteration,
     SpecDecodingStats,
+    SpeculativeDecodingMetrics,
     StaticBatchingStats,
+    TimingMetrics,
 )
 
 SchedulerPolicy = CapacitySchedulerPolicy

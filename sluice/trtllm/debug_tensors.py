@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from sluice.executor.forks import remove_with
 from sluice.settings.engine import DEBUG_INPUTS, DEBUG_OUTPUTS, DEBUG_STEP
 from sluice.trtllm.config import DebugConfig
-from sluice.trtllm.errors import OptionError, UnsupportedOptionError
+from sluice.trtllm.options import OptionError, UnsupportedOptionError
 from sluice.trtllm.statistics import DebugTensorsPerIteration
 
 if TYPE_CHECKING:

@@ -2,7 +2,7 @@
 
 from enum import Enum
 
-from sluice.trtllm.errors import OptionError
+from sluice.trtllm.options import OptionError
 
 
 class ModelType(Enum):

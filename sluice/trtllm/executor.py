@@ -7,34 +7,36 @@ from datetime import timedelta
 from functools import partial
 from os import PathLike
 from pathlib import Path
-from typing import Any, NamedTuple, Self, overload
+from typing import Any, Self, overload
 from weakref import WeakKeyDictionary
 
 from sluice import executor
 from sluice.checkpoint.folder import open_checkpoint
 from sluice.client.token_ids import as_id, as_ids, is_id
 from sluice.executor import GenerationExecutor, GenerationResult
+from sluice.executor.callbacks import RequestProcessors
 from sluice.executor.forks import Creator
-from sluice.executor.request_processors import RequestProcessors
+from sluice.executor.waiting import Timeout
 from sluice.trtllm.config import ExecutorConfig
 from sluice.trtllm.debug_tensors import DebugFolder
 from sluice.trtllm.enums import ModelType
-from sluice.trtllm.errors import OptionError, UnsupportedOptionError
-from sluice.trtllm.kv_cache_events import KVCacheEventManager
-from sluice.trtllm.lora_tasks import LoraTasks
-from sluice.trtllm.open_request import OpenRequest
+from sluice.trtllm.kv_cache import KVCacheEventManager
+from sluice.trtllm.lora import LoraTasks
+from sluice.trtllm.open_request import OpenRequest, RowWidths
+from sluice.trtllm.options import OptionError, UnsupportedOptionError
 from sluice.trtllm.processors import DYNAMIC, request_processor
-from sluice.trtllm.read_statistics import read_request, read_step, step_number
 from sluice.trtllm.request import Request
 from sluice.trtllm.result import Response
-from sluice.trtllm.statistics import DebugTensorsPerIteration, IterationStats, RequestStatsPerIteration
-from sluice.trtllm.tensors import RowWidths
-from sluice.trtllm.to_request import Translator
+from sluice.trtllm.statistics import (
+    DebugTensorsPerIteration,
+    IterationStats,
+    RequestStatsPerIteration,
+    read_request,
+    read_step,
+    step_number,
+)
+from sluice.trtllm.to_request import Translator, Words
 from sluice.trtllm.to_ring import has_adapters, is_static, ring_arguments
-from sluice.trtllm.words import Words
-
-Timeout = timedelta | float | None
-"""A number is in seconds; None: no timeout."""
 
 
 class Executor:
@@ -91,7 +93,7 @@ class Executor:
         after `shutdown`.
         """
         self._check_running()
-        return self._submit(self._prepare(request))
+        return self._submit(*self._prepare(request))
 
     def enqueue_requests(self, requests: Sequence[Request]) -> list[int]:
         """Start requests in order, and return their ids. Raises like `enqueue_request`, before any is started."""
@@ -103,9 +105,9 @@ class Executor:
             except Exception as error:
                 error.add_note(f"in requests[{i}]; none of the requests was enqueued")
                 raise
-        return [self._submit(each) for each in prepared]
+        return [self._submit(*each) for each in prepared]
 
-    def _prepare(self, request: Request) -> "_Prepared":
+    def _prepare(self, request: Request) -> tuple[Callable[[], GenerationResult], OpenRequest]:
         """Translate a request. A request that this accepts can be submitted and its responses can be read."""
         if not isinstance(request, Request):
             raise TypeError(f"a request must be a Request, not {type(request).__name__}")
@@ -114,19 +116,19 @@ class Executor:
         if (function := request_processor(request)) is not None:
             submit = partial(self._processors.submit, submit, function)
         num_outputs = max(1, translated.sampling_params.n)
-        return _Prepared(submit, OpenRequest(request, num_outputs, time.time(), self._widths))
+        return submit, OpenRequest(request, num_outputs, time.time(), self._widths)
 
-    def _submit(self, prepared: "_Prepared") -> int:
+    def _submit(self, submit: Callable[[], GenerationResult], responses: OpenRequest) -> int:
         # Under the lock, so that another thread cannot process a response of a request that is not registered yet.
         with self._lock:
-            result = prepared.submit()
+            result = submit()
             self._open[result.request_id] = result
-            self._requests[result] = prepared.responses
+            self._requests[result] = responses
             self._last_id = max(self._last_id, result.request_id)
         return result.request_id
 
     @overload
-    def await_responses(self, timeout: timedelta | float | None = None) -> list[Response]: ...
+    def await_responses(self, timeout: Timeout = None) -> list[Response]: ...
 
     @overload
     def await_responses(self, id: int, timeout: Timeout = None) -> list[Response]: ...
@@ -265,13 +267,6 @@ class Executor:
         self._creator.check()
         if self._shut_down:
             raise RuntimeError("the executor was shut down")
-
-
-class _Prepared(NamedTuple):
-    """A translated request."""
-
-    submit: Callable[[], GenerationResult]
-    responses: OpenRequest
 
 
 def _parse(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int | Sequence[int] | None, Timeout]:

@@ -2,15 +2,12 @@
 
 import inspect
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sluice.executor.callbacks import Processor, module_name
-from sluice.executor.submissions import request_number
-from sluice.trtllm.errors import OptionError, UnsupportedOptionError
+from sluice.executor.session import request_number
+from sluice.trtllm.options import OptionError, UnsupportedOptionError
 from sluice.trtllm.request import Request
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 DYNAMIC = "dynamic"
 """Name of the processor that calls `Request.logits_post_processor`. TensorRT-LLM reserves this name too."""
@@ -20,17 +17,16 @@ ARGUMENTS = 5
 """Older versions of TensorRT-LLM pass one less: they have no client id."""
 
 
-def processor(option: str, function: object) -> Processor | str:
+def processor(option: str, function: object, *, batched: bool = False) -> Processor | str:
     """The name of a function that the engine can import; for others, a function for the engine to call in this program.
 
-    Raises UnsupportedOptionError for anything but a function or a name.
+    `batched`: the function is called with lists. Raises UnsupportedOptionError for anything but a function or a name.
     """
-    return _importable(option, function) or _single(_callable(option, function))
-
-
-def batched_processor(option: str, function: object) -> Processor | str:
-    """Like `processor`, for a function that is called with lists."""
-    return _importable(option, function) or _batched(_callable(option, function))
+    if isinstance(function, str):
+        return function
+    found = _callable(option, function)
+    importable = module_name(found) if _has_client_id(found) else None
+    return importable or _with_numbers(found, batched=batched)
 
 
 def request_processor(request: Request) -> Processor | None:
@@ -46,14 +42,7 @@ def request_processor(request: Request) -> Processor | None:
     # The import takes seconds, and the engine's call has a time limit.
     import torch  # noqa: F401
 
-    return _single(function)
-
-
-def _importable(option: str, function: object) -> str | None:
-    if isinstance(function, str):
-        return function
-    found = _callable(option, function)
-    return module_name(found) if _has_client_id(found) else None
+    return _with_numbers(function, batched=False)
 
 
 def _callable(option: str, function: object) -> Callable[..., Any]:
@@ -62,27 +51,13 @@ def _callable(option: str, function: object) -> Callable[..., Any]:
     return function
 
 
-def _single(function: Callable[..., Any]) -> Processor:
+def _with_numbers(function: Callable[..., Any], *, batched: bool) -> Processor:
+    """Calls the function with TensorRT-LLM's request ids, which are numbers, and with its stream."""
     has_client_id = _has_client_id(function)
 
-    def call(name: str, logits: "Tensor", ids: list[list[int]], _stream: None, client_id: int | None) -> None:
-        arguments = request_number(name), logits, ids, DEFAULT_STREAM, client_id
-        function(*(arguments if has_client_id else arguments[:-1]))
-
-    return call
-
-
-def _batched(function: Callable[..., Any]) -> Processor:
-    has_client_id = _has_client_id(function)
-
-    def call(
-        names: list[str],
-        logits: "list[Tensor]",
-        ids: list[list[list[int]]],
-        _stream: None,
-        client_ids: list[int | None],
-    ) -> None:
-        arguments = list(map(request_number, names)), logits, ids, DEFAULT_STREAM, client_ids
+    def call(names: Any, logits: Any, ids: Any, _stream: None, client_ids: Any) -> None:
+        numbers = list(map(request_number, names)) if batched else request_number(names)
+        arguments = numbers, logits, ids, DEFAULT_STREAM, client_ids
         function(*(arguments if has_client_id else arguments[:-1]))
 
     return call

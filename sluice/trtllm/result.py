@@ -4,10 +4,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sluice.trtllm.enums import FinishReason
-from sluice.trtllm.errors import UnsupportedOptionError
-from sluice.trtllm.metrics import RequestPerfMetrics
-from sluice.trtllm.model_inputs import ContextPhaseParams
+from sluice.trtllm.options import UnsupportedOptionError
+from sluice.trtllm.request import ContextPhaseParams
 from sluice.trtllm.speculation import SpeculativeDecodingFastLogitsInfo
+from sluice.trtllm.statistics import RequestPerfMetrics
 
 
 @dataclass(eq=False)

@@ -1,31 +1,33 @@
 """Draft tokens, and decoding modes."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntFlag, auto
-from typing import Any, ClassVar
+from typing import Annotated, Any
 
-from sluice.trtllm.checked import ABOVE_0_TO_1, MATRIX, NOT_EMPTY, NOT_NEGATIVE, POSITIVE, Checked, Limit
-from sluice.trtllm.errors import OptionError, UnsupportedOptionError
+from sluice.trtllm.options import (
+    ABOVE_0_TO_1,
+    MATRIX,
+    NOT_EMPTY,
+    NOT_NEGATIVE,
+    POSITIVE,
+    Checked,
+    OptionError,
+    UnsupportedOptionError,
+)
 
 
 @dataclass(eq=False)
 class ExternalDraftTokensConfig(Checked):
     """Draft tokens of a request. Raises OptionError for a value out of range, or for logits of a wrong shape."""
 
-    tokens: Sequence[int]
+    tokens: Annotated[Sequence[int], NOT_EMPTY]
     """The expected output, from its first token on."""
-    logits: Any = None
+    logits: Annotated[Any, MATRIX] = None
     """Tensor [tokens, vocabulary] of the logits that the draft tokens were sampled from."""
-    acceptance_threshold: float | None = None
+    acceptance_threshold: Annotated[float | None, ABOVE_0_TO_1] = None
     """In (0, 1]; effective only with `logits`."""
     fast_logits: bool | None = None
-
-    LIMITS: ClassVar[Mapping[str, Limit]] = {
-        "tokens": NOT_EMPTY,
-        "logits": MATRIX,
-        "acceptance_threshold": ABOVE_0_TO_1,
-    }
 
     def __post_init__(self) -> None:
         if self.logits is not None and not self.fast_logits and len(self.logits) != len(self.tokens):
@@ -34,15 +36,9 @@ class ExternalDraftTokensConfig(Checked):
 
 @dataclass
 class LookaheadDecodingConfig(Checked):
-    max_window_size: int
-    max_ngram_size: int
-    max_verification_set_size: int
-
-    LIMITS: ClassVar[Mapping[str, Limit]] = {
-        "max_window_size": POSITIVE,
-        "max_ngram_size": POSITIVE,
-        "max_verification_set_size": NOT_NEGATIVE,
-    }
+    max_window_size: Annotated[int, POSITIVE]
+    max_ngram_size: Annotated[int, POSITIVE]
+    max_verification_set_size: Annotated[int, NOT_NEGATIVE]
 
     def __post_init__(self) -> None:
         if self.max_ngram_size == 1 and (self.max_window_size, self.max_verification_set_size) != (1, 0):
@@ -79,7 +75,7 @@ class EagleConfig:
     greedy_sampling: bool = True
     posterior_threshold: float | None = None
     use_dynamic_tree: bool = False
-    dynamic_tree_max_topK: int | None = None  # noqa: N815
+    dynamic_tree_max_topK: int | None = None
 
 
 @dataclass
@@ -111,78 +107,43 @@ class _Mode(IntFlag):
 _BOTH = _Mode.TOP_K | _Mode.TOP_P
 
 
+def _creates(mode: _Mode) -> "Callable[[], DecodingMode]":
+    return lambda: DecodingMode(mode)
+
+
+def _has(mode: _Mode) -> "Callable[[DecodingMode], bool]":
+    return lambda self: mode in self._mode
+
+
 class DecodingMode:
     """How tokens are decoded. Create one with a static method, such as `DecodingMode.TopK()`."""
 
     def __init__(self, mode: _Mode) -> None:
         self._mode = mode
 
-    # ruff: noqa: N802
-    @staticmethod
-    def Auto() -> "DecodingMode":
-        return DecodingMode(_Mode.AUTO)
+    Auto = staticmethod(_creates(_Mode.AUTO))
+    TopK = staticmethod(_creates(_Mode.TOP_K))
+    TopP = staticmethod(_creates(_Mode.TOP_P))
+    TopKTopP = staticmethod(_creates(_BOTH))
+    BeamSearch = staticmethod(_creates(_Mode.BEAM_SEARCH))
+    Medusa = staticmethod(_creates(_Mode.MEDUSA))
+    Lookahead = staticmethod(_creates(_Mode.LOOKAHEAD))
+    ExplicitDraftTokens = staticmethod(_creates(_Mode.EXPLICIT_DRAFT_TOKENS))
+    Eagle = staticmethod(_creates(_Mode.EAGLE))
 
-    @staticmethod
-    def TopK() -> "DecodingMode":
-        return DecodingMode(_Mode.TOP_K)
+    isAuto = _has(_Mode.AUTO)
+    isTopK = _has(_Mode.TOP_K)
+    isTopP = _has(_Mode.TOP_P)
+    isTopKandTopP = _has(_BOTH)
+    isBeamSearch = _has(_Mode.BEAM_SEARCH)
+    isMedusa = _has(_Mode.MEDUSA)
+    isLookahead = _has(_Mode.LOOKAHEAD)
+    isExplicitDraftTokens = _has(_Mode.EXPLICIT_DRAFT_TOKENS)
+    isEagle = _has(_Mode.EAGLE)
 
-    @staticmethod
-    def TopP() -> "DecodingMode":
-        return DecodingMode(_Mode.TOP_P)
-
-    @staticmethod
-    def TopKTopP() -> "DecodingMode":
-        return DecodingMode(_BOTH)
-
-    @staticmethod
-    def BeamSearch() -> "DecodingMode":
-        return DecodingMode(_Mode.BEAM_SEARCH)
-
-    @staticmethod
-    def Medusa() -> "DecodingMode":
-        return DecodingMode(_Mode.MEDUSA)
-
-    @staticmethod
-    def Lookahead() -> "DecodingMode":
-        return DecodingMode(_Mode.LOOKAHEAD)
-
-    @staticmethod
-    def ExplicitDraftTokens() -> "DecodingMode":
-        return DecodingMode(_Mode.EXPLICIT_DRAFT_TOKENS)
-
-    @staticmethod
-    def Eagle() -> "DecodingMode":
-        return DecodingMode(_Mode.EAGLE)
-
-    def isAuto(self) -> bool:
-        return _Mode.AUTO in self._mode
-
-    def isTopK(self) -> bool:
-        return _Mode.TOP_K in self._mode
-
-    def isTopP(self) -> bool:
-        return _Mode.TOP_P in self._mode
-
+    # ruff: noqa: N802, N815
     def isTopKorTopP(self) -> bool:
-        return bool(self._mode & _BOTH)
-
-    def isTopKandTopP(self) -> bool:
-        return _BOTH in self._mode
-
-    def isBeamSearch(self) -> bool:
-        return _Mode.BEAM_SEARCH in self._mode
-
-    def isMedusa(self) -> bool:
-        return _Mode.MEDUSA in self._mode
-
-    def isLookahead(self) -> bool:
-        return _Mode.LOOKAHEAD in self._mode
-
-    def isExplicitDraftTokens(self) -> bool:
-        return _Mode.EXPLICIT_DRAFT_TOKENS in self._mode
-
-    def isEagle(self) -> bool:
-        return _Mode.EAGLE in self._mode
+        return self.isTopK() or self.isTopP()
 
     def useVariableBeamWidthSearch(self, use: bool) -> "DecodingMode":
         """Not supported: raises UnsupportedOptionError if `use` is true."""

@@ -1,57 +1,37 @@
 """Translates a `Request` to the executor's `GenerationRequest`."""
 
 import logging
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
+
+from tokenizers import Tokenizer
 
 from sluice import executor
 from sluice.client import Options
 from sluice.client.token_ids import as_ids
 from sluice.executor import GenerationRequest, SamplingParams
-from sluice.trtllm.bias import Bias, read_bias
-from sluice.trtllm.cache_config import KvCacheRetentionConfig
+from sluice.executor.sampling import NEUTRAL_WITHOUT_BEAMS, NO_END
 from sluice.trtllm.enums import KvCacheTransferMode
-from sluice.trtllm.errors import OptionError, UnsupportedOptionError, refuse_added, refuse_changed
-from sluice.trtllm.guided import GuidedDecodingParams, GuideType
-from sluice.trtllm.lora_tasks import LoraTasks
-from sluice.trtllm.model_inputs import PromptTuningConfig
+from sluice.trtllm.lora import LoraTasks
+from sluice.trtllm.options import OptionError, UnsupportedOptionError, refuse_added, refuse_changed, translated
 from sluice.trtllm.processors import DYNAMIC
-from sluice.trtllm.request import DEFAULT_PRIORITY, Request
-from sluice.trtllm.sampling import OutputConfig, SamplingConfig
+from sluice.trtllm.request import (
+    DEFAULT_PRIORITY,
+    GuidedDecodingParams,
+    GuideType,
+    KvCacheRetentionConfig,
+    OutputConfig,
+    PromptTuningConfig,
+    Request,
+    SamplingConfig,
+)
 from sluice.trtllm.speculation import ExternalDraftTokensConfig
-from sluice.trtllm.words import Words
 
 log = logging.getLogger("sluice.trtllm")
-NO_END = -1
-DECODER_ONLY = "only decoder-only models are served"
 NO_ADAPTERS = "engines serve adapters only if ExecutorConfig.peft_cache_config is set"
-MULTIMODAL = "images and other modalities are not implemented"
-MODEL_DRAFTS = (
-    "draft tokens can only come from external_draft_tokens_config, or from the engine's n-grams or draft model"
-)
-REQUEST_REASONS = {
-    "multimodal_input": MULTIMODAL,
-    "multimodal_embedding": MULTIMODAL,
-    "mrope_config": MULTIMODAL,
-    "lookahead_config": MODEL_DRAFTS,
-    "eagle_config": MODEL_DRAFTS,
-    "encoder_input_token_ids": DECODER_ONLY,
-    "encoder_input_features": DECODER_ONLY,
-    "encoder_output_length": DECODER_ONLY,
-    "cross_attention_mask": DECODER_ONLY,
-    "skip_cross_attn_blocks": DECODER_ONLY,
-    "language_adapter_uid": DECODER_ONLY,
-    "request_type": "context and generation always run in the same engine",
-    "context_phase_params": "context and generation always run in the same engine",
-}
-SAMPLING_REASONS = {
-    "top_p_min": "top_p does not decay",
-    "top_p_reset_ids": "top_p does not decay",
-    "beam_width_array": "the width of a beam search is constant",
-}
-OUTPUT_REASONS = {
-    "return_encoder_output": DECODER_ONLY,
-}
 FAST_LOGITS_REASON = "no draft model runs in another process; give logits as a tensor"
 GUIDES = {
     GuideType.JSON_SCHEMA: "json",
@@ -59,6 +39,31 @@ GUIDES = {
     GuideType.EBNF_GRAMMAR: "grammar",
     GuideType.STRUCTURAL_TAG: "structural_tag",
 }
+DEFAULTS: dict[str, Any] = {
+    "temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": 0,
+    "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0,
+}  # fmt: skip
+"""TensorRT-LLM's values of unset parameters, in place of the server's."""
+UNBOUNDED = 1e4
+"""A bias of a larger magnitude bans or forces its token, since no model's logits are that far apart."""
+UNDECODABLE = "\ufffd"
+
+
+class Words:
+    """Decodes words with the checkpoint's tokenizer."""
+
+    def __init__(self, tokenizer_file: Path) -> None:
+        self._tokenizer: Tokenizer = Tokenizer.from_file(str(tokenizer_file))
+
+    def text(self, option: str, ids: Sequence[int]) -> str:
+        """The text of a word. Raises UnsupportedOptionError unless the tokenizer encodes that text as these tokens."""
+        text: str = self._tokenizer.decode(list(ids), skip_special_tokens=True)
+        if UNDECODABLE in text or self._tokenizer.encode(text, add_special_tokens=False).ids != list(ids):
+            raise UnsupportedOptionError(
+                f"{option} {list(ids)}",
+                "words of several tokens are matched as text, which the tokenizer does not encode as these tokens",
+            )
+        return text
 
 
 @dataclass(slots=True, kw_only=True)
@@ -122,8 +127,7 @@ class Translator:
         )
         if request.embedding_bias is None:
             return params
-        bias = read_bias(request.embedding_bias, self.vocab_size)
-        return _biased(params, bias) if isinstance(bias, Bias) else InvalidParams(reason=bias)
+        return _biased(params, request.embedding_bias, self.vocab_size)
 
     def _words(self, request: Request) -> dict[str, Any]:
         stops, bads = request.stop_words or (), request.bad_words or ()
@@ -136,19 +140,10 @@ class Translator:
         }
 
 
-DEFAULTS: dict[str, Any] = {
-    "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": 0,
-    "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0,
-}  # fmt: skip
-"""TensorRT-LLM's values of unset parameters, in place of the server's."""
-
-
 def _check(request: Request) -> None:
     refuse_added(request)
-    defaults = Request([0], 1)
-    refuse_changed(request, defaults, REQUEST_REASONS)
-    refuse_changed(request.sampling_config, defaults.sampling_config, SAMPLING_REASONS)
-    refuse_changed(request.output_config, defaults.output_config, OUTPUT_REASONS)
+    for owner in (request, request.sampling_config, request.output_config):
+        refuse_changed(owner)
     if (decay := request.sampling_config.top_p_decay) not in (None, 1.0):
         raise UnsupportedOptionError(f"SamplingConfig.top_p_decay = {decay}", "top_p does not decay")
     positions = request.position_ids
@@ -157,42 +152,24 @@ def _check(request: Request) -> None:
 
 
 def _sampling(config: SamplingConfig, num_return_sequences: int) -> SamplingParams:
-    n = config.num_return_sequences or num_return_sequences
-    greedy = not config.top_k and config.top_p is None
-    params = SamplingParams(
-        n=n,
-        temperature=0.0 if greedy else 1.0 if config.temperature is None else config.temperature,
-        min_tokens=config.min_tokens,
-        no_repeat_ngram_size=config.no_repeat_ngram_size,
-        **_with_defaults(config),
-    )
-    if config.beam_width > 1 and config.temperature not in (None, 0.0, 1.0):
+    beams = config.beam_width > 1
+    if beams and config.temperature not in (None, 0.0, 1.0):
         reason = "beam search does not divide the logits by a temperature"
         raise UnsupportedOptionError(f"SamplingConfig.temperature = {config.temperature}", reason)
-    if config.beam_width == 1:
+    given: dict[str, Any] = {name: value for name, value in DEFAULTS.items() if getattr(config, name) is None}
+    if not config.top_k and config.top_p is None:
+        given["temperature"] = 0.0
+    if beams:
+        given |= {"best_of": config.beam_width, "use_beam_search": True}
+    else:
         # Without beams, their options have no effect, as in TensorRT-LLM.
-        return params
-    return replace(
-        params,
-        n=config.num_return_sequences or config.beam_width,
-        best_of=config.beam_width,
-        use_beam_search=True,
-        length_penalty=config.length_penalty,
-        early_stopping=config.early_stopping,
-        beam_search_diversity_rate=config.beam_search_diversity_rate,
-    )
-
-
-def _with_defaults(config: SamplingConfig) -> dict[str, Any]:
-    given = {name: getattr(config, name) for name in DEFAULTS}
-    return {name: DEFAULTS[name] if value is None else value for name, value in given.items()}
+        given |= dict.fromkeys(NEUTRAL_WITHOUT_BEAMS)
+    n = config.num_return_sequences or (config.beam_width if beams else num_return_sequences)
+    return translated(SamplingParams, config, n=n, **given)
 
 
 def _outputs(config: OutputConfig) -> dict[str, Any]:
-    tensors = [
-        executor.AdditionalModelOutput(name=tensor.name, gather_context=tensor.gather_context)
-        for tensor in config.additional_model_outputs or ()
-    ]
+    tensors = [translated(executor.AdditionalModelOutput, tensor) for tensor in config.additional_model_outputs or ()]
     return {
         "logprobs": 0 if config.return_log_probs else None,
         "return_context_logits": config.return_context_logits,
@@ -201,13 +178,23 @@ def _outputs(config: OutputConfig) -> dict[str, Any]:
     }
 
 
-def _biased(params: SamplingParams, bias: Bias) -> SamplingParams:
-    banned = [*(params.bad_token_ids or ()), *bias.banned]
+def _biased(params: SamplingParams, tensor: Any, vocab_size: int) -> SamplingParams:
+    """The parameters with the biases in a tensor [vocab_size]; InvalidParams if it cannot be used."""
+    if tuple(tensor.shape) != (vocab_size,):
+        reason = f"embedding bias shape is not as expected: it is {list(tensor.shape)}, must be [{vocab_size}]"
+        return InvalidParams(reason=reason)
+    biases = {token: float(value) for token, value in enumerate(tensor.tolist()) if value != 0}
+    if any(map(math.isnan, biases.values())):
+        return InvalidParams(reason="embedding bias must not be NaN")
+    banned = [token for token, value in biases.items() if value < -UNBOUNDED]
+    highest = max(biases.values(), default=0.0)
+    # Among several tokens above UNBOUNDED, only those with the highest bias can win.
+    forced = [token for token, value in biases.items() if value == highest] if highest > UNBOUNDED else []
     return replace(
         params,
-        embedding_bias=bias.added or None,
-        bad_token_ids=banned or None,
-        allowed_token_ids=bias.forced or None,
+        embedding_bias={token: value for token, value in biases.items() if abs(value) <= UNBOUNDED} or None,
+        bad_token_ids=[*(params.bad_token_ids or ()), *banned] or None,
+        allowed_token_ids=forced or None,
     )
 
 
@@ -246,14 +233,8 @@ def _retention(config: KvCacheRetentionConfig | None) -> executor.KvCacheRetenti
     if config.transfer_mode is not KvCacheTransferMode.DRAM or config.directory:
         reason = "evicted blocks can only be kept in main memory"
         raise UnsupportedOptionError("KvCacheRetentionConfig.transfer_mode", reason)
-    return executor.KvCacheRetentionConfig(
-        [
-            executor.TokenRangeRetentionConfig(part.token_start, part.token_end, part.priority, part.duration_ms)
-            for part in config.token_range_retention_configs
-        ],
-        config.decode_retention_priority,
-        config.decode_duration_ms,
-    )
+    ranges = [translated(executor.TokenRangeRetentionConfig, part) for part in config.token_range_retention_configs]
+    return translated(executor.KvCacheRetentionConfig, config, token_range_retention_configs=ranges)
 
 
 def _priority(priority: float) -> executor.Priority:

@@ -1,24 +1,30 @@
 """Translates an `ExecutorConfig` to arguments of `GenerationExecutor.create`."""
 
 import logging
-from collections.abc import Sequence
 from typing import Any
 
 from sluice import executor
-from sluice.trtllm.cache_config import KvCacheConfig
 from sluice.trtllm.config import (
     ExecutorConfig,
     ExtendedRuntimePerfKnobConfig,
+    KvCacheConfig,
     LogitsPostProcessorConfig,
     NoAdapters,
+    ParallelConfig,
     PeftCacheConfig,
+    SchedulerConfig,
 )
 from sluice.trtllm.debug_tensors import debug_names
 from sluice.trtllm.enums import BatchingType, CapacitySchedulerPolicy
-from sluice.trtllm.errors import OptionError, UnsupportedOptionError, refuse_added, refuse_changed
-from sluice.trtllm.parallel import OrchestratorConfig, ParallelConfig
-from sluice.trtllm.processors import DYNAMIC, batched_processor, processor
-from sluice.trtllm.scheduler import SchedulerConfig
+from sluice.trtllm.options import (
+    OptionError,
+    UnsupportedOptionError,
+    changed_without_effect,
+    refuse_added,
+    refuse_changed,
+    translated,
+)
+from sluice.trtllm.processors import DYNAMIC, processor
 from sluice.trtllm.speculation import DecodingConfig
 from sluice.wire.tensors import HIDDEN_STATES, LAYER_PREFIX
 
@@ -26,40 +32,6 @@ log = logging.getLogger("sluice.trtllm")
 
 OWNER = LogitsPostProcessorConfig.__name__
 OUTPUTS = "a model has hidden_states and layers.N; the engine's setting output_tensors defines functions of your own"
-CONFIG_REASONS = {
-    "use_gpu_direct_storage": "it is not implemented",
-    "gpu_weights_percent": "all weights are always on the device",
-    "cache_transceiver_config": "context and generation always run in the same engine",
-    "mm_embedding_offloading": "multimodal embeddings are not implemented",
-    "fail_fast_on_attention_window_too_large": "windows are never reduced: a request that does not fit is refused",
-}
-KV_CACHE_REASONS = {
-    "sink_token_length": "attention sinks are not implemented",
-    "onboard_blocks": "blocks in host memory are always copied back before use",
-    "cross_kv_cache_fraction": "only decoder-only models are served",
-    "secondary_offload_min_priority": "blocks of every priority are offloaded to host memory",
-    "use_uvm": "it is not implemented",
-    "max_gpu_total_bytes": "set the size of the cache with max_tokens or free_gpu_memory_fraction",
-}
-PARALLEL_REASONS = {
-    "device_ids": "set CUDA_VISIBLE_DEVICES",
-    "participant_ids": "there are no MPI ranks: the executor starts its own services",
-    "num_nodes": "an executor starts its ring on this machine; GenerationExecutor.connect uses a ring on others",
-}
-ORCHESTRATOR_REASONS = {
-    "is_orchestrator": "every executor starts its own services",
-    "orch_leader_comm": "there are no MPI ranks: the executor starts its own services",
-    "spawn_processes": "every executor starts its own services",
-}
-PEFT_REASONS = {
-    "max_pages_per_block_host": "pages are not grouped into blocks",
-    "max_pages_per_block_device": "pages are not grouped into blocks",
-}
-NO_EFFECT = ("recv_poll_period_ms", "max_seq_idle_microseconds")
-"""Options that affect only TensorRT-LLM's speed; setting them is logged."""
-PEFT_NO_EFFECT = ("num_ensure_workers", "num_copy_streams")
-"""Adapters are copied to the device in the step that needs them."""
-KV_CACHE_NO_EFFECT = ("attention_dp_events_gather_period_ms",)
 
 
 def ring_arguments(config: ExecutorConfig) -> dict[str, Any]:
@@ -125,9 +97,8 @@ def _policy(config: ExecutorConfig) -> CapacitySchedulerPolicy:
 
 def _check(config: ExecutorConfig) -> None:
     refuse_added(config)
-    defaults = ExecutorConfig()
     # Logits and hidden states can be requested whether or not the configuration announces them.
-    refuse_changed(config, defaults, CONFIG_REASONS)
+    refuse_changed(config)
     for output in config.additional_model_outputs or ():
         if output.name != HIDDEN_STATES and _layer(output.name) is None:
             raise UnsupportedOptionError(f"ExecutorConfig.additional_model_outputs: {output.name!r}", OUTPUTS)
@@ -141,22 +112,17 @@ def _check(config: ExecutorConfig) -> None:
 
 def _log_without_effect(config: ExecutorConfig) -> None:
     """Log options that are set, affect no result, and have no counterpart."""
-    knobs = config.extended_runtime_perf_knob_config
     changed = [
-        *_changed("", config, ExecutorConfig(), NO_EFFECT),
-        *_changed("peft_cache_config.", config.peft_cache_config, PeftCacheConfig(), PEFT_NO_EFFECT),
-        *_changed("kv_cache_config.", config.kv_cache_config, KvCacheConfig(), KV_CACHE_NO_EFFECT),
+        *changed_without_effect(config),
+        *(f"peft_cache_config.{name}" for name in changed_without_effect(config.peft_cache_config)),
+        *(f"kv_cache_config.{name}" for name in changed_without_effect(config.kv_cache_config)),
     ]
-    if knobs != ExtendedRuntimePerfKnobConfig():
+    if config.extended_runtime_perf_knob_config != ExtendedRuntimePerfKnobConfig():
         changed.append("extended_runtime_perf_knob_config")
     if config.guided_decoding_config is not None and config.guided_decoding_config.stop_token_ids is not None:
         changed.append("guided_decoding_config.stop_token_ids")
     for name in changed:
         log.warning("ExecutorConfig.%s has no effect", name)
-
-
-def _changed(prefix: str, owner: object, defaults: object, names: Sequence[str]) -> list[str]:
-    return [prefix + name for name in names if getattr(owner, name) != getattr(defaults, name)]
 
 
 def _check_decoding(config: DecodingConfig | None) -> None:
@@ -173,36 +139,20 @@ def _check_decoding(config: DecodingConfig | None) -> None:
 def _check_parallel(config: ParallelConfig | None) -> None:
     if config is None:
         return
-    refuse_changed(config, ParallelConfig(), PARALLEL_REASONS)
+    refuse_changed(config)
     if config.orchestrator_config is not None:
-        refuse_changed(config.orchestrator_config, OrchestratorConfig(), ORCHESTRATOR_REASONS)
+        refuse_changed(config.orchestrator_config)
 
 
 def _kv_cache(config: KvCacheConfig) -> executor.KvCacheConfig:
-    refuse_changed(config, KvCacheConfig(), KV_CACHE_REASONS)
-    return executor.KvCacheConfig(
-        max_tokens=config.max_tokens,
-        free_gpu_memory_fraction=config.free_gpu_memory_fraction,
-        enable_block_reuse=config.enable_block_reuse,
-        host_cache_size=config.host_cache_size,
-        max_attention_window=config.max_attention_window,
-        event_buffer_max_size=config.event_buffer_max_size,
-    )
+    refuse_changed(config)
+    return translated(executor.KvCacheConfig, config)
 
 
 def _adapters(config: PeftCacheConfig) -> executor.PeftCacheConfig:
-    refuse_changed(config, PeftCacheConfig(), PEFT_REASONS)
+    refuse_changed(config)
     # Without lora_prefetch_dir, which this process reads (LoraTasks): its folders may have TensorRT-LLM's files.
-    return executor.PeftCacheConfig(
-        max_adapter_size=config.max_adapter_size,
-        optimal_adapter_size=config.optimal_adapter_size,
-        device_cache_percent=config.device_cache_percent,
-        # 0 means unset, as in TensorRT-LLM.
-        num_device_module_layer=config.num_device_module_layer or None,
-        host_cache_size=config.host_cache_size,
-        num_host_module_layer=config.num_host_module_layer or None,
-        num_put_workers=config.num_put_workers,
-    )
+    return translated(executor.PeftCacheConfig, config, lora_prefetch_dir=None)
 
 
 def _scheduler(config: SchedulerConfig, policy: CapacitySchedulerPolicy) -> executor.SchedulerConfig:
@@ -226,7 +176,7 @@ def _processors(config: LogitsPostProcessorConfig | None) -> dict[str, Any]:
     named = {name: processor(f"{OWNER}.processor_map[{name!r}]", function) for name, function in functions.items()}
     batched = None
     if config.processor_batched is not None:
-        batched = batched_processor(f"{OWNER}.processor_batched", config.processor_batched)
+        batched = processor(f"{OWNER}.processor_batched", config.processor_batched, batched=True)
     return {"logits_processors": named, "logits_processor_batched": batched}
 
 

@@ -85,7 +85,7 @@ async def test_concurrent_loads_are_limited() -> None:
     kind = AdaptersOfKind(load, load, uploads=True)
     with ExitStack() as stack:
         adapters = [stack.enter_context(kind.use(LoRARequest(f"a{i}", i + 1, f"/{i}"))) for i in range(3 * MAX_LOADS)]
-        await asyncio.gather(*map(kind.load, adapters))
+        await asyncio.gather(*(adapter.load() for adapter in adapters))
     assert peak == MAX_LOADS
 
 

@@ -157,7 +157,7 @@ def test_a_failure_is_raised_and_cancels_the_rest(executor, script) -> None:
     with pytest.raises(RequestError, match=r"request 4: spec.sampling.seed"):
         executor.generate(["a"] * 50, [*[SamplingParams()] * 3, *[wrong] * 47], max_in_flight=4)
     assert wait_until(lambda: not executor._session._calls)
-    assert executor._submissions.ready._open == {}
+    assert executor._ready._open == {}
     assert len(script.hanging) <= 3
     script.hangs = False
     assert executor.generate("a").outputs[0].text == "Hello, world"

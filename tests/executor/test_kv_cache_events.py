@@ -17,7 +17,7 @@ from sluice.executor import (
     KVCacheUpdatedData,
     UniqueToken,
 )
-from sluice.executor.kv_cache_events import KVCacheEventLog
+from sluice.executor.report_logs import KVCacheEventLog
 from sluice.v1 import admin_pb2 as pb
 from tests.fakes.failures import Failure
 from tests.fakes.processes import wait_until

@@ -35,7 +35,7 @@ START = """
 
     def print_ready_with_256_requests(executor):
         def wait():
-            while len(executor._submissions.ready._open) < 256:
+            while len(executor._ready._open) < 256:
                 time.sleep(0.01)
             print("ready", flush=True)
         threading.Thread(target=wait, daemon=True).start()

@@ -217,8 +217,8 @@ def test_ended_requests_leave_no_state(executor) -> None:
     for _ in range(5):
         executor.generate_async("x", streaming=True).result(LIMIT)
         executor.generate("x")
-    assert executor._submissions.ready._open == {}
-    assert executor._submissions.ready._marked == {}
+    assert executor._ready._open == {}
+    assert executor._ready._marked == {}
     assert wait_until(lambda: not executor._session._calls)
 
 

@@ -9,8 +9,8 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from sluice.client import Forbidden, NotImplementedByServer, Unauthenticated
 from sluice.executor import GenerationExecutor, RequestStage
+from sluice.executor.report_logs import StepsLog
 from sluice.executor.stats import STAGES
-from sluice.executor.steps_log import StepsLog
 from sluice.v1 import admin_pb2 as pb
 from tests.fakes.failures import Failure
 
@@ -121,7 +121,7 @@ def test_requests(address, script) -> None:
     outdated = pb.RequestStats(request_id=wire_id, stage=pb.REQUEST_STAGE_QUEUED)
     script.steps = [pb.StreamStepsResponse(requests=[outdated, other_stats, own_stats])]
     with GenerationExecutor.connect(address) as executor:
-        executor._submissions._prefix = wire_id.rpartition("-")[0]
+        executor._session._prefix = wire_id.rpartition("-")[0]
         first, second = executor.get_latest_request_stats(timeout=60)
     assert json.loads(first.to_json_str()) == {
         "id": None,

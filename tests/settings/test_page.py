@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 
 from sluice.settings.__main__ import page
-from sluice.settings.describe import settings_of
-from sluice.settings.services import SERVICES
+from sluice.settings.describe import ADVANCED_TITLE, sections_of, settings_of
+from sluice.settings.read import load_settings
+from sluice.settings.services import SERVICES, EngineSettings
 
 PAGE = Path(__file__).parents[2] / "docs" / "settings.md"
 
@@ -21,6 +22,21 @@ def test_every_setting_is_listed_unless_only_the_launcher_sets_it() -> None:
         for setting in settings_of(cls).values():
             assert setting.description
             assert (f"| `{setting.name}` |" in text) is not setting.launcher_only
+
+
+def test_advanced_settings_are_listed_apart_in_the_page_and_in_the_help(capsys) -> None:
+    with pytest.raises(SystemExit):
+        load_settings(EngineSettings, ["--help"])
+    for text, debug, rank in (
+        (page(), "`debug_folder`", "`lora_max_adapter_size`"),
+        (capsys.readouterr().out, "--debug-folder", "--lora-max-adapter-size"),
+    ):
+        usual, advanced = text.split(ADVANCED_TITLE)
+        assert debug in advanced
+        assert debug not in usual
+        assert rank in usual
+    for title, settings in sections_of(EngineSettings).items():
+        assert {setting.advanced for setting in settings} == {title == ADVANCED_TITLE}
 
 
 @pytest.mark.parametrize(

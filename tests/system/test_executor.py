@@ -172,13 +172,13 @@ INTERRUPTED = """
 import threading
 from sluice.executor import GenerationExecutor, SamplingParams
 with GenerationExecutor.create() as executor:
-    submit = executor._submissions.submit
+    submit = executor._submit
     def report(request, *arguments, **options):
         result = submit(request, *arguments, **options)
         if result.request_id == 300:
             print("ready", flush=True)
         return result
-    executor._submissions.submit = report
+    executor._submit = report
     executor.generate([f"def f{i}(" for i in range(500)], SamplingParams(max_tokens=64, ignore_eos=True))
 """
 

@@ -14,12 +14,9 @@ import sluice.trtllm as trtllm
 from sluice import tiny_model
 from sluice.client import AdapterMissing, AdapterNotFound, Overloaded
 from sluice.executor import LoRARequest, RequestError, Response
-from sluice.trtllm.lora import to_peft
-from sluice.trtllm.lora_tasks import LoraTasks, not_cached
-from sluice.trtllm.open_request import OpenRequest
-from sluice.trtllm.tensors import RowWidths
-from sluice.trtllm.to_request import Translator
-from sluice.trtllm.words import Words
+from sluice.trtllm.lora import LoraTasks, not_cached, to_peft
+from sluice.trtllm.open_request import OpenRequest, RowWidths
+from sluice.trtllm.to_request import Translator, Words
 from tests.fakes.failures import Failure
 from tests.trtllm.lora_tensors import lora_config
 from tests.trtllm.running import run

@@ -9,8 +9,7 @@ from sluice.client import Chunk, TokenLogprob
 from sluice.executor import GenerationRequest, GenerationResult, SamplingParams
 from sluice.executor.chunk_queue import ChunkQueue, Ending
 from sluice.executor.response import GENERATION_LOGITS
-from sluice.trtllm.open_request import OpenRequest
-from sluice.trtllm.tensors import RowWidths
+from sluice.trtllm.open_request import OpenRequest, RowWidths
 
 VOCABULARY, HIDDEN_SIZE = 8, 4
 Finish = trtllm.FinishReason

@@ -6,7 +6,7 @@ import sluice.trtllm as trtllm
 from sluice import executor
 from sluice.executor.stats import read_request as executor_request
 from sluice.executor.stats import read_step as executor_step
-from sluice.trtllm.read_statistics import read_request, read_step
+from sluice.trtllm.statistics import read_request, read_step
 from sluice.v1 import admin_pb2 as pb
 
 
@@ -94,5 +94,5 @@ def test_counts_of_a_request() -> None:
 
 def test_every_stage_of_the_executor_is_known() -> None:
     assert {stage for stage in executor.RequestStage if stage.value not in ("paused", "unknown")} == set(
-        trtllm.read_statistics.STAGES
+        trtllm.statistics.STAGES
     )

@@ -9,8 +9,7 @@ import torch
 import sluice.trtllm as trtllm
 from sluice import executor, tiny_model
 from sluice.client.requests import build_spec
-from sluice.trtllm.to_request import Translator
-from sluice.trtllm.words import Words
+from sluice.trtllm.to_request import Translator, Words
 from sluice.v1 import generation_pb2 as pb
 
 VOCABULARY = 4096

@@ -6,7 +6,7 @@ import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from sluice.executor.stats import read_request
-from sluice.trtllm.read_metrics import read_metrics
+from sluice.trtllm.statistics import read_metrics
 from sluice.v1 import admin_pb2 as pb
 
 BLOCK = 32

@@ -3,8 +3,7 @@
 import pytest
 
 from sluice.client import NotImplementedByServer, SluiceError
-from sluice.executor.kv_cache_events import KVCacheEventLog
-from sluice.executor.steps_log import StepsLog
+from sluice.executor.report_logs import KVCacheEventLog, StepsLog
 from sluice.v1 import admin_pb2 as pb
 
 

@@ -5,8 +5,8 @@ import asyncio
 import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from sluice.executor import GenerationExecutor, stats_watch
-from sluice.executor.stats_watch import StatsWatch, has_ended, has_token
+from sluice.executor import GenerationExecutor
+from sluice.executor.call import StatsWatch, has_ended, has_token
 from sluice.v1 import admin_pb2 as pb
 from tests.fakes.processes import wait_until
 
@@ -27,7 +27,7 @@ async def test_waits_until_the_statistics_satisfy_the_predicate(reached, expecte
 
 
 async def test_statistics_that_already_satisfy_the_predicate(monkeypatch):
-    monkeypatch.setattr(stats_watch, "REPORT_SECONDS", 0.0)
+    monkeypatch.setattr("sluice.executor.call.REPORT_SECONDS", 0.0)
     watch = StatsWatch()
     assert await watch.wait(has_ended) is None
     watch.put(STARTED)
@@ -35,7 +35,7 @@ async def test_statistics_that_already_satisfy_the_predicate(monkeypatch):
 
 
 def test_a_request_ends_without_statistics_if_its_engine_reports_none(address, monkeypatch):
-    monkeypatch.setattr(stats_watch, "REPORT_SECONDS", 0.1)
+    monkeypatch.setattr("sluice.executor.call.REPORT_SECONDS", 0.1)
     with GenerationExecutor.connect(address) as executor:
         for streaming in (False, True):
             result = executor.generate_async("x", streaming=streaming, return_perf_metrics=True).result(60)
@@ -44,7 +44,7 @@ def test_a_request_ends_without_statistics_if_its_engine_reports_none(address, m
 
 
 def test_an_abort_after_the_response_has_no_effect(address, monkeypatch):
-    monkeypatch.setattr(stats_watch, "REPORT_SECONDS", 120.0)
+    monkeypatch.setattr("sluice.executor.call.REPORT_SECONDS", 120.0)
     with GenerationExecutor.connect(address) as executor:
         session = executor._session
         result = executor.generate_async("x", return_perf_metrics=True)
