@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Literal, Self, TypedDict, get_args
 
 from sluice.client import KvCache, Options, Prompt, TokenRangeRetention
-from sluice.client.token_ids import as_ids, is_array, is_id
+from sluice.client.values import as_ids, is_array, is_id
 from sluice.executor.adapter_requests import LoRARequest, PromptAdapterRequest
 from sluice.executor.errors import check_type, either
 from sluice.executor.sampling import SamplingParams

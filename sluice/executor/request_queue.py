@@ -6,7 +6,7 @@ from functools import partial
 from typing import overload
 
 from sluice.client import AsyncClient
-from sluice.client.token_ids import as_id, as_ids, is_id
+from sluice.client.values import as_id, as_ids, is_id
 from sluice.executor.request import GenerationRequest
 from sluice.executor.response import Response
 from sluice.executor.result import GenerationResult

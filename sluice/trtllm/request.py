@@ -5,7 +5,7 @@ from dataclasses import KW_ONLY, InitVar, dataclass, field
 from datetime import timedelta
 from typing import Any, ClassVar, cast
 
-from sluice.client.token_ids import as_id, as_ids
+from sluice.client.values import as_id, as_ids
 from sluice.trtllm.cache_config import KvCacheRetentionConfig
 from sluice.trtllm.checked import FROM_0_TO_1, NOT_EMPTY, NOT_NEGATIVE, POSITIVE, VECTOR, Checked, Limit
 from sluice.trtllm.enums import RequestType

@@ -6,7 +6,7 @@ from typing import Any
 
 from sluice import executor
 from sluice.client import Options
-from sluice.client.token_ids import as_ids
+from sluice.client.values import as_ids
 from sluice.executor import GenerationRequest, SamplingParams
 from sluice.trtllm.bias import Bias, read_bias
 from sluice.trtllm.cache_config import KvCacheRetentionConfig
