@@ -7,14 +7,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.box import SIMPLE
-from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
-from sluice.cli.common import Server, describe_at, fail, print_error, with_server
-from sluice.cli.health import FILE_WIDTH, TIMEOUT_SECONDS
+from sluice.cli.common import TIMEOUT_SECONDS, Server, check_answers, fail, stdout_console, with_server
 from sluice.client import Client, RouterLoras, RouterPromptAdapters
+from sluice.top.panels import Column, table
 
 LORA_SECONDS = 360.0
 """Timeout of `sluice lora load`. Longer than a router waits for its engines."""
@@ -95,7 +92,7 @@ def _load(kind: Kind) -> Callable[..., None]:
             for loaded_id, size, version, _ in kind.rows(answer):
                 size_text = kind.size_text.format(size)
                 print(f"{answer.address}: {loaded_id}, {size_text}, version {version}, loaded")
-        _check(answers)
+        check_answers(answers)
 
     return load
 
@@ -108,7 +105,7 @@ def _unload(kind: Kind) -> Callable[..., None]:
         for answer in answers:
             if answer.error is None:
                 print(f"{answer.address}: {adapter_id} unloaded")
-        _check(answers)
+        check_answers(answers)
 
     return unload
 
@@ -119,7 +116,7 @@ def _list(kind: Kind) -> Callable[..., None]:
         with server.client(timeout=TIMEOUT_SECONDS) as client:
             answers = kind.list(client)
         _print_lists([(answer.address, kind.rows(answer)) for answer in answers if answer.error is None], kind.size)
-        _check(answers)
+        check_answers(answers)
 
     return list_adapters
 
@@ -141,32 +138,19 @@ def _source(path: str | None, upload: Path | None, machines: str) -> Iterator[No
 
 def _print_lists(lists: Sequence[tuple[str, Sequence[Row]]], size: str) -> None:
     """Print the list of each address, only once if all are the same."""
-    console = Console(highlight=False)
-    console.width = console.width if console.is_terminal else FILE_WIDTH
+    console = stdout_console()
+    columns = (
+        Column("id", lambda row: escape(row[0]), right=False),
+        Column(size, lambda row: str(row[1])),
+        Column("version", lambda row: row[2], right=False),
+        Column("path", lambda row: escape(row[3]) or "uploaded", right=False),
+    )
     if lists and all(rows == lists[0][1] for _, rows in lists):
-        console.print(_table(lists[0][1], size))
+        console.print(table(columns, lists[0][1]))
         return
     for address, rows in lists:
         console.print(f"{address}:", markup=False)
-        console.print(_table(rows, size))
-
-
-def _table(rows: Sequence[Row], size: str) -> Table:
-    table = Table(box=SIMPLE)
-    for name in ("id", size, "version", "path"):
-        table.add_column(name, justify="right" if name == size else "left")
-    for adapter_id, number, version, path in rows:
-        table.add_row(escape(adapter_id), str(number), version, escape(path) or "uploaded")
-    return table
-
-
-def _check(answers: Sequence[RouterLoras | RouterPromptAdapters]) -> None:
-    """Print the errors. Raises typer.Exit if a router failed."""
-    for answer in answers:
-        if answer.error is not None:
-            print_error(describe_at(answer.error, answer.address))
-    if any(answer.error is not None for answer in answers):
-        raise typer.Exit(1)
+        console.print(table(columns, rows))
 
 
 lora = _commands(

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any, Self
 
 from sluice.client import AsyncClient, Options, Prompt, SluiceError
-from sluice.loadgen.outcome import Outcome
+from sluice.loadgen.target import Outcome
 from sluice.loadgen.workload import Request
 
 

@@ -8,8 +8,7 @@ from typing import Any, Self
 
 import httpx2
 
-from sluice.loadgen.outcome import Outcome
-from sluice.loadgen.target import TargetError
+from sluice.loadgen.target import Outcome, TargetError
 from sluice.loadgen.workload import Request
 
 DONE = "[DONE]"

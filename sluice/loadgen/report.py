@@ -5,8 +5,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sluice.loadgen.outcome import Outcome
 from sluice.loadgen.run import Measured
+from sluice.loadgen.target import Outcome
 
 METRICS = ("ttft", "tpot", "itl", "e2el")
 """Time to first token, time per output token after the first, inter-token latency (between chunks), end-to-end

@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Self
 
-from sluice.loadgen.outcome import Outcome
-from sluice.loadgen.target import Target
+from sluice.loadgen.target import Outcome, Target
 from sluice.loadgen.workload import Request
 
 

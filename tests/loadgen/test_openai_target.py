@@ -6,9 +6,8 @@ import threading
 import pytest
 
 from sluice.loadgen.openai_target import OpenAITarget, base_url
-from sluice.loadgen.outcome import Outcome
 from sluice.loadgen.run import send_one
-from sluice.loadgen.target import TargetError
+from sluice.loadgen.target import Outcome, TargetError
 from sluice.loadgen.workload import Request
 from tests.fakes.openai_server import Script, serve
 
