@@ -11,7 +11,7 @@ from rich.console import Console, Group
 
 from sluice.cli.common import Server, describe_at, fail, print_error, stdout_console, with_server
 from sluice.client import Client, DeadlineExceeded, SluiceError
-from sluice.top.panels import ORDERS, PANELS, table
+from sluice.top.panels import ORDERS, PANELS, shown_columns, table
 from sluice.top.snapshot import Answer, Snapshot, combine, query
 
 TIMEOUT_SECONDS = 2.0
@@ -87,4 +87,4 @@ def _print(console: Console, snapshot: Snapshot, as_json: bool) -> None:
 def tables(snapshot: Snapshot, width: int) -> Group:
     """The panels as tables, one below the other; panels without rows are omitted."""
     filled = ((panel, rows) for panel in PANELS if (rows := panel.rows(snapshot, ORDERS[0])))
-    return Group(*(table(panel.shown(width), rows) for panel, rows in filled))
+    return Group(*(table(shown_columns(panel.columns, width), rows) for panel, rows in filled))

@@ -5,10 +5,10 @@ import asyncio
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any, Generic, Self, TypeVar
 
 import grpc
-from google.protobuf.duration_pb2 import Duration
 
 from sluice.client.connection import Method, Routers
 from sluice.client.errors import SluiceError, is_task_cancelled, with_timeout
@@ -56,7 +56,7 @@ def call_request(
         ranks=ranks,
     )
     if timeout is not None:
-        request.timeout.CopyFrom(Duration(nanos=round(timeout % 1 * 1e9), seconds=int(timeout // 1)))
+        request.timeout.FromTimedelta(timedelta(seconds=timeout))
     return request
 
 

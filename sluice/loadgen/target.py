@@ -61,6 +61,20 @@ class Outcome:
         return (self.latency - self.first_token) / (self.output_tokens - 1) if self.output_tokens > 1 else 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class RequestOptions:
+    """Options of all requests, the same for every server."""
+
+    model: str = ""
+    """Empty: the first model that the server lists."""
+    chat: bool = False
+    """Whether to send each prompt as a user's message."""
+    temperature: float = 0.0
+    ignore_eos: bool = True
+    timeout: float | None = None
+    """Seconds per request."""
+
+
 class TargetError(Exception):
     """The server cannot be used; the message names the cause."""
 

@@ -58,10 +58,6 @@ class Panel(NamedTuple):
         rows: Sequence[Any] = getattr(snapshot, self.name)
         return sorted(rows, key=self.keys[order]) if order in self.keys else rows
 
-    def shown(self, width: int) -> list[Column]:
-        """The columns in a terminal of this width."""
-        return shown_columns(self.columns, width)
-
 
 def state(row: EngineRow | DetokenizerRow | RouterRow | RequestRow) -> Text:
     return Text(row.state.replace("_", " "), style=STYLES.get(row.state, ""))
