@@ -10,9 +10,9 @@ import typer
 from rich.console import Console, Group
 
 from sluice.cli.common import Server, describe_at, fail, print_error, stdout_console, with_server
-from sluice.client import Client, DeadlineExceeded, SluiceError
+from sluice.client import DeadlineExceeded, SluiceError
 from sluice.top.panels import ORDERS, PANELS, shown_columns, table
-from sluice.top.snapshot import Answer, Snapshot, combine, query
+from sluice.top.snapshot import Snapshot, combine, query
 
 TIMEOUT_SECONDS = 2.0
 """For each call to a router."""
@@ -36,21 +36,16 @@ def top(
         raise fail("--json needs --once")
     with ExitStack() as stack:
         clients = [stack.enter_context(router.client(TIMEOUT_SECONDS)) for router in server.each()]
-
         # In parallel, so that a router that does not answer does not delay the others.
         threads = stack.enter_context(ThreadPoolExecutor(len(clients)))
 
         def read() -> Snapshot:
-            return combine(list(threads.map(_query, clients)))
+            return combine(list(threads.map(lambda client: query(client, _describe), clients)))
 
         if once or not console.is_terminal:
             _print(console, read(), as_json)
         else:
             _watch(read, interval)
-
-
-def _query(client: Client) -> Answer:
-    return query(client, _describe)
 
 
 def _describe(error: SluiceError, address: str) -> str:

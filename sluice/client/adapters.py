@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from os import PathLike
 from pathlib import Path
 from typing import Any, Generic, TypedDict, TypeVar
@@ -220,8 +220,8 @@ class AdapterCatalog(Generic[T]):
     """Field of an answer that has one adapter; with an "s", the field that has several, also of `of_router`."""
     of_router: Callable[..., T]
     """Class of the result of one router."""
-    read: Callable[[Any], Any]
-    """Reads an adapter of an answer."""
+    adapter: type[Lora | PromptAdapter]
+    """Class of an adapter, with the names of the message's fields."""
     unload_method: Method
     unload_request: Callable[..., Any]
     """Class of the message, whose field `name`_id is the adapter's."""
@@ -231,7 +231,7 @@ class AdapterCatalog(Generic[T]):
     def loaded(self, addresses: Sequence[str], answers: Sequence[Any]) -> list[T]:
         """Read answers of calls that load an adapter, or errors."""
         return self._each(
-            addresses, [_failed(answer) or (self.read(getattr(answer, self.name)),) for answer in answers]
+            addresses, [_failed(answer) or (self._read(getattr(answer, self.name)),) for answer in answers]
         )
 
     def unloaded(self, addresses: Sequence[str], answers: Sequence[Any]) -> list[T]:
@@ -244,11 +244,14 @@ class AdapterCatalog(Generic[T]):
 
     def lists(self, routers: Sequence[Router]) -> Lists:
         """The lists of all routers, still empty."""
-        return Lists(routers, self.list_request, lambda answer: map(self.read, getattr(answer, f"{self.name}s")))
+        return Lists(routers, self.list_request, lambda answer: map(self._read, getattr(answer, f"{self.name}s")))
 
     def listed(self, addresses: Sequence[str], lists: Lists) -> list[T]:
         """Read the complete lists of all routers."""
         return self._each(addresses, lists.results())
+
+    def _read(self, message: Any) -> Lora | PromptAdapter:
+        return self.adapter(**{field.name: getattr(message, field.name) for field in fields(self.adapter)})
 
     def _each(self, addresses: Sequence[str], results: Sequence[Any]) -> list[T]:
         """`results`: a tuple of adapters, or an error, of each router."""
@@ -268,18 +271,10 @@ def _failed(answer: Any) -> BaseException | None:
     return answer if isinstance(answer, BaseException) else None
 
 
-def _read_lora(lora: pb.Lora) -> Lora:
-    return Lora(lora.lora_id, lora.version, lora.rank, lora.path)
-
-
-def _read_prompt_adapter(adapter: pb.PromptAdapter) -> PromptAdapter:
-    return PromptAdapter(adapter.prompt_adapter_id, adapter.version, adapter.rows, adapter.path)
-
-
 LORAS = AdapterCatalog(
     "lora",
     RouterLoras,
-    _read_lora,
+    Lora,
     unload_method=lambda router: router.models.UnloadLora,
     unload_request=pb.UnloadLoraRequest,
     list_method=lambda router: router.models.ListLoras,
@@ -288,7 +283,7 @@ LORAS = AdapterCatalog(
 PROMPT_ADAPTERS = AdapterCatalog(
     "prompt_adapter",
     RouterPromptAdapters,
-    _read_prompt_adapter,
+    PromptAdapter,
     unload_method=lambda router: router.models.UnloadPromptAdapter,
     unload_request=pb.UnloadPromptAdapterRequest,
     list_method=lambda router: router.models.ListPromptAdapters,
