@@ -58,10 +58,7 @@ OPTIONS = {
 }
 """The options of `sluice generate` by the field that they set. Other commands have some of them, by the same names."""
 FIELD = re.compile(r"\bspec(?:\.[a-z_]+)+")
-
 PEM = {"exists": True, "dir_okay": False, "metavar": "PEM"}
-
-
 FILE_WIDTH = 160
 """Columns of tables if stdout is not a terminal. rich would wrap them at 80."""
 TIMEOUT_SECONDS = 5.0
