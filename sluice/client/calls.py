@@ -82,13 +82,12 @@ class Calls:
 
 
 class AsyncCalls:
-    """The calls of an asyncio client, on the event loop that creates it. Methods raise SluiceError."""
+    """The calls of an asyncio client, on the event loop that creates it. The methods are those of `Calls`."""
 
     def __init__(self, routers: Routers) -> None:
         self._routers = routers
 
     async def call(self, method: Method, request: Any, timeout: float | None = None, metadata: Metadata = ()) -> Any:
-        """Call a router, and retry at the same or another router as long as the client's options allow."""
         retries = self._routers.begin(timeout)
         while True:
             router = self._routers.current
@@ -104,7 +103,6 @@ class AsyncCalls:
             requests.set_engine_deaths(request, retries.engine_deaths)
 
     async def call_once(self, method: Method, request: Any, timeout: float | None) -> Any:
-        """Call a router, without a retry."""
         router = self._routers.current
         limit = self._routers.begin(timeout).timeout
         try:
@@ -116,13 +114,11 @@ class AsyncCalls:
     async def any(
         self, method: Method, request: Any, is_true: Callable[[Any], bool], timeout: float | None = None
     ) -> bool:
-        """Call all routers, and return whether `is_true` holds for the answer of any."""
         return any_true(is_true, await self.call_each(method, request, timeout))
 
     async def unload_adapter(
         self, catalog: AdapterCatalog[T], adapter_id: str, timeout: float | None, metadata: Metadata = ()
     ) -> list[T]:
-        """Unload an adapter at every router."""
         request = catalog.unload_request(**{f"{catalog.name}_id": adapter_id})
         answers = await self.call_each(catalog.unload_method, request, timeout, metadata)
         return catalog.unloaded(self._routers.addresses, answers)
@@ -130,7 +126,6 @@ class AsyncCalls:
     async def list_adapters(
         self, catalog: AdapterCatalog[T], timeout: float | None, metadata: Metadata = ()
     ) -> list[T]:
-        """List the adapters of every router, from all pages."""
         lists = catalog.lists(self._routers.all)
         while calls := lists.next_calls():
             lists.add(await self.call_all(catalog.list_method, calls, timeout, metadata))
@@ -139,13 +134,11 @@ class AsyncCalls:
     async def call_each(
         self, method: Method, request: Any, timeout: float | None, metadata: Metadata = ()
     ) -> list[Any]:
-        """Call every router with the same request, and return the answer or the error of each."""
         return await self.call_all(method, [(router, request) for router in self._routers.all], timeout, metadata)
 
     async def call_all(
         self, method: Method, calls: Iterable[tuple[Router, Any]], timeout: float | None, metadata: Metadata = ()
     ) -> list[Any]:
-        """Make the calls concurrently, and return the answer or the error of each."""
         limit = self._routers.begin(timeout).timeout
         running = (self._send(router, method, request, limit, metadata) for router, request in calls)
         return await asyncio.gather(*running, return_exceptions=True)
