@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Self
 
-from sluice.client.token_ids import is_id
+from sluice.client.values import is_id
 from sluice.executor import GenerationExecutor, GenerationResult, IterationStats, SamplingParams
 from sluice.executor.batch import per_prompt
 from sluice.llm_options import own_options

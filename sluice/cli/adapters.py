@@ -7,14 +7,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.box import SIMPLE
-from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
-from sluice.cli.common import Server, describe_at, fail, print_error, with_server
-from sluice.cli.health import FILE_WIDTH, TIMEOUT_SECONDS
-from sluice.client import Client, RouterLoras, RouterPromptAdapters
+from sluice.cli.common import TIMEOUT_SECONDS, Server, check_answers, fail, stdout_console, with_server
+from sluice.top.panels import Column, table
 
 LORA_SECONDS = 360.0
 """Timeout of `sluice lora load`. Longer than a router waits for its engines."""
@@ -45,25 +41,20 @@ class Kind:
     """The services on whose machines PATH is a folder."""
     folders: str
     """Their setting of the folders that they may read."""
+    field: str
+    """Its name in the client's methods and results."""
     size: str
-    """Heading of an adapter's size."""
+    """Heading of an adapter's size, and its name in the client's results."""
     size_text: str
     """How `load` prints it."""
     load_seconds: float
-    load: Callable[..., Sequence[Any]]
-    unload: Callable[..., Sequence[Any]]
-    list: Callable[..., Sequence[Any]]
-    """The client's methods. Each returns an answer per router."""
-    rows: Callable[[Any], Sequence[Row]]
-    """The adapters in an answer."""
 
-
-def _rows_of_loras(answer: RouterLoras) -> list[Row]:
-    return [(lora.lora_id, lora.rank, lora.version, lora.path) for lora in answer.loras]
-
-
-def _rows_of_prompt_adapters(answer: RouterPromptAdapters) -> list[Row]:
-    return [(each.prompt_adapter_id, each.rows, each.version, each.path) for each in answer.prompt_adapters]
+    def rows(self, answer: Any) -> list[Row]:
+        """The adapters in a router's answer."""
+        adapters = getattr(answer, f"{self.field}s")
+        return [
+            (getattr(each, f"{self.field}_id"), getattr(each, self.size), each.version, each.path) for each in adapters
+        ]
 
 
 def _commands(kind: Kind) -> typer.Typer:
@@ -90,12 +81,12 @@ def _load(kind: Kind) -> Callable[..., None]:
         upload: UploadFolder = None,
     ) -> None:
         with server.client(timeout=kind.load_seconds) as client, _source(path, upload, kind.machines):
-            answers = kind.load(client, adapter_id, path=path, folder=upload)
+            answers = getattr(client, f"load_{kind.field}")(adapter_id, path=path, folder=upload)
         for answer in answers:
             for loaded_id, size, version, _ in kind.rows(answer):
                 size_text = kind.size_text.format(size)
                 print(f"{answer.address}: {loaded_id}, {size_text}, version {version}, loaded")
-        _check(answers)
+        check_answers(answers)
 
     return load
 
@@ -104,11 +95,11 @@ def _unload(kind: Kind) -> Callable[..., None]:
     @with_server
     def unload(server: Server, adapter_id: Annotated[str, _id_argument(kind)]) -> None:
         with server.client(timeout=TIMEOUT_SECONDS) as client:
-            answers = kind.unload(client, adapter_id)
+            answers = getattr(client, f"unload_{kind.field}")(adapter_id)
         for answer in answers:
             if answer.error is None:
                 print(f"{answer.address}: {adapter_id} unloaded")
-        _check(answers)
+        check_answers(answers)
 
     return unload
 
@@ -117,9 +108,9 @@ def _list(kind: Kind) -> Callable[..., None]:
     @with_server
     def list_adapters(server: Server) -> None:
         with server.client(timeout=TIMEOUT_SECONDS) as client:
-            answers = kind.list(client)
+            answers = getattr(client, f"list_{kind.field}s")()
         _print_lists([(answer.address, kind.rows(answer)) for answer in answers if answer.error is None], kind.size)
-        _check(answers)
+        check_answers(answers)
 
     return list_adapters
 
@@ -141,32 +132,19 @@ def _source(path: str | None, upload: Path | None, machines: str) -> Iterator[No
 
 def _print_lists(lists: Sequence[tuple[str, Sequence[Row]]], size: str) -> None:
     """Print the list of each address, only once if all are the same."""
-    console = Console(highlight=False)
-    console.width = console.width if console.is_terminal else FILE_WIDTH
+    console = stdout_console()
+    columns = (
+        Column("id", lambda row: escape(row[0]), right=False),
+        Column(size, lambda row: str(row[1])),
+        Column("version", lambda row: row[2], right=False),
+        Column("path", lambda row: escape(row[3]) or "uploaded", right=False),
+    )
     if lists and all(rows == lists[0][1] for _, rows in lists):
-        console.print(_table(lists[0][1], size))
+        console.print(table(columns, lists[0][1]))
         return
     for address, rows in lists:
         console.print(f"{address}:", markup=False)
-        console.print(_table(rows, size))
-
-
-def _table(rows: Sequence[Row], size: str) -> Table:
-    table = Table(box=SIMPLE)
-    for name in ("id", size, "version", "path"):
-        table.add_column(name, justify="right" if name == size else "left")
-    for adapter_id, number, version, path in rows:
-        table.add_row(escape(adapter_id), str(number), version, escape(path) or "uploaded")
-    return table
-
-
-def _check(answers: Sequence[RouterLoras | RouterPromptAdapters]) -> None:
-    """Print the errors. Raises typer.Exit if a router failed."""
-    for answer in answers:
-        if answer.error is not None:
-            print_error(describe_at(answer.error, answer.address))
-    if any(answer.error is not None for answer in answers):
-        raise typer.Exit(1)
+        console.print(table(columns, rows))
 
 
 lora = _commands(
@@ -178,13 +156,10 @@ lora = _commands(
         folder="adapter_config.json and the weights, as peft saves them",
         machines="engines",
         folders="lora_folders",
+        field="lora",
         size="rank",
         size_text="rank {}",
         load_seconds=LORA_SECONDS,
-        load=Client.load_lora,
-        unload=Client.unload_lora,
-        list=Client.list_loras,
-        rows=_rows_of_loras,
     )
 )
 prompt_adapter = _commands(
@@ -196,12 +171,9 @@ prompt_adapter = _commands(
         folder="the result of prompt tuning, as peft saves it",
         machines="routers",
         folders="prompt_adapter_folders",
+        field="prompt_adapter",
         size="rows",
         size_text="{} rows",
         load_seconds=TIMEOUT_SECONDS,
-        load=Client.load_prompt_adapter,
-        unload=Client.unload_prompt_adapter,
-        list=Client.list_prompt_adapters,
-        rows=_rows_of_prompt_adapters,
     )
 )

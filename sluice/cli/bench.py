@@ -11,11 +11,11 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from sluice.cli import bench_result
-from sluice.cli.bench_servers import Api, BenchServer, RequestOptions, assign_tokens, connect, read_servers
+from sluice.cli.bench_servers import Api, BenchServer, assign_tokens, connect, read_servers
 from sluice.cli.common import Server, fail, notes, with_server_without_token
 from sluice.loadgen import report, workload
 from sluice.loadgen.run import Measured, Pace, run_load, send_one
-from sluice.loadgen.target import Target, TargetError
+from sluice.loadgen.target import RequestOptions, Target, TargetError
 from sluice.loadgen.workload import MAX_TOKENS
 
 BAR = (

@@ -14,8 +14,8 @@ from rich.table import Table
 from sluice.cli.bench_servers import BenchServer
 from sluice.cli.common import fail, notes
 from sluice.loadgen import report
-from sluice.loadgen.outcome import Outcome
 from sluice.loadgen.run import Pace
+from sluice.loadgen.target import Outcome
 
 NAMES = {
     "ttft": "time to first token",

@@ -9,9 +9,9 @@ from typing import Literal
 import typer
 
 from sluice.cli.common import Server, describe
-from sluice.client import Options, SluiceError, TlsOptions
+from sluice.client import ClientOptions, SluiceError, TlsOptions
 from sluice.loadgen.grpc_target import GrpcTarget
-from sluice.loadgen.target import Target, TargetError
+from sluice.loadgen.target import RequestOptions, Target, TargetError
 
 Api = Literal["grpc", "openai"]
 NAMED = re.compile(r"([^=/]+)=(.+)")
@@ -25,19 +25,6 @@ class BenchServer:
     api: Api
     addresses: tuple[str, ...]
     token: str | None = field(default=None, repr=False)
-
-
-@dataclass(frozen=True, slots=True)
-class RequestOptions:
-    """Options of all requests, the same for every server."""
-
-    model: str
-    """Empty: the first model that the server lists."""
-    chat: bool
-    temperature: float
-    ignore_eos: bool
-    timeout: float | None
-    """Seconds per request."""
 
 
 def read_servers(arguments: Sequence[str], api: Api | None, default: Sequence[str]) -> list[BenchServer]:
@@ -84,35 +71,18 @@ def assign_tokens(servers: Sequence[BenchServer], arguments: Sequence[str]) -> l
     return [replace(server, token=tokens.get(server.name) or None) for server in servers]
 
 
-async def connect(server: BenchServer, access: Server, request_options: RequestOptions) -> Target:
+async def connect(server: BenchServer, access: Server, options: RequestOptions) -> Target:
     """Open the connections to a server. Raises TargetError, OSError."""
     if server.api == "grpc":
-        options = Options(temperature=request_options.temperature, ignore_eos=request_options.ignore_eos or None)
+        connection = ClientOptions(timeout=options.timeout, tls=access.tls, token=server.token, tenant=access.tenant)
         try:
-            return await GrpcTarget.open(
-                server.addresses,
-                request_options.model,
-                options,
-                chat=request_options.chat,
-                timeout=request_options.timeout,
-                tls=access.tls,
-                token=server.token,
-                tenant=access.tenant,
-            )
+            return await GrpcTarget.open(server.addresses, options, connection)
         except SluiceError as error:
             raise TargetError(describe(error, " or ".join(server.addresses))) from error
     # Imported here because it is slow to import and only needed here.
     from sluice.loadgen.openai_target import OpenAITarget
 
-    return await OpenAITarget.open(
-        server.addresses[0],
-        request_options.model,
-        {"temperature": request_options.temperature} | ({"ignore_eos": True} if request_options.ignore_eos else {}),
-        chat=request_options.chat,
-        token=server.token,
-        tls=_certificates(access.tls),
-        timeout=request_options.timeout,
-    )
+    return await OpenAITarget.open(server.addresses[0], options, server.token, _certificates(access.tls))
 
 
 def _certificates(tls: TlsOptions | None) -> ssl.SSLContext:

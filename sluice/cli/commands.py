@@ -6,9 +6,8 @@ import typer
 
 from sluice import __version__
 from sluice.cli.adapters import lora, prompt_adapter
+from sluice.cli.admin import cache_events, call, serving_version
 from sluice.cli.bench import bench
-from sluice.cli.cache_events import cache_events
-from sluice.cli.call import call
 from sluice.cli.chat import chat
 from sluice.cli.generate import GenerateCommand, generate
 from sluice.cli.health import health
@@ -16,7 +15,6 @@ from sluice.cli.keygen import keygen
 from sluice.cli.protos import protos
 from sluice.cli.serve import serve
 from sluice.cli.serve_options import ServeCommand
-from sluice.cli.serving_version import serving_version
 from sluice.cli.stats import stats
 from sluice.cli.top import top
 

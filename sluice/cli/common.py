@@ -1,6 +1,7 @@
-"""Shared parts of the commands: options of a generation, options for connecting to a server, one-line errors."""
+"""Shared parts of the commands: options for connecting to a server, one-line errors, tables."""
 
 import inspect
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -11,12 +12,14 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from sluice.cli.field_options import OPTIONS, with_option_names
 from sluice.client import (
     DEFAULT_ADDRESS,
     Client,
     ClientOptions,
     ConnectionLost,
+    RouterLoras,
+    RouterPromptAdapters,
+    ServingVersion,
     SluiceError,
     TlsOptions,
     Unauthenticated,
@@ -25,11 +28,49 @@ from sluice.client import (
     WrongServer,
 )
 
-LoraId = Annotated[str | None, typer.Option(metavar="ID", help="LoRA adapter to use, see `sluice lora`.")]
-PromptAdapterId = Annotated[
-    str | None, typer.Option(metavar="ID", help="Prompt adapter to use, see `sluice prompt-adapter`.")
-]
+OPTIONS = {
+    "spec.text": "PROMPT",
+    "spec.n": "--n",
+    "spec.lora_id": "--lora",
+    "spec.prompt_adapter_id": "--prompt-adapter",
+    "spec.stopping.max_tokens": "--max-tokens",
+    "spec.stopping.stop": "--stop",
+    "spec.sampling.temperature": "--temperature",
+    "spec.sampling.top_k": "--top-k",
+    "spec.sampling.top_p": "--top-p",
+    "spec.sampling.min_p": "--min-p",
+    "spec.sampling.repetition_penalty": "--repetition-penalty",
+    "spec.sampling.presence_penalty": "--presence-penalty",
+    "spec.sampling.frequency_penalty": "--frequency-penalty",
+    "spec.sampling.seed": "--seed",
+    "spec.sampling.beam_search": "--beams",
+    "spec.sampling.beam_search.width": "--beams",
+    "spec.speculation.max_draft_tokens": "--max-draft-tokens",
+    "spec.output.echo": "--echo",
+    "spec.output.logprobs": "--logprobs",
+    "spec.output.prompt_logprobs": "--prompt-logprobs",
+    "spec.guided.json_schema": "--json-schema",
+    "spec.guided.json_object": "--json",
+    "spec.guided.regex": "--regex",
+    "spec.guided.ebnf": "--grammar",
+    "spec.guided.choice": "--choice",
+    "spec.guided.choice.choices": "--choice",
+}
+"""The options of `sluice generate` by the field that they set. Other commands have some of them, by the same names."""
+FIELD = re.compile(r"\bspec(?:\.[a-z_]+)+")
 PEM = {"exists": True, "dir_okay": False, "metavar": "PEM"}
+FILE_WIDTH = 160
+"""Columns of tables if stdout is not a terminal. rich would wrap them at 80."""
+TIMEOUT_SECONDS = 5.0
+"""Of each call of a command that shows or changes the state of routers."""
+
+
+def stdout_console() -> Console:
+    """A console on stdout, for tables."""
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = FILE_WIDTH
+    return console
 
 
 def notes() -> Console:
@@ -61,10 +102,24 @@ def describe(error: SluiceError, address: str, names: Mapping[str, str] = OPTION
     return with_option_names(error.message, names)
 
 
+def with_option_names(message: str, names: Mapping[str, str] = OPTIONS) -> str:
+    """The message with options in place of the fields that they set."""
+    return FIELD.sub(lambda field: names.get(field[0], field[0]), message)
+
+
 def describe_at(error: SluiceError, address: str) -> str:
     """Like `describe`, for one of several addresses: the message begins with the address or contains it."""
     text = describe(error, address)
     return text if address in text else f"{address}: {text}"
+
+
+def check_answers(answers: Sequence[RouterLoras | RouterPromptAdapters | ServingVersion]) -> None:
+    """Print the error of each router that failed. Raises typer.Exit if one did."""
+    failed = [(answer.address, answer.error) for answer in answers if answer.error is not None]
+    for address, error in failed:
+        print_error(describe_at(error, address))
+    if failed:
+        raise typer.Exit(1)
 
 
 def with_options(

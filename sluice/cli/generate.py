@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from sluice.cli.common import LoraId, PromptAdapterId, Server, notes, with_server
+from sluice.cli.common import Server, notes, with_server
 from sluice.cli.sampling import with_sampling
 from sluice.cli.stream_printer import print_stream
 from sluice.client import Client, Options, Prompt, SluiceError
@@ -31,7 +31,7 @@ class GenerateCommand(TyperCommand):
 @with_sampling
 def generate(
     server: Server,
-    sampling: Options,
+    options: Options,
     text: Annotated[str, typer.Argument(metavar="PROMPT", help="The prompt. - reads it from stdin.")],
     n: Annotated[
         int,
@@ -62,8 +62,6 @@ def generate(
         list[str] | None,
         typer.Option(metavar="TEXT", help="Constrain the output to one of the given choices. Repeat for each choice."),
     ] = None,
-    lora: LoraId = None,
-    prompt_adapter: PromptAdapterId = None,
     image: Annotated[
         list[Path] | None,
         typer.Option(metavar="FILE", help="Image to send before the prompt, both as one chat message. Repeatable."),
@@ -101,7 +99,6 @@ def generate(
     Only the output is written to stdout. A summary is written to stderr if that is a terminal, or with --stats.
     """
     prompt = _prompt(sys.stdin.read() if text == "-" else text, image or [], chat=chat)
-    options = sampling | Options(lora_id=lora, prompt_adapter_id=prompt_adapter)
     options |= Options(echo=echo or None, logprobs=logprobs, prompt_logprobs=prompt_logprobs)
     guided = _guide(json_schema, regex, grammar, choice, json_object=json_object)
     if guided:

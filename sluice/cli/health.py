@@ -1,19 +1,24 @@
 """`sluice health`: shows whether routers and gateways serve, and the state of the engines and detokenizers."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from http.client import HTTPException
 from typing import Annotated
+from urllib.request import ProxyHandler, build_opener
 
+import msgspec
 import typer
 from rich.box import SIMPLE
-from rich.console import Console
 from rich.table import Table
 
-from sluice.cli.common import Server, with_server
-from sluice.cli.gateways import gateway_state, gateways_table
+from sluice.cli.common import TIMEOUT_SECONDS, Server, stdout_console, with_server
+from sluice.cli.stats import COLUMNS, detokenizers_table
 from sluice.client import Client, Forbidden, NotImplementedByServer, Unauthenticated
+from sluice.telemetry.status_report import StatusReport
+from sluice.top.panels import Column, table
 from sluice.v1 import admin_pb2
 
 SERVICES = ("", "sluice.v1.GenerationService", "sluice.v1.ModelService", "sluice.v1.AdminService")
-TIMEOUT_SECONDS = 5.0
 PEER_STATES = {
     admin_pb2.PEER_STATE_DRAINING: "drains",
     admin_pb2.PEER_STATE_STALLED: "makes no progress",
@@ -22,8 +27,8 @@ PEER_STATES = {
     admin_pb2.PEER_STATE_UNKNOWN: "has not sent a heartbeat yet: it is loading or not running",
 }
 """What is wrong with a peer in this state."""
-FILE_WIDTH = 160
-"""Columns of tables if stdout is not a terminal. rich would wrap them at 80."""
+ENGINE_COLUMNS = ("engine", "batch", "queued", "paused", "KV blocks", "tokens/s")
+"""Those of `sluice stats` that are shown."""
 
 
 @with_server
@@ -58,7 +63,7 @@ def _show(server: Server) -> bool:
     except typer.Exit:
         # The error was printed. Continue with the other routers.
         return False
-    console = _console()
+    console = stdout_console()
     served = ", ".join(model.name for model in models) or "no model"
     console.print(f"{server.addresses[0]} serves {served}", markup=False)
     console.print(_services(states))
@@ -74,17 +79,10 @@ def _show(server: Server) -> bool:
 
 def _show_gateways(addresses: list[str]) -> list[bool]:
     """Print the states of these gateways. Returns which of them serve."""
-    states = [gateway_state(address, TIMEOUT_SECONDS) for address in addresses]
+    states = [_gateway_state(address, TIMEOUT_SECONDS) for address in addresses]
     if states:
-        _console().print(gateways_table(states))
+        stdout_console().print(_gateways(states))
     return [state.serves for state in states]
-
-
-def _console() -> Console:
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = FILE_WIDTH
-    return console
 
 
 def _ring_state(client: Client) -> tuple[tuple[admin_pb2.GetServerInfoResponse, admin_pb2.Stats] | None, str]:
@@ -110,34 +108,44 @@ def problems(info: admin_pb2.GetServerInfoResponse) -> list[str]:
 
 
 def _services(states: dict[str, bool]) -> Table:
-    table = Table("service", "state", box=SIMPLE)
+    rows = Table("service", "state", box=SIMPLE)
     for service, serving in states.items():
-        table.add_row(service or "all", "[green]serving[/green]" if serving else "[red]not serving[/red]")
-    return table
+        rows.add_row(service or "all", "[green]serving[/green]" if serving else "[red]not serving[/red]")
+    return rows
 
 
 def _engines(stats: admin_pb2.Stats) -> Table:
-    table = Table("engine", "batch", "queued", "paused", "KV blocks", "tokens/s", "state", box=SIMPLE)
-    for engine in stats.engines:
-        table.add_row(
-            engine.engine_id,
-            f"{engine.scheduled_requests} of {engine.max_batch_size}",
-            str(engine.queued_requests),
-            str(engine.paused_requests),
-            f"{engine.used_kv_blocks} of {engine.max_kv_blocks}",
-            f"{engine.tokens_per_second:.0f}",
-            "draining" if engine.draining else "serving",
-        )
-    return table
+    state = Column("state", lambda engine: "draining" if engine.draining else "serving")
+    columns = [*(column for column in COLUMNS if column.title in ENGINE_COLUMNS), state]
+    return table([column._replace(right=False) for column in columns], stats.engines)
 
 
-def detokenizers_table(stats: admin_pb2.Stats) -> Table:
-    table = Table("detokenizer", "streams", "waiting", "tokens/s", box=SIMPLE)
-    for detokenizer in stats.detokenizers:
-        table.add_row(
-            detokenizer.detokenizer_id,
-            str(detokenizer.streams),
-            str(detokenizer.queue_depth),
-            f"{detokenizer.tokens_per_second:.0f}",
-        )
-    return table
+@dataclass(frozen=True, slots=True)
+class GatewayState:
+    """What the metrics port at `address` says."""
+
+    address: str
+    id: str
+    serves: bool
+    problem: str = ""
+    """Why the gateway does not serve."""
+
+
+def _gateway_state(address: str, timeout: float) -> GatewayState:
+    try:
+        # Without the proxies of the environment: metrics ports are inside the cluster.
+        with build_opener(ProxyHandler({})).open(f"http://{address}/status.json", timeout=timeout) as answer:
+            status = msgspec.json.decode(answer.read(), type=StatusReport)
+    except (OSError, ValueError, HTTPException) as error:
+        return GatewayState(address, "", False, f"its metrics port does not answer: {error}")
+    if status.service != "gateway":
+        return GatewayState(address, status.id, False, f"it is a service of another kind: {status.service}")
+    return GatewayState(address, status.id, status.ready, status.reason)
+
+
+def _gateways(states: Sequence[GatewayState]) -> Table:
+    rows = Table("gateway", "metrics", "state", box=SIMPLE)
+    for state in states:
+        text = "[green]serving[/green]" if state.serves else f"[red]not serving[/red]: {state.problem}"
+        rows.add_row(state.id, state.address, text)
+    return rows

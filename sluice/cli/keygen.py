@@ -7,8 +7,7 @@ import typer
 import yaml
 
 from sluice.cli.common import fail
-from sluice.cli.key_secrets import NAME, Secret, new_secrets, retired_secret, rotated_secrets
-from sluice.cli.kubernetes_api import Cluster, ClusterError
+from sluice.cli.key_secrets import NAME, Cluster, ClusterError, Secret, new_secrets, retired_secret, rotated_secrets
 from sluice.lanes.keys import ROLES, KeysError, Role, generate, has_key, public_keys
 from sluice.lanes.keys import retire as retire_key
 

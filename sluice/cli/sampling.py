@@ -1,4 +1,4 @@
-"""Options of the commands that generate, for sampling and for the end of an output."""
+"""Options of the commands that generate: for sampling, for the end of an output, and adapters."""
 
 from typing import Annotated
 
@@ -47,11 +47,16 @@ def _sampling(
     stop: Annotated[
         list[str] | None, typer.Option(metavar="TEXT", help="End the output before this text. Repeatable.")
     ] = None,
+    lora: Annotated[str | None, typer.Option(metavar="ID", help="LoRA adapter to use, see `sluice lora`.")] = None,
+    prompt_adapter: Annotated[
+        str | None, typer.Option(metavar="ID", help="Prompt adapter to use, see `sluice prompt-adapter`.")
+    ] = None,
 ) -> Options:
     options = Options(max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
     options |= Options(repetition_penalty=repetition_penalty, presence_penalty=presence_penalty)
-    return options | Options(frequency_penalty=frequency_penalty, seed=seed, stop=stop)
+    options |= Options(frequency_penalty=frequency_penalty, seed=seed, stop=stop)
+    return options | Options(lora_id=lora, prompt_adapter_id=prompt_adapter)
 
 
-with_sampling = with_options(_sampling, "sampling")
-"""Adds the options for sampling to a command and passes `Options` as the parameter `sampling`."""
+with_sampling = with_options(_sampling, "options")
+"""Adds these options to a command and passes `Options` as the parameter `options`."""

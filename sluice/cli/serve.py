@@ -1,28 +1,44 @@
-"""`sluice serve`: starts a ring and runs until it is stopped."""
+"""`sluice serve`: starts a ring and runs until it is stopped; with --detach, as a job of a Ray cluster."""
 
+import asyncio
+import shlex
+import shutil
 import signal
+import sys
 import threading
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
+from itertools import takewhile
+from pathlib import Path
 from typing import Self
 
 import typer
 
 from sluice.checkpoint.folder import CheckpointError
 from sluice.cli.common import describe, with_options
-from sluice.cli.detach import serve_detached
-from sluice.cli.first_command import first_command
-from sluice.cli.serve_options import ARGUMENTS, ServeOptions
+from sluice.cli.serve_options import ARGUMENTS, DEFAULT_PORT, ServeOptions
 from sluice.cli.stream_printer import print_stream
 from sluice.client import Cancelled, Client, SluiceError
 from sluice.host.process import INTERRUPTED, START_FAILED
 from sluice.launch import DEMO_REQUEST, Display, OptionsError, Ring, RingError
+from sluice.launch.hosts import RAY, place
 from sluice.launch.logs import lines_lost
+from sluice.launch.supervisor import KILL_AFTER_SECONDS
 from sluice.settings.read import ALL
+from sluice.settings.services import RouterSettings
 from sluice.telemetry.output import protect_stderr, protect_stdout
 
 DEMO_TOKENS = 96
 DEMO_SEED = 2
+DRAINS = 2
+"""Number of times that `drain_timeout` may elapse while a ring stops: routers drain first, then the other services."""
+ON_THE_CLUSTER = ("--on", "ray=auto")
+EXAMPLE_CODE = "def fibonacci(n):"
+"""A prompt for the bundled model, which completes Python."""
+EXAMPLE_TEXT = "Once upon a time"
+PRINT_FIRST = "NF && $1 !~ /^(#|sha256:)/ {print $1; exit}"
+"""Program of awk that prints the first token of a tokens file that is not a hash."""
 
 
 @with_options(ServeOptions, "options")
@@ -207,3 +223,72 @@ def _counts(ring: Ring) -> dict[str, int]:
 
 def _parts(ring: Ring) -> str:
     return ", ".join(f"{count} {plural if count > 1 else plural[:-1]}" for plural, count in _counts(ring).items())
+
+
+def serve_detached(on: str, arguments: Sequence[str], drain_timeout: float, display: Display) -> None:
+    """Submit `sluice serve ARGUMENTS` as a job and wait until the ring is ready. Raises OptionsError, RingError."""
+    kind, address = place(on)
+    if kind != RAY:
+        raise OptionsError("--detach needs --on ray, where the cluster runs the launcher; on one machine use systemd")
+    # ray takes seconds to import. `place` has checked that it is installed.
+    from sluice.launch.ray_job import RayJob
+
+    job = RayJob(address, ["serve", *job_arguments(arguments)], DRAINS * (drain_timeout + KILL_AFTER_SECONDS))
+    display.say("submitted", f"job {job.id} starts the ring. Its log: ray job logs {job.id}", fields={"job": job.id})
+    try:
+        ready = asyncio.run(job.ready(display))
+    except KeyboardInterrupt:
+        text = f"the job {job.id} continues to run. To stop it: ray job stop {job.id}"
+        display.say("detached", text, fields={"job": job.id})
+        return
+    addresses = list(ready.fields["addresses"])
+    text = f"ready: {ready.fields['model']} on {','.join(addresses)}. To stop it: ray job stop {job.id}"
+    display.say("ready", text, fields={"job": job.id, "model": ready.fields["model"], "addresses": addresses})
+
+
+def job_arguments(arguments: Sequence[str]) -> list[str]:
+    """The arguments of `sluice serve` within the job: without --detach, and on the cluster that runs the job."""
+    options = list(takewhile("--".__ne__, arguments))
+    return [option for option in options if option != "--detach"] + [*ON_THE_CLUSTER, *arguments[len(options) :]]
+
+
+def first_command(address: str, router: RouterSettings, *, chats: bool, bundled: bool) -> str:
+    """A command line for the server at `address`, to be copied: it connects as the router's settings require.
+
+    `chats`: whether the model has a chat template. `bundled`: whether it is the bundled model.
+    """
+    command = ["chat"] if chats and not bundled else ["generate"]
+    if int(address.rpartition(":")[2]) != DEFAULT_PORT:
+        command += ["--address", address]
+    if router.tls_certificate is not None:
+        # The client trusts exactly this certificate, whoever issued it.
+        command += ["--tls-ca", str(Path(router.tls_certificate).absolute())]
+    if router.tls_client_ca is not None:
+        command += ["--tls-cert", "CLIENT.pem", "--tls-key", "CLIENT.key"]
+    prompt = [] if command[0] == "chat" else [f'"{EXAMPLE_CODE if bundled else EXAMPLE_TEXT}"']
+    return " ".join([*_token(router), _program(), *map(shlex.quote, command), *prompt])
+
+
+def _token(router: RouterSettings) -> Iterator[str]:
+    """The assignment of SLUICE_TOKEN, if callers need a token. The token itself is not shown, for logs keep output."""
+    if router.tokens_file is not None and _has_readable_token(file := Path(router.tokens_file).absolute()):
+        yield f"SLUICE_TOKEN=$(awk '{PRINT_FIRST}' {shlex.quote(str(file))})"
+    elif router.authenticates:
+        yield "SLUICE_TOKEN=TOKEN"
+
+
+def _has_readable_token(file: Path) -> bool:
+    """Whether the file has a token that is not a hash."""
+    if not file.exists():
+        # The router runs on another machine.
+        return False
+    words = (line.split("#", 1)[0].split() for line in file.read_text("utf-8").splitlines())
+    return any(first and not first[0].startswith("sha256:") for first in words)
+
+
+def _program() -> str:
+    """The command line that runs `sluice` in another terminal."""
+    if shutil.which("sluice"):
+        return "sluice"
+    script = Path(sys.argv[0])
+    return f"{sys.executable} -m sluice" if script.name == "__main__.py" else str(script)

@@ -5,15 +5,13 @@ from contextlib import suppress
 from typing import Annotated
 
 import typer
-from rich.box import SIMPLE
-from rich.console import Console, Group
+from rich.console import Group
 from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
-from sluice.cli.common import Server, with_server
-from sluice.cli.health import FILE_WIDTH, TIMEOUT_SECONDS, detokenizers_table
-from sluice.top.panels import Column, shown_columns
+from sluice.cli.common import TIMEOUT_SECONDS, Server, stdout_console, with_server
+from sluice.top.panels import Column, shown_columns, table
 from sluice.v1 import admin_pb2
 
 MODEL_WIDTH = 8
@@ -33,6 +31,12 @@ COLUMNS = (
     Column("reuse", lambda engine: f"{engine.prefix_cache_hit_ratio:.0%}"),
     Column("tokens/s", lambda engine: f"{engine.tokens_per_second:.0f}"),
 )
+DETOKENIZER_COLUMNS = (
+    Column("detokenizer", lambda each: each.detokenizer_id, right=False),
+    Column("streams", lambda each: str(each.streams), right=False),
+    Column("waiting", lambda each: str(each.queue_depth), right=False),
+    Column("tokens/s", lambda each: f"{each.tokens_per_second:.0f}", right=False),
+)
 
 
 @with_server
@@ -48,10 +52,9 @@ def stats(
 
     Ctrl-C ends the command.
     """
-    console = Console(highlight=False)
+    console = stdout_console()
     with server.client(timeout=TIMEOUT_SECONDS) as client:
         if once or not console.is_terminal:
-            console.width = console.width if console.is_terminal else FILE_WIDTH
             console.print(tables(client.stats(), console.width))
             return
         first = tables(client.stats(), console.width)
@@ -65,7 +68,8 @@ def tables(stats: admin_pb2.Stats, width: int) -> Group:
     """Tables of engines and detokenizers. The engines' models are shown if they differ."""
     models = {engine.model_fingerprint for engine in stats.engines}
     mixed = [_mixed(len(models), stats.serving_model_fingerprint)] if len(models) > 1 else []
-    return Group(*mixed, _engines(stats, bool(mixed), width), detokenizers_table(stats))
+    columns = [*shown_columns(COLUMNS, width), *([Column("model", _model, right=False)] if mixed else [])]
+    return Group(*mixed, table(columns, stats.engines), detokenizers_table(stats))
 
 
 def _mixed(models: int, serving: str) -> str:
@@ -73,15 +77,8 @@ def _mixed(models: int, serving: str) -> str:
     return f"The engines serve {models} different models; new requests go to {targets}."
 
 
-def _engines(stats: admin_pb2.Stats, mixed: bool, width: int) -> Table:
-    table = Table(box=SIMPLE)
-    models = [Column("model", _model, right=False)] if mixed else []
-    columns = [*shown_columns(COLUMNS, width), *models]
-    for column in columns:
-        table.add_column(column.title, justify="right" if column.right else "left")
-    for engine in stats.engines:
-        table.add_row(*(column.cell(engine) for column in columns))
-    return table
+def detokenizers_table(stats: admin_pb2.Stats) -> Table:
+    return table(DETOKENIZER_COLUMNS, stats.detokenizers)
 
 
 def _host_blocks(engine: admin_pb2.EngineStats) -> str:

@@ -7,15 +7,12 @@ from typing import Annotated
 
 import msgspec
 import typer
-from rich.box import SIMPLE
 from rich.console import Console, Group
-from rich.table import Table
 
-from sluice.cli.common import Server, describe_at, fail, print_error, with_server
-from sluice.cli.health import FILE_WIDTH
-from sluice.client import Client, DeadlineExceeded, SluiceError
-from sluice.top.panels import ORDERS, PANELS
-from sluice.top.snapshot import Answer, Snapshot, combine, query
+from sluice.cli.common import Server, describe_at, fail, print_error, stdout_console, with_server
+from sluice.client import DeadlineExceeded, SluiceError
+from sluice.top.panels import ORDERS, PANELS, shown_columns, table
+from sluice.top.snapshot import Snapshot, combine, query
 
 TIMEOUT_SECONDS = 2.0
 """For each call to a router."""
@@ -34,26 +31,21 @@ def top(
 
     Shows engines, detokenizers, routers, tenants and requests. With --once, exits with code 1 if no router answers.
     """
-    console = Console(highlight=False)
+    console = stdout_console()
     if as_json and not once:
         raise fail("--json needs --once")
     with ExitStack() as stack:
         clients = [stack.enter_context(router.client(TIMEOUT_SECONDS)) for router in server.each()]
-
         # In parallel, so that a router that does not answer does not delay the others.
         threads = stack.enter_context(ThreadPoolExecutor(len(clients)))
 
         def read() -> Snapshot:
-            return combine(list(threads.map(_query, clients)))
+            return combine(list(threads.map(lambda client: query(client, _describe), clients)))
 
         if once or not console.is_terminal:
             _print(console, read(), as_json)
         else:
             _watch(read, interval)
-
-
-def _query(client: Client) -> Answer:
-    return query(client, _describe)
 
 
 def _describe(error: SluiceError, address: str) -> str:
@@ -80,7 +72,6 @@ def _print(console: Console, snapshot: Snapshot, as_json: bool) -> None:
     if as_json:
         print(msgspec.json.encode(snapshot).decode())
     elif not none_answered:
-        console.width = console.width if console.is_terminal else FILE_WIDTH
         console.print(tables(snapshot, console.width))
     for router in failed:
         print_error(router.error)
@@ -90,15 +81,5 @@ def _print(console: Console, snapshot: Snapshot, as_json: bool) -> None:
 
 def tables(snapshot: Snapshot, width: int) -> Group:
     """The panels as tables, one below the other; panels without rows are omitted."""
-    filled = []
-    for panel in PANELS:
-        rows = panel.rows(snapshot, ORDERS[0])
-        table = Table(box=SIMPLE)
-        columns = panel.shown(width)
-        for column in columns:
-            table.add_column(column.title, justify="right" if column.right else "left")
-        for row in rows:
-            table.add_row(*(column.cell(row) for column in columns))
-        if rows:
-            filled.append(table)
-    return Group(*filled)
+    filled = ((panel, rows) for panel in PANELS if (rows := panel.rows(snapshot, ORDERS[0])))
+    return Group(*(table(shown_columns(panel.columns, width), rows) for panel, rows in filled))

@@ -1,10 +1,17 @@
 """Clients of a Sluice server: the blocking `Client` and the asyncio `AsyncClient`. Both raise `SluiceError`."""
 
+from sluice.client.adapters import (
+    Lora,
+    LoraWeights,
+    PromptAdapter,
+    RouterLoras,
+    RouterPromptAdapters,
+    read_lora,
+)
+from sluice.client.admin import AsyncCacheEvents, AsyncSteps, CacheEvents, RankAnswer, ServingVersion, Steps
 from sluice.client.async_client import AsyncClient
 from sluice.client.client import Client
 from sluice.client.connection import DEFAULT_ADDRESS, ClientOptions, Metadata, TlsOptions
-from sluice.client.embeddings import Embeddings, embeddings_of
-from sluice.client.engine_calls import RankAnswer
 from sluice.client.errors import (
     AdapterMissing,
     AdapterNotFound,
@@ -28,10 +35,7 @@ from sluice.client.errors import (
     Violation,
     WrongServer,
 )
-from sluice.client.feeds import AsyncCacheEvents, AsyncSteps, CacheEvents, Steps
-from sluice.client.loras import Lora, LoraWeights, RouterLoras, read_lora
 from sluice.client.options import KvCache, Message, Options, Prompt, PromptEmbeds, TokenizeOptions, TokenRangeRetention
-from sluice.client.prompt_adapters import PromptAdapter, RouterPromptAdapters
 from sluice.client.results import (
     Chunk,
     FinishReason,
@@ -43,8 +47,8 @@ from sluice.client.results import (
     TokenLogprob,
     Usage,
 )
-from sluice.client.serving_version import ServingVersion
 from sluice.client.streams import AsyncStream, Stream
+from sluice.client.values import Embeddings, embeddings_of
 
 __all__ = [
     "DEFAULT_ADDRESS", "AdapterMissing", "AdapterNotFound", "AlreadyExists", "AsyncCacheEvents", "AsyncClient",

@@ -7,24 +7,23 @@ from typing import Any, Self, Unpack
 from grpc import aio
 from grpc_health.v1 import health_pb2
 
-from sluice.client import loras, prompt_adapters, requests
+from sluice.client import adapters, admin, requests
+from sluice.client.adapters import LORAS, PROMPT_ADAPTERS, Folder, RouterLoras, RouterPromptAdapters
+from sluice.client.admin import AsyncCacheEvents, AsyncSteps, RankAnswer, ServingVersion
 from sluice.client.calls import AsyncCalls
 from sluice.client.connection import DEFAULT_ADDRESS, ClientOptions, Metadata, Routers
-from sluice.client.engine_calls import RankAnswer, call_request, deadline, read_answers
 from sluice.client.errors import ModelNotFound
-from sluice.client.feeds import AsyncCacheEvents, AsyncSteps
-from sluice.client.loras import LORAS, AdapterFolder, Folder, RouterLoras, Upload
 from sluice.client.options import Message, Options, Prompt, TokenizeOptions
-from sluice.client.prompt_adapters import PROMPT_ADAPTERS, RouterPromptAdapters
 from sluice.client.results import Generation, Tokenization, is_serving, read_generation, read_tokenization
-from sluice.client.serving_version import ServingVersion, read_info, read_set
 from sluice.client.streams import AsyncStream
 from sluice.v1 import admin_pb2
 from sluice.v1 import generation_pb2 as pb
 
 
 class AsyncClient:
-    """A client of one or more interchangeable routers, like `Client`, for the event loop that creates it.
+    """A client of one or more interchangeable routers for the event loop that creates it.
+
+    Its methods are those of `Client`, where their options, answers and errors are documented.
 
     ::
 
@@ -53,12 +52,7 @@ class AsyncClient:
     async def generate(
         self, prompt: Prompt, *, timeout: float | None = None, metadata: Metadata = (), **options: Unpack[Options]
     ) -> Generation:
-        """Generate, and return the complete result.
-
-        `options` are the fields of `sluice.client.Options`. `timeout` is in seconds (None: the client's default);
-        `metadata` replaces the client's entries of the same name in this call. Raises SluiceError if the call fails,
-        TypeError for an unknown option.
-        """
+        """Generate, and return the complete result, like `Client.generate`."""
         request = pb.GenerateRequest(spec=requests.build_spec(prompt, options))
         return read_generation(
             await self._calls.call(lambda router: router.generation.Generate, request, timeout, metadata)
@@ -67,11 +61,7 @@ class AsyncClient:
     def stream(
         self, prompt: Prompt, *, timeout: float | None = None, metadata: Metadata = (), **options: Unpack[Options]
     ) -> AsyncStream:
-        """Start generating, and return an asynchronous iterator of `Chunk`, which raises SluiceError if the stream
-        fails.
-
-        `options`, `timeout` and `metadata` are as in `generate`. Raises TypeError for an unknown option.
-        """
+        """Start generating, and return an asynchronous iterator of `Chunk`, like `Client.stream`."""
         return AsyncStream(requests.build_spec(prompt, options), self._routers, timeout, metadata)
 
     async def abort(self, request_id: str, reason: str = "") -> bool:
@@ -82,11 +72,7 @@ class AsyncClient:
     async def tokenize(
         self, text: str | Sequence[Message], *, metadata: Metadata = (), **options: Unpack[TokenizeOptions]
     ) -> Tokenization:
-        """Return the token ids of a text or a chat, as the server would tokenize it as a prompt.
-
-        `options` are the fields of `sluice.client.TokenizeOptions`. Raises SluiceError, TypeError for an unknown
-        option.
-        """
+        """Return the token ids of a text or a chat, like `Client.tokenize`."""
         request = requests.tokenize_request(text, options)
         return read_tokenization(
             await self._calls.call(lambda router: router.generation.Tokenize, request, metadata=metadata)
@@ -132,19 +118,15 @@ class AsyncClient:
         return info
 
     def stream_steps(self, *, timeout: float | None = None) -> AsyncSteps:
-        """Return an iterator over the statistics of each engine step and request, as they are reported.
-
-        The client's default timeout does not apply.
-        """
-        return AsyncSteps(self._routers, timeout)
+        """Return an iterator over the statistics of each engine step and request, like `Client.stream_steps`."""
+        return AsyncSteps(
+            self._routers, lambda router: router.admin.StreamSteps, admin_pb2.StreamStepsRequest(), timeout
+        )
 
     def stream_cache_events(self, engine_id: str = "", *, timeout: float | None = None) -> AsyncCacheEvents:
-        """Return an iterator over the KV cache events of one engine, or of all ("").
-
-        Starts with the oldest events in the buffer of each engine, see docs/kv_cache.md. The client's default timeout
-        does not apply.
-        """
-        return AsyncCacheEvents(self._routers, engine_id, timeout)
+        """Return an iterator over the KV cache events of one engine, or of all, like `Client.stream_cache_events`."""
+        request = admin_pb2.StreamCacheEventsRequest(engine_id=engine_id)
+        return AsyncCacheEvents(self._routers, lambda router: router.admin.StreamCacheEvents, request, timeout)
 
     async def call_engines(
         self,
@@ -155,38 +137,23 @@ class AsyncClient:
         *,
         timeout: float | None = None,
     ) -> list[RankAnswer]:
-        """Run a method, by name, on every rank of every engine, and return the answers by engine id, then rank.
-
-        See docs/executor.md. `ranks` restricts the call to these ranks of each engine. A rank that failed has an
-        `error` in its answer. `timeout`, in seconds, limits the time for engines to answer (default 30 s). Never
-        retried, since the method may have run. Raises SluiceError; TypeError or ValueError for arguments that JSON
-        cannot represent.
-        """
-        request = call_request(method, args, kwargs, ranks, timeout)
-        return read_answers(
-            await self._calls.call_once(lambda router: router.admin.CallEngines, request, deadline(timeout))
+        """Run a method, by name, on every rank of every engine, like `Client.call_engines`."""
+        request = admin.call_request(method, args, kwargs, ranks, timeout)
+        return admin.read_answers(
+            await self._calls.call_once(lambda router: router.admin.CallEngines, request, admin.deadline(timeout))
         )
 
     async def serving_versions(self, *, timeout: float | None = None) -> list[ServingVersion]:
-        """Return the model version that each router sends new requests to, in the order of `addresses`.
-
-        A router that did not answer has an `error`. If AdminService has a separate port, connect to that port.
-        """
+        """Return the model version that each router sends new requests to, like `Client.serving_versions`."""
         request = admin_pb2.GetServerInfoRequest()
-        return read_info(
-            self.addresses, await self._calls.call_each(lambda router: router.admin.GetServerInfo, request, timeout)
-        )
+        answers = await self._calls.call_each(lambda router: router.admin.GetServerInfo, request, timeout)
+        return admin.read_info(self.addresses, answers)
 
     async def set_serving_version(self, version: str, *, timeout: float | None = None) -> list[ServingVersion]:
-        """Make every router send new requests to engines with this label (`model_version`); "": to any engine.
-
-        Streams that have begun stay with their model. The answers are in the order of `addresses`; a router that
-        failed has an `error`, and the others change all the same. Not retried. A router that restarts uses its setting
-        `serving_version` again.
-        """
+        """Make every router send new requests to engines with this label, like `Client.set_serving_version`."""
         request = admin_pb2.SetServingVersionRequest(version=version)
         answers = await self._calls.call_each(lambda router: router.admin.SetServingVersion, request, timeout)
-        return read_set(self.addresses, answers)
+        return admin.read_set(self.addresses, answers)
 
     async def load_lora(
         self,
@@ -198,44 +165,28 @@ class AsyncClient:
         timeout: float | None = None,
         metadata: Metadata = (),
     ) -> list[RouterLoras]:
-        """Load a LoRA adapter on all engines, through every router, for requests with this `lora_id`.
-
-        Give either `path`, a folder on the engines' machines, or `folder`, a local folder as peft saves it, whose files
-        are uploaded. Loading an id again replaces its weights for later requests. The answers are in the order of
-        `addresses`; a router that failed has an `error`, which is raised if all failed. Not retried. Raises
-        SluiceError; OSError or ValueError for unusable files; TypeError unless exactly one of `path` and `folder` is
-        given.
-        """
-        loras.check_source(path, folder)
+        """Load a LoRA adapter on all engines, through every router, like `Client.load_lora`."""
+        adapters.check_lora_source(path, folder)
         if folder is None:
-            request = loras.load_request(lora_id, path or "", model)
+            request = admin_pb2.LoadLoraRequest(lora_id=lora_id, path=path or "", model=model)
             answers = await self._calls.call_each(lambda router: router.models.LoadLora, request, timeout, metadata)
         else:
-            files = await asyncio.to_thread(AdapterFolder, folder)
-            uploads = [Upload(lora_id, files, model) for _ in self.addresses]
+            files = await asyncio.to_thread(adapters.AdapterFolder, folder)
+            uploads = [adapters.Upload(lora_id, files, model) for _ in self.addresses]
             calls = zip(self._routers.all, uploads, strict=True)
             answers = await self._calls.call_all(lambda router: router.models.UploadLora, calls, timeout, metadata)
-            loras.raise_read_error(uploads)
+            adapters.raise_read_error(uploads)
         return LORAS.loaded(self.addresses, answers)
 
     async def unload_lora(
         self, lora_id: str, *, timeout: float | None = None, metadata: Metadata = ()
     ) -> list[RouterLoras]:
-        """Unload a LoRA adapter at every router. Requests that have begun continue with it.
-
-        Answers and errors are like those of `load_lora`. Raises AdapterNotFound if the id is loaded at no router.
-        """
-        request = admin_pb2.UnloadLoraRequest(lora_id=lora_id)
-        answers = await self._calls.call_each(lambda router: router.models.UnloadLora, request, timeout, metadata)
-        return LORAS.unloaded(self.addresses, answers)
+        """Unload a LoRA adapter at every router, like `Client.unload_lora`."""
+        return await self._calls.unload_adapter(LORAS, lora_id, timeout, metadata)
 
     async def list_loras(self, *, timeout: float | None = None, metadata: Metadata = ()) -> list[RouterLoras]:
-        """Return the LoRA adapters that each router lists, by id. Routers agree within seconds of a change.
-
-        Answers and errors are like those of `load_lora`.
-        """
-        lists = await self._calls.list_each(LORAS.listing, lambda router: router.models.ListLoras, timeout, metadata)
-        return LORAS.listed(self.addresses, lists)
+        """Return the LoRA adapters that each router lists, like `Client.list_loras`."""
+        return await self._calls.list_adapters(LORAS, timeout, metadata)
 
     async def load_prompt_adapter(
         self,
@@ -247,45 +198,23 @@ class AsyncClient:
         model: str = "",
         timeout: float | None = None,
     ) -> list[RouterPromptAdapters]:
-        """Load a prompt adapter, the embeddings of prompt tuning, at every router for requests with its id.
-
-        Give one of `rows`, embeddings as in the option `prompt_table`; `folder`, a local folder as peft saves it, whose
-        files are uploaded; and `path`, a folder on the routers' machines. Loading an id again replaces its embeddings
-        for later requests. The answers are in the order of `addresses`; a router that failed has an `error`, which is
-        raised if all failed. Not retried. Raises SluiceError; OSError or ValueError for unusable files; TypeError
-        unless exactly one of the three is given.
-        """
-        request = await asyncio.to_thread(prompt_adapters.load_request, prompt_adapter_id, path, folder, rows, model)
+        """Load a prompt adapter at every router, like `Client.load_prompt_adapter`."""
+        request = await asyncio.to_thread(adapters.prompt_adapter_request, prompt_adapter_id, path, folder, rows, model)
         answers = await self._calls.call_each(lambda router: router.models.LoadPromptAdapter, request, timeout)
         return PROMPT_ADAPTERS.loaded(self.addresses, answers)
 
     async def unload_prompt_adapter(
         self, prompt_adapter_id: str, *, timeout: float | None = None
     ) -> list[RouterPromptAdapters]:
-        """Unload a prompt adapter at every router. Requests that have begun continue with it.
-
-        Answers and errors are like those of `load_prompt_adapter`. Raises AdapterNotFound if the id is loaded at no
-        router.
-        """
-        request = admin_pb2.UnloadPromptAdapterRequest(prompt_adapter_id=prompt_adapter_id)
-        answers = await self._calls.call_each(lambda router: router.models.UnloadPromptAdapter, request, timeout)
-        return PROMPT_ADAPTERS.unloaded(self.addresses, answers)
+        """Unload a prompt adapter at every router, like `Client.unload_prompt_adapter`."""
+        return await self._calls.unload_adapter(PROMPT_ADAPTERS, prompt_adapter_id, timeout)
 
     async def list_prompt_adapters(self, *, timeout: float | None = None) -> list[RouterPromptAdapters]:
-        """Return the prompt adapters that each router lists, by id. Routers agree within seconds of a change.
-
-        Answers and errors are like those of `load_prompt_adapter`.
-        """
-        lists = await self._calls.list_each(
-            PROMPT_ADAPTERS.listing, lambda router: router.models.ListPromptAdapters, timeout
-        )
-        return PROMPT_ADAPTERS.listed(self.addresses, lists)
+        """Return the prompt adapters that each router lists, like `Client.list_prompt_adapters`."""
+        return await self._calls.list_adapters(PROMPT_ADAPTERS, timeout)
 
     async def health(self, service: str = "", *, timeout: float | None = None) -> bool:
-        """Return whether any router serves requests, or this gRPC service, such as "sluice.v1.GenerationService".
-
-        Raises SluiceError if no router answers.
-        """
+        """Return whether any router serves requests, or this gRPC service, like `Client.health`."""
         request = health_pb2.HealthCheckRequest(service=service)
         try:
             return await self._calls.any(lambda router: router.health.Check, request, is_serving, timeout)

@@ -6,17 +6,14 @@ from typing import Any, Self, Unpack
 import grpc
 from grpc_health.v1 import health_pb2
 
-from sluice.client import loras, prompt_adapters, requests
+from sluice.client import adapters, admin, requests
+from sluice.client.adapters import LORAS, PROMPT_ADAPTERS, Folder, RouterLoras, RouterPromptAdapters
+from sluice.client.admin import CacheEvents, RankAnswer, ServingVersion, Steps
 from sluice.client.calls import Calls
 from sluice.client.connection import DEFAULT_ADDRESS, ClientOptions, Metadata, Routers
-from sluice.client.engine_calls import RankAnswer, call_request, deadline, read_answers
 from sluice.client.errors import ModelNotFound
-from sluice.client.feeds import CacheEvents, Steps
-from sluice.client.loras import LORAS, AdapterFolder, Folder, RouterLoras, Upload
 from sluice.client.options import Message, Options, Prompt, TokenizeOptions
-from sluice.client.prompt_adapters import PROMPT_ADAPTERS, RouterPromptAdapters
 from sluice.client.results import Generation, Tokenization, is_serving, read_generation, read_tokenization
-from sluice.client.serving_version import ServingVersion, read_info, read_set
 from sluice.client.streams import Stream
 from sluice.v1 import admin_pb2
 from sluice.v1 import generation_pb2 as pb
@@ -112,9 +109,8 @@ class Client:
 
     def stats(self) -> admin_pb2.Stats:
         """Return statistics of the engines and detokenizers. Raises SluiceError."""
-        stats: admin_pb2.Stats = self._calls.call(
-            lambda router: router.admin.GetStats, admin_pb2.GetStatsRequest()
-        ).stats
+        response = self._calls.call(lambda router: router.admin.GetStats, admin_pb2.GetStatsRequest())
+        stats: admin_pb2.Stats = response.stats
         return stats
 
     def server_info(self) -> admin_pb2.GetServerInfoResponse:
@@ -128,7 +124,7 @@ class Client:
 
         The client's default timeout does not apply.
         """
-        return Steps(self._routers, timeout)
+        return Steps(self._routers, lambda router: router.admin.StreamSteps, admin_pb2.StreamStepsRequest(), timeout)
 
     def stream_cache_events(self, engine_id: str = "", *, timeout: float | None = None) -> CacheEvents:
         """Return an iterator over the KV cache events of one engine, or of all ("").
@@ -136,7 +132,8 @@ class Client:
         Starts with the oldest events in the buffer of each engine, see docs/kv_cache.md. The client's default timeout
         does not apply.
         """
-        return CacheEvents(self._routers, engine_id, timeout)
+        request = admin_pb2.StreamCacheEventsRequest(engine_id=engine_id)
+        return CacheEvents(self._routers, lambda router: router.admin.StreamCacheEvents, request, timeout)
 
     def call_engines(
         self,
@@ -154,8 +151,10 @@ class Client:
         retried, since the method may have run. Raises SluiceError; TypeError or ValueError for arguments that JSON
         cannot represent.
         """
-        request = call_request(method, args, kwargs, ranks, timeout)
-        return read_answers(self._calls.call_once(lambda router: router.admin.CallEngines, request, deadline(timeout)))
+        request = admin.call_request(method, args, kwargs, ranks, timeout)
+        return admin.read_answers(
+            self._calls.call_once(lambda router: router.admin.CallEngines, request, admin.deadline(timeout))
+        )
 
     def serving_versions(self, *, timeout: float | None = None) -> list[ServingVersion]:
         """Return the model version that each router sends new requests to, in the order of `addresses`.
@@ -163,9 +162,8 @@ class Client:
         A router that did not answer has an `error`. If AdminService has a separate port, connect to that port.
         """
         request = admin_pb2.GetServerInfoRequest()
-        return read_info(
-            self.addresses, self._calls.call_each(lambda router: router.admin.GetServerInfo, request, timeout)
-        )
+        answers = self._calls.call_each(lambda router: router.admin.GetServerInfo, request, timeout)
+        return admin.read_info(self.addresses, answers)
 
     def set_serving_version(self, version: str, *, timeout: float | None = None) -> list[ServingVersion]:
         """Make every router send new requests to engines with this label (`model_version`); "": to any engine.
@@ -175,9 +173,8 @@ class Client:
         `serving_version` again.
         """
         request = admin_pb2.SetServingVersionRequest(version=version)
-        return read_set(
-            self.addresses, self._calls.call_each(lambda router: router.admin.SetServingVersion, request, timeout)
-        )
+        answers = self._calls.call_each(lambda router: router.admin.SetServingVersion, request, timeout)
+        return admin.read_set(self.addresses, answers)
 
     def load_lora(
         self,
@@ -196,16 +193,16 @@ class Client:
         SluiceError; OSError or ValueError for unusable files; TypeError unless exactly one of `path` and `folder` is
         given.
         """
-        loras.check_source(path, folder)
+        adapters.check_lora_source(path, folder)
         if folder is None:
-            request = loras.load_request(lora_id, path or "", model)
+            request = admin_pb2.LoadLoraRequest(lora_id=lora_id, path=path or "", model=model)
             answers = self._calls.call_each(lambda router: router.models.LoadLora, request, timeout)
         else:
-            files = AdapterFolder(folder)
-            uploads = [Upload(lora_id, files, model) for _ in self.addresses]
+            files = adapters.AdapterFolder(folder)
+            uploads = [adapters.Upload(lora_id, files, model) for _ in self.addresses]
             calls = zip(self._routers.all, map(iter, uploads), strict=True)
             answers = self._calls.call_all(lambda router: router.models.UploadLora, calls, timeout)
-            loras.raise_read_error(uploads)
+            adapters.raise_read_error(uploads)
         return LORAS.loaded(self.addresses, answers)
 
     def unload_lora(self, lora_id: str, *, timeout: float | None = None) -> list[RouterLoras]:
@@ -213,18 +210,14 @@ class Client:
 
         Answers and errors are like those of `load_lora`. Raises AdapterNotFound if the id is loaded at no router.
         """
-        request = admin_pb2.UnloadLoraRequest(lora_id=lora_id)
-        return LORAS.unloaded(
-            self.addresses, self._calls.call_each(lambda router: router.models.UnloadLora, request, timeout)
-        )
+        return self._calls.unload_adapter(LORAS, lora_id, timeout)
 
     def list_loras(self, *, timeout: float | None = None, metadata: Metadata = ()) -> list[RouterLoras]:
         """Return the LoRA adapters that each router lists, by id. Routers agree within seconds of a change.
 
         Answers and errors are like those of `load_lora`.
         """
-        lists = self._calls.list_each(LORAS.listing, lambda router: router.models.ListLoras, timeout, metadata)
-        return LORAS.listed(self.addresses, lists)
+        return self._calls.list_adapters(LORAS, timeout, metadata)
 
     def load_prompt_adapter(
         self,
@@ -244,7 +237,7 @@ class Client:
         raised if all failed. Not retried. Raises SluiceError; OSError or ValueError for unusable files; TypeError
         unless exactly one of the three is given.
         """
-        request = prompt_adapters.load_request(prompt_adapter_id, path, folder, rows, model)
+        request = adapters.prompt_adapter_request(prompt_adapter_id, path, folder, rows, model)
         answers = self._calls.call_each(lambda router: router.models.LoadPromptAdapter, request, timeout)
         return PROMPT_ADAPTERS.loaded(self.addresses, answers)
 
@@ -256,17 +249,14 @@ class Client:
         Answers and errors are like those of `load_prompt_adapter`. Raises AdapterNotFound if the id is loaded at no
         router.
         """
-        request = admin_pb2.UnloadPromptAdapterRequest(prompt_adapter_id=prompt_adapter_id)
-        answers = self._calls.call_each(lambda router: router.models.UnloadPromptAdapter, request, timeout)
-        return PROMPT_ADAPTERS.unloaded(self.addresses, answers)
+        return self._calls.unload_adapter(PROMPT_ADAPTERS, prompt_adapter_id, timeout)
 
     def list_prompt_adapters(self, *, timeout: float | None = None) -> list[RouterPromptAdapters]:
         """Return the prompt adapters that each router lists, by id. Routers agree within seconds of a change.
 
         Answers and errors are like those of `load_prompt_adapter`.
         """
-        lists = self._calls.list_each(PROMPT_ADAPTERS.listing, lambda router: router.models.ListPromptAdapters, timeout)
-        return PROMPT_ADAPTERS.listed(self.addresses, lists)
+        return self._calls.list_adapters(PROMPT_ADAPTERS, timeout)
 
     def health(self, service: str = "", *, timeout: float | None = None) -> bool:
         """Return whether any router serves requests, or this gRPC service, such as "sluice.v1.GenerationService".

@@ -13,9 +13,8 @@ from weakref import WeakSet
 import grpc
 from grpc_health.v1 import health_pb2_grpc
 
-from sluice.client.errors import Cancelled, SluiceError, Unreachable, WrongServer, from_rpc_error
+from sluice.client.errors import Cancelled, SluiceError, Unreachable, WrongServer, explain, from_rpc_error
 from sluice.client.retries import Retries, is_router_failure
-from sluice.client.wrong_server import explain
 from sluice.settings.names import checks_options
 from sluice.v1 import admin_pb2_grpc, generation_pb2_grpc
 

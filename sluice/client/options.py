@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Literal, TypedDict
 
-from sluice.client.loras import LoraWeights
+from sluice.client.adapters import LoraWeights
 
 Message = Mapping[str, Any]
 """A chat message: "role" ("system", "user", "assistant" or "tool"), "content", and other fields of

@@ -9,13 +9,10 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message as ProtoMessage
 from google.protobuf.struct_pb2 import Struct
 
-from sluice.client.draft_logits import pack_draft_logits
-from sluice.client.embeddings import embeddings_of
 from sluice.client.errors import InvalidRequest, Violation
-from sluice.client.guides import guide_fields
 from sluice.client.options import OPTION_NAMES, TOKENIZE_OPTION_NAMES, Message, Prompt
 from sluice.client.refused_values import must_be, refused_value
-from sluice.client.token_ids import as_ids, is_array
+from sluice.client.values import as_ids, embeddings_of, guide_fields, is_array, pack_draft_logits
 from sluice.settings.names import check_options
 from sluice.v1 import generation_pb2 as pb
 from sluice.v1.sampling_pb2 import GuidedDecoding

@@ -4,15 +4,25 @@ import asyncio
 import threading
 import time
 from collections import deque
+from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 import grpc
 
-from sluice.client.collected import Collected
 from sluice.client.connection import Metadata, Routers
 from sluice.client.errors import Cancelled, LostEvents, SluiceError, Unavailable, is_task_cancelled
-from sluice.client.results import Chunk, Generation, Timings, TokenLogprob, Usage
+from sluice.client.results import (
+    Chunk,
+    FinishReason,
+    Generation,
+    Output,
+    Tensor,
+    Timings,
+    TokenLogprob,
+    Usage,
+)
 from sluice.client.stream_state import StreamState
 from sluice.v1 import generation_pb2 as pb
 
@@ -162,12 +172,64 @@ class StreamInfo:
     def _cut_short(self) -> SluiceError:
         return LostEvents("the stream ended without its last event")
 
-    def _whole(self, collected: Collected) -> Generation:
-        """Raises Cancelled if the stream was closed before its end."""
-        if self.usage is None:
+
+@dataclass(slots=True)
+class OutputParts:
+    """The parts of one output."""
+
+    texts: list[str] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    end: Chunk | None = None
+
+    def add(self, chunk: Chunk) -> None:
+        self.texts.append(chunk.text)
+        self.token_ids += chunk.token_ids
+        self.logprobs += chunk.logprobs
+        if chunk.finish_reason is not None:
+            self.end = chunk
+
+    def output(self, index: int, seed: int | None) -> Output:
+        end = self.end or Chunk(index)
+        return Output(
+            index=index,
+            text="".join(self.texts),
+            token_ids=tuple(self.token_ids),
+            logprobs=tuple(self.logprobs),
+            finish_reason=end.finish_reason or FinishReason.UNKNOWN,
+            stop_string=end.stop_string,
+            stop_token_id=end.stop_token_id,
+            # Only the first output has the request's seed; the server derives the seeds of the others.
+            seed=None if index else seed,
+            cumulative_logprob=end.cumulative_logprob,
+        )
+
+
+class Collected:
+    """The chunks of a stream so far."""
+
+    def __init__(self) -> None:
+        self._outputs: dict[int, OutputParts] = {}
+        self._tensors: list[Tensor] = []
+
+    def add(self, chunk: Chunk) -> None:
+        if chunk.tensor is not None:
+            self._tensors.append(chunk.tensor)
+        else:
+            self._outputs.setdefault(chunk.index, OutputParts()).add(chunk)
+
+    def generation(self, stream: StreamInfo) -> Generation:
+        """The complete result of a stream that has ended. Raises Cancelled if it was closed before its end."""
+        if stream.usage is None:
             raise Cancelled("the stream was closed")
-        return collected.generation(
-            self.request_id, self.seed, self.usage, self.timings, self.prompt_logprobs, self.prompt_tail
+        return Generation(
+            request_id=stream.request_id,
+            outputs=tuple(parts.output(index, stream.seed) for index, parts in sorted(self._outputs.items())),
+            usage=stream.usage,
+            timings=stream.timings,
+            prompt_logprobs=stream.prompt_logprobs,
+            tensors=tuple(_joined(self._tensors)),
+            prompt_tail=stream.prompt_tail,
         )
 
 
@@ -202,7 +264,7 @@ class Stream(StreamInfo, OpenCall):
         with self:
             for chunk in self:
                 collected.add(chunk)
-        return self._whole(collected)
+        return collected.generation(self)
 
     def _receive(self) -> None:
         if self._closed.is_set():
@@ -259,7 +321,7 @@ class AsyncStream(StreamInfo, AsyncOpenCall):
         async with self:
             async for chunk in self:
                 collected.add(chunk)
-        return self._whole(collected)
+        return collected.generation(self)
 
     async def _receive(self) -> None:
         if self._closed.is_set():
@@ -293,3 +355,14 @@ class AsyncStream(StreamInfo, AsyncOpenCall):
         with suppress(TimeoutError):
             await asyncio.wait_for(self._closed.wait(), seconds)
         return self._closed.is_set()
+
+
+def _joined(parts: Iterable[Tensor]) -> Iterable[Tensor]:
+    """Join the consecutive parts of each tensor."""
+    parts_of_tensor: dict[tuple[int, str, bool], list[Tensor]] = {}
+    for part in parts:
+        parts_of_tensor.setdefault((part.index, part.name, part.context), []).append(part)
+    for first, *others in parts_of_tensor.values():
+        rows = first.shape[0] + sum(part.shape[0] for part in others)
+        data = b"".join([first.data, *(part.data for part in others)])
+        yield replace(first, shape=(rows, *first.shape[1:]), data=data)

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from sluice.client.token_ids import is_array
+from sluice.client.values import is_array
 from sluice.executor.request import GenerationRequest, is_embeds
 from sluice.executor.result import GenerationResult
 from sluice.executor.sampling import SamplingParams

@@ -8,7 +8,7 @@ from os import fspath
 from typing import Any, ClassVar, Literal, Self, TypedDict, get_args
 
 from sluice.client import KvCache, Options, Prompt, TokenRangeRetention
-from sluice.client.token_ids import as_ids, is_array, is_id
+from sluice.client.values import as_ids, is_array, is_id
 from sluice.executor.errors import check_type, either
 from sluice.executor.sampling import SamplingParams
 from sluice.executor.waiting import Milliseconds, as_timedelta

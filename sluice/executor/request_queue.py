@@ -7,7 +7,7 @@ from functools import partial
 from typing import overload
 
 from sluice.client import AsyncClient
-from sluice.client.token_ids import as_id, as_ids, is_id
+from sluice.client.values import as_id, as_ids, is_id
 from sluice.executor.call import PendingCall
 from sluice.executor.chunk_queue import ChunkQueue
 from sluice.executor.errors import SHUT_DOWN, check_type

@@ -8,8 +8,7 @@ from dataclasses import dataclass, fields
 from typing import Any, cast
 
 from sluice.client import Options
-from sluice.client.guides import guide_fields
-from sluice.client.token_ids import as_ids
+from sluice.client.values import as_ids, guide_fields
 from sluice.executor.errors import check_name, check_type
 from sluice.settings.names import checks_options
 

@@ -8,8 +8,7 @@ from typing import Any, Self
 
 import httpx2
 
-from sluice.loadgen.outcome import Outcome
-from sluice.loadgen.target import TargetError
+from sluice.loadgen.target import Outcome, RequestOptions, TargetError
 from sluice.loadgen.workload import Request
 
 DONE = "[DONE]"
@@ -20,43 +19,34 @@ ERROR_CHARACTERS = 300
 
 
 class OpenAITarget:
-    """Streams from /v1/completions, or with `chat` from /v1/chat/completions."""
+    """Streams from /v1/completions, or with the option `chat` from /v1/chat/completions."""
 
-    def __init__(self, client: httpx2.AsyncClient, model: str, chat: bool, fields: Mapping[str, Any]) -> None:
+    def __init__(self, client: httpx2.AsyncClient, model: str, options: RequestOptions) -> None:
         self.model = model
-        self._client, self._chat, self._fields = client, chat, fields
+        self._client, self._options = client, options
 
     @classmethod
     async def open(
-        cls,
-        address: str,
-        model: str,
-        fields: Mapping[str, Any],
-        *,
-        chat: bool = False,
-        token: str | None = None,
-        tls: ssl.SSLContext | bool = True,
-        timeout: float | None = None,
+        cls, address: str, options: RequestOptions, token: str | None = None, tls: ssl.SSLContext | bool = True
     ) -> Self:
-        """`model`: empty for the first model that the server lists. `fields` are added to the body of each request.
-        Raises TargetError."""
+        """Raises TargetError."""
         headers = {} if token is None else {"Authorization": f"Bearer {token}"}
         client = httpx2.AsyncClient(
             base_url=base_url(address),
             headers=headers,
             verify=tls,
-            timeout=httpx2.Timeout(timeout, connect=CONNECT_SECONDS),
+            timeout=httpx2.Timeout(options.timeout, connect=CONNECT_SECONDS),
             # No limits: the load determines the number of connections.
             limits=httpx2.Limits(max_connections=None, max_keepalive_connections=None),
         )
         try:
-            return cls(client, model or await _first_model(client), chat, fields)
+            return cls(client, options.model or await _first_model(client), options)
         except BaseException:
             await client.aclose()
             raise
 
     async def send(self, request: Request, outcome: Outcome) -> None:
-        path = "chat/completions" if self._chat else "completions"
+        path = "chat/completions" if self._options.chat else "completions"
         try:
             async with self._client.stream("POST", path, json=self._body(request)) as response:
                 if response.is_success:
@@ -93,16 +83,18 @@ class OpenAITarget:
             raise ValueError(f"the stream ended without {DONE}")
 
     def _text(self, choice: Mapping[str, Any]) -> str:
-        if not self._chat:
+        if not self._options.chat:
             return choice.get("text") or ""
         delta = choice.get("delta") or {}
         return "".join(delta.get(name) or "" for name in ("reasoning_content", "content"))
 
     def _body(self, request: Request) -> dict[str, Any]:
         messages = [{"role": "user", "content": request.prompt}]
-        prompt = {"messages": messages} if self._chat else {"prompt": request.prompt}
+        prompt = {"messages": messages} if self._options.chat else {"prompt": request.prompt}
         stream = {"stream": True, "stream_options": {"include_usage": True}}
-        return {"model": self.model, **prompt, "max_tokens": request.max_tokens, **stream, **self._fields}
+        ignore_eos = {"ignore_eos": True} if self._options.ignore_eos else {}
+        fields = {"max_tokens": request.max_tokens, "temperature": self._options.temperature, **ignore_eos}
+        return {"model": self.model, **prompt, **fields, **stream}
 
 
 def base_url(address: str) -> str:

@@ -2,11 +2,13 @@
 
 import math
 import statistics
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
-from sluice.loadgen.outcome import Outcome
 from sluice.loadgen.run import Measured
+from sluice.loadgen.target import Outcome
 
 METRICS = ("ttft", "tpot", "itl", "e2el")
 """Time to first token, time per output token after the first, inter-token latency (between chunks), end-to-end
@@ -107,23 +109,16 @@ def _per_second(count: float, seconds: float) -> float:
 
 def _max_tokens_per_second(succeeded: Sequence[Outcome]) -> float:
     """Most output tokens in one of the run's seconds."""
-    if not succeeded:
-        return 0.0
-    start = min(outcome.start for outcome in succeeded)
-    counts: dict[int, int] = {}
+    start = min((outcome.start for outcome in succeeded), default=0.0)
+    tokens_in: Counter[int] = Counter()
     for outcome in succeeded:
         for arrival, tokens in zip(outcome.arrivals, outcome.tokens, strict=True):
-            second = int(arrival - start)
-            counts[second] = counts.get(second, 0) + tokens
-    return float(max(counts.values(), default=0))
+            tokens_in[int(arrival - start)] += tokens
+    return float(max(tokens_in.values(), default=0))
 
 
 def _max_concurrency(succeeded: Sequence[Outcome]) -> int:
     """Most requests in flight at one time."""
     # At equal times -1 sorts before 1: a request that ends as another one starts is not concurrent with it.
     changes = sorted([(outcome.start, 1) for outcome in succeeded] + [(outcome.end, -1) for outcome in succeeded])
-    largest = in_flight = 0
-    for _, change in changes:
-        in_flight += change
-        largest = max(largest, in_flight)
-    return largest
+    return max(accumulate(change for _, change in changes), default=0)

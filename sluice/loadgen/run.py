@@ -4,10 +4,10 @@ import asyncio
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Self
 
-from sluice.loadgen.outcome import Outcome
-from sluice.loadgen.target import Target
+from sluice.loadgen.target import Outcome, Target
 from sluice.loadgen.workload import Request
 
 
@@ -23,10 +23,9 @@ class Pace:
         count / rate: otherwise the rate of a short run would depend on the seed."""
         if self.rate is None or not count:
             return [0.0] * count
-        rng, times = random.Random(seed), [0.0]
-        for _ in range(count):
-            times.append(times[-1] + rng.expovariate(self.rate))
-        return [time * count / self.rate / times[-1] for time in times[1:]]
+        rng = random.Random(seed)
+        times = list(accumulate(rng.expovariate(self.rate) for _ in range(count)))
+        return [time * count / self.rate / times[-1] for time in times]
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from textual.containers import Horizontal
 from textual.widgets import DataTable, Footer, Sparkline, Static
 from textual.worker import get_current_worker
 
-from sluice.top.panels import DETOKENIZERS, ENGINES, ORDERS, PANELS, REQUESTS, ROUTERS, TENANTS, Panel
+from sluice.top.panels import DETOKENIZERS, ENGINES, ORDERS, PANELS, REQUESTS, ROUTERS, TENANTS, Panel, shown_columns
 from sluice.top.snapshot import Snapshot
 
 SPARKLINE_SNAPSHOTS = 120
@@ -114,7 +114,7 @@ class TopApp(App[None]):
         for panel in PANELS:
             table = self.query_one(f"#{panel.name}", DataTable)
             rows, at = panel.rows(snapshot, self._order), table.scroll_offset.y
-            shown = panel.shown(self.size.width)
+            shown = shown_columns(panel.columns, self.size.width)
             # New columns each time, since the terminal's width may have changed.
             table.clear(columns=True)
             for column in shown:

@@ -1,11 +1,13 @@
 """The panels of `sluice top`: their columns, and the order of their rows."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from rich.box import SIMPLE
+from rich.table import Table
 from rich.text import Text
 
-from sluice.top.snapshot import DetokenizerRow, EngineRow, RequestRow, RouterRow, Snapshot, TenantRow
+from sluice.top.snapshot import DetokenizerRow, EngineRow, RequestRow, RouterRow, Snapshot
 
 ORDERS = ("name", "load", "speed")
 """Orders of the rows. The key `s` switches to the next one."""
@@ -35,15 +37,26 @@ def shown_columns(columns: Sequence[Column], width: int) -> list[Column]:
     return [column for column in columns if width >= WIDE or not column.wide]
 
 
+def table(columns: Sequence[Column], rows: Iterable[Any]) -> Table:
+    filled = Table(box=SIMPLE)
+    for column in columns:
+        filled.add_column(column.title, justify="right" if column.right else "left")
+    for row in rows:
+        filled.add_row(*(column.cell(row) for column in columns))
+    return filled
+
+
 class Panel(NamedTuple):
     name: str
+    """Also the field of a snapshot with its rows."""
     columns: tuple[Column, ...]
-    rows: Callable[[Snapshot, str], Sequence[Any]]
-    """(snapshot, order) -> rows in this order, one of ORDERS."""
+    keys: Mapping[str, Callable[[Any], Any]]
+    """How its rows are sorted in an order; in others of ORDERS they stay as they are in the snapshot."""
 
-    def shown(self, width: int) -> list[Column]:
-        """The columns in a terminal of this width."""
-        return shown_columns(self.columns, width)
+    def rows(self, snapshot: Snapshot, order: str) -> Sequence[Any]:
+        """The rows in one of ORDERS."""
+        rows: Sequence[Any] = getattr(snapshot, self.name)
+        return sorted(rows, key=self.keys[order]) if order in self.keys else rows
 
 
 def state(row: EngineRow | DetokenizerRow | RouterRow | RequestRow) -> Text:
@@ -72,30 +85,6 @@ def _number(cell: Callable[[Any], str | Text]) -> Callable[[Any], str | Text]:
     return lambda row: "–" if row.state in WITHOUT_NUMBERS else cell(row)
 
 
-def _engines(snapshot: Snapshot, order: str) -> Sequence[EngineRow]:
-    by = {"load": lambda row: -row.active, "speed": lambda row: -row.tokens_per_second}
-    return sorted(snapshot.engines, key=by[order]) if order in by else snapshot.engines
-
-
-def _detokenizers(snapshot: Snapshot, order: str) -> Sequence[DetokenizerRow]:
-    by = {"load": lambda row: -row.streams, "speed": lambda row: -row.tokens_per_second}
-    return sorted(snapshot.detokenizers, key=by[order]) if order in by else snapshot.detokenizers
-
-
-def _routers(snapshot: Snapshot, order: str) -> Sequence[RouterRow]:
-    return snapshot.routers if order == "name" else sorted(snapshot.routers, key=lambda row: -row.open)
-
-
-def _tenants(snapshot: Snapshot, order: str) -> Sequence[TenantRow]:
-    return snapshot.tenants if order != "name" else sorted(snapshot.tenants, key=lambda row: row.tenant)
-
-
-def _requests(snapshot: Snapshot, order: str) -> Sequence[RequestRow]:
-    """In the order "name", the newest come first."""
-    by = {"load": lambda row: -row.seconds, "speed": lambda row: -row.completion_tokens}
-    return sorted(snapshot.requests, key=by[order]) if order in by else snapshot.requests
-
-
 def _first_token(row: RequestRow) -> str:
     return "–" if row.first_token_seconds is None else seconds(row.first_token_seconds)
 
@@ -116,7 +105,7 @@ ENGINES = Panel(
         Column("model", model, right=False, wide=True),
         Column("version", lambda row: Text(row.version), right=False, wide=True),
     ),
-    _engines,
+    {"load": lambda row: -row.active, "speed": lambda row: -row.tokens_per_second},
 )
 DETOKENIZERS = Panel(
     "detokenizers",
@@ -127,7 +116,7 @@ DETOKENIZERS = Panel(
         Column("queue", _number(lambda row: f"{row.queue:,}")),
         Column("tokens/s", _number(lambda row: f"{row.tokens_per_second:,.0f}")),
     ),
-    _detokenizers,
+    {"load": lambda row: -row.streams, "speed": lambda row: -row.tokens_per_second},
 )
 ROUTERS = Panel(
     "routers",
@@ -139,7 +128,7 @@ ROUTERS = Panel(
         Column("admitted", _number(lambda row: f"{row.admitted:,} of {row.max_admitted:,}")),
         Column("recoveries", _number(lambda row: f"{row.recoveries:,}")),
     ),
-    _routers,
+    {"load": lambda row: -row.open, "speed": lambda row: -row.open},
 )
 TENANTS = Panel(
     "tenants",
@@ -149,7 +138,7 @@ TENANTS = Panel(
         Column("waiting", lambda row: f"{row.waiting:,}"),
         Column("admitted", lambda row: f"{row.admitted:,}"),
     ),
-    _tenants,
+    {"name": lambda row: row.tenant},
 )
 REQUESTS = Panel(
     "requests",
@@ -167,6 +156,7 @@ REQUESTS = Panel(
         Column("engine", lambda row: Text(row.engine), right=False, wide=True),
         Column("detokenizer", lambda row: Text(row.detokenizer), right=False, wide=True),
     ),
-    _requests,
+    # By name, the newest come first.
+    {"load": lambda row: -row.seconds, "speed": lambda row: -row.completion_tokens},
 )
 PANELS = (ENGINES, DETOKENIZERS, ROUTERS, TENANTS, REQUESTS)

@@ -123,11 +123,7 @@ class Answer(msgspec.Struct, frozen=True):
     error: str = ""
 
 
-def _message(error: SluiceError, address: str) -> str:  # noqa: ARG001 - one way to describe an error
-    return error.message
-
-
-def query(client: Client, describe: Callable[[SluiceError, str], str] = _message) -> Answer:
+def query(client: Client, describe: Callable[[SluiceError, str], str] = lambda error, _: error.message) -> Answer:
     """Ask the one router of `client`. describe: (error, address) -> text for `Answer.error`."""
     (address,) = client.addresses
     try:

@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 
 from sluice import executor
 from sluice.checkpoint.folder import open_checkpoint
-from sluice.client.token_ids import as_id, as_ids, is_id
+from sluice.client.values import as_id, as_ids, is_id
 from sluice.executor import GenerationExecutor, GenerationResult
 from sluice.executor.callbacks import RequestProcessors
 from sluice.executor.forks import Creator

@@ -7,7 +7,7 @@ from enum import Enum
 from itertools import zip_longest
 from typing import Annotated, Any, ClassVar, cast
 
-from sluice.client.token_ids import as_id, as_ids
+from sluice.client.values import as_id, as_ids
 from sluice.trtllm.enums import KvCacheTransferMode, RequestType
 from sluice.trtllm.options import (
     ABOVE_0_TO_1,

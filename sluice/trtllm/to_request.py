@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 
 from sluice import executor
 from sluice.client import Options
-from sluice.client.token_ids import as_ids
+from sluice.client.values import as_ids
 from sluice.executor import GenerationRequest, SamplingParams
 from sluice.executor.sampling import NEUTRAL_WITHOUT_BEAMS, NO_END
 from sluice.trtllm.enums import KvCacheTransferMode

@@ -3,7 +3,7 @@
 import pytest
 from typer.main import get_command
 
-from sluice.cli.chat_settings import KINDS
+from sluice.cli.chat import KINDS
 from sluice.cli.commands import app
 from tests.fakes.failures import bad_request
 

@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from sluice.cli.commands import app
-from sluice.cli.detach import job_arguments
+from sluice.cli.serve import job_arguments
 from sluice.launch.errors import RingError
 from sluice.launch.logs import launcher_line
 

@@ -5,7 +5,7 @@ import pytest
 from typer.main import get_command
 
 from sluice.cli.commands import app
-from sluice.cli.field_options import OPTIONS
+from sluice.cli.common import OPTIONS
 from sluice.v1 import generation_pb2 as pb
 from tests.fakes.failures import Failure, bad_request
 

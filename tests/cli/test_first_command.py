@@ -1,17 +1,17 @@
 """The command that the ready line suggests."""
 
+import shutil
 import subprocess
 
 import pytest
 
-from sluice.cli import first_command as module
-from sluice.cli.first_command import first_command
+from sluice.cli.serve import first_command
 from sluice.settings.services import RouterSettings
 
 
 @pytest.fixture(autouse=True)
 def _program(monkeypatch) -> None:
-    monkeypatch.setattr(module.shutil, "which", lambda _: "/bin/sluice")
+    monkeypatch.setattr(shutil, "which", lambda _: "/bin/sluice")
 
 
 def command(address="127.0.0.1:50051", chats=False, bundled=False, **settings) -> str:

@@ -13,7 +13,7 @@ import yaml
 from click.testing import Result
 from typer.testing import CliRunner
 
-from sluice.cli import kubernetes_api
+from sluice.cli import key_secrets
 from sluice.cli.commands import app
 from sluice.lanes.keys import ROLES, Keys, generate
 from tests.fakes.certificates import Authority
@@ -87,7 +87,7 @@ def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Api]]:
     (tmp_path / "token").write_text(TOKEN)
     (tmp_path / "namespace").write_text("llm")
     (tmp_path / "ca.crt").write_bytes(authority.certificate.read_bytes())
-    monkeypatch.setattr(kubernetes_api, "ACCOUNT", tmp_path)
+    monkeypatch.setattr(key_secrets, "ACCOUNT", tmp_path)
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
     monkeypatch.setenv("KUBERNETES_SERVICE_PORT", str(server.server_port))
     yield handler

@@ -1,7 +1,5 @@
 """`sluice stats`."""
 
-import importlib
-
 import pytest
 from google.protobuf.duration_pb2 import Duration
 from typer.testing import CliRunner
@@ -38,8 +36,7 @@ def test_without_a_terminal_statistics_are_printed_once(sluice, script) -> None:
 
 @pytest.mark.parametrize("command", ["stats", "health", "top"])
 def test_tables_fit_80_columns(sluice, script, monkeypatch, command) -> None:
-    for module in ("stats", "health", "top"):
-        monkeypatch.setattr(importlib.import_module(f"sluice.cli.{module}"), "FILE_WIDTH", 80)
+    monkeypatch.setattr("sluice.cli.common.FILE_WIDTH", 80)
     numbers = {"queued_requests": 1000, "used_kv_blocks": 99_999, "max_kv_blocks": 99_999, "draining": True}
     script.stats.engines.add(engine_id="engine-10", scheduled_requests=256, max_batch_size=256, **numbers)
     script.info.engines.add(engine_id="engine-10", state=admin_pb2.PEER_STATE_DRAINING)

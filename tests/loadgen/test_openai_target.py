@@ -6,9 +6,8 @@ import threading
 import pytest
 
 from sluice.loadgen.openai_target import OpenAITarget, base_url
-from sluice.loadgen.outcome import Outcome
 from sluice.loadgen.run import send_one
-from sluice.loadgen.target import TargetError
+from sluice.loadgen.target import Outcome, RequestOptions, TargetError
 from sluice.loadgen.workload import Request
 from tests.fakes.openai_server import Script, serve
 
@@ -24,8 +23,8 @@ def address(script):
         yield address
 
 
-async def send(address, model="", chat=False, **options):
-    target = await OpenAITarget.open(address, model, {"ignore_eos": True}, chat=chat, **options)
+async def send(address, model="", token=None, **options):
+    target = await OpenAITarget.open(address, RequestOptions(model, **options), token)
     try:
         return target, await send_one(target, Request("one two three", 4))
     finally:

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from sluice.loadgen.outcome import Outcome
 from sluice.loadgen.report import details, percentile, summarize
 from sluice.loadgen.run import Measured
+from sluice.loadgen.target import Outcome
 
 
 def outcome(start, first, gaps, tail=0.0, **fields):

@@ -13,7 +13,7 @@ from engine_worker.guided.guides import Guides
 from engine_worker.guided.processes import Model
 from sluice import tiny_model
 from sluice.checkpoint.folder import open_checkpoint
-from sluice.client.draft_logits import pack_draft_logits
+from sluice.client.values import pack_draft_logits
 from sluice.settings.engine import GuideLimits
 from sluice.wire.params import DraftLogits, Guide, GuideKind, SamplingParams, Speculation, StopParams
 from tests.engine_worker.guided.tools import prepared

@@ -9,7 +9,7 @@ import torch
 from msgspec.structs import replace
 
 from engine_worker.speculative.proposals import Proposals, proposals_problem
-from sluice.client.draft_logits import pack_draft_logits
+from sluice.client.values import pack_draft_logits
 from sluice.wire.params import BeamSearchParams, DraftLogits, SamplingParams, Speculation
 from tests.fakes.engine import spec_of
 
