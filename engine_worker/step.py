@@ -138,7 +138,7 @@ class Slice(msgspec.Struct, frozen=True, gc=False):
     """Number of draft tokens at the end of `tokens`."""
     scored: Scored | None = None
     kept: tuple[Kept, ...] = ()
-    adapter: int = 0
+    adapter_slot: int = 0
     """Number of the LoRA adapter; 0: none."""
     virtual: VirtualTokens | None = None
     """Table rows and images for ids beyond the vocabulary; None: `tokens` has no such ids."""

@@ -93,7 +93,7 @@ class BeamRounds:
             self._live.activate(beam)
 
     def _end(self, request: Request, now: float) -> None:
-        finished, n = request.search.finished if request.search else [], request.spec.n
+        finished, n = request.search.finished if request.search else [], request.submit.n
         if len(finished) < n:
             message = f"beam search found {len(finished)} of {n} outputs: the allowed tokens lead to no others"
             fault = Fault(ErrorCode.NOTHING_TO_SAMPLE.name, message)

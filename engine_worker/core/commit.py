@@ -118,8 +118,10 @@ class StepCommitter:
     def end_missing(self, step: InFlightStep, missing: Mapping[int, str], now: float) -> None:
         """End the requests whose adapter is not on the device; what the step computed for them is dropped. `missing`:
         see `Launched.missing_adapters`."""
-        requests = dict.fromkeys(entry.sequence.request for entry in step.entries if entry.sequence.adapter in missing)
-        names = sorted(request.spec.name for request in requests)
+        requests = dict.fromkeys(
+            entry.sequence.request for entry in step.entries if entry.sequence.adapter_slot in missing
+        )
+        names = sorted(request.submit.name for request in requests)
         self._log.error("adapter_load_failed", requests=names, reasons=sorted(set(missing.values())))
         for request in requests:
             self._live.end_request(request, FinishReason.ERROR, now, fault=LOAD_FAILED)

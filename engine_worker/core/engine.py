@@ -110,7 +110,7 @@ class Engine:
     def end_where(self, condition: Callable[[Submit], bool], fault: Fault) -> int:
         """End the requests that meet `condition` with `fault`; returns their number."""
         # A list, because requests leave `live` as they end.
-        requests, now = [r for r in self.live.requests.values() if condition(r.spec)], self._clock()
+        requests, now = [r for r in self.live.requests.values() if condition(r.submit)], self._clock()
         for request in requests:
             self.live.end_request(request, FinishReason.ERROR, now, fault=fault)
         return len(requests)
@@ -222,7 +222,7 @@ class Engine:
         try:
             return step.collect()
         except Exception:  # noqa: BLE001 - only the sequences of this step fail
-            names = sorted({entry.sequence.request.spec.name for entry in step.entries})
+            names = sorted({entry.sequence.request.submit.name for entry in step.entries})
             self._log.exception("step_failed", requests=names)
             # On a lost device every later step would fail too: end the process, and routers recover its requests.
             self._runner.check()

@@ -35,7 +35,7 @@ Programs = Callable[[Submit], Sequence[SequenceProgram | None]]
 class Prepare(Protocol):
     """See `Runner.prepare`."""
 
-    def __call__(self, spec: Submit, *, running: bool = False) -> Preparation | None: ...
+    def __call__(self, submit: Submit, *, running: bool = False) -> Preparation | None: ...
 
 
 MAX_LIVE_TABLE_BYTES = 512 << 20
@@ -95,16 +95,16 @@ class EngineLimits:
             ]
         )
 
-    def drafts(self, spec: Submit) -> int:
+    def drafts(self, submit: Submit) -> int:
         """Limit on draft tokens per sequence and step; 0: no drafts."""
         # Processors must see only tokens of the output, a beam has no single token to compare a draft token with, and
         # tensors have one row per output token.
-        if spec.sampling.logits_processors or spec.sampling.beam_search is not None or spec.tensors is not None:
+        if submit.sampling.logits_processors or submit.sampling.beam_search is not None or submit.tensors is not None:
             return 0
-        requested = spec.speculation.max_draft_tokens
+        requested = submit.speculation.max_draft_tokens
         if requested is not None:
             return requested
-        return self.max_draft_tokens or (EXPECTED_DRAFTS if spec.speculation.draft_token_ids else 0)
+        return self.max_draft_tokens or (EXPECTED_DRAFTS if submit.speculation.draft_token_ids else 0)
 
 
 def fingerprint(checkpoint: Checkpoint, weights: str, dtype: str, max_attention_window: tuple[int, ...]) -> str:
@@ -158,38 +158,38 @@ class Intake:
         return max(0, self._limits.max_requests - len(self._live.requests))
 
     def ingest(self, requests: Iterable[Submit], now: float) -> None:
-        for spec in requests:
-            fault = self._refusal(spec) or self._try_begin(spec, now)
+        for submit in requests:
+            fault = self._refusal(submit) or self._try_begin(submit, now)
             if fault is not None:
-                self._live.refuse(spec, fault)
+                self._live.refuse(submit, fault)
         self.quarantine.refresh()
 
-    def _try_begin(self, spec: Submit, now: float) -> Fault | None:
+    def _try_begin(self, submit: Submit, now: float) -> Fault | None:
         """Begin a valid request; returns a fault if its images or its preparation have a problem."""
         positions = None
-        if spec.tables is not None:
+        if submit.tables is not None:
             try:
-                positions = Positions.of(spec.prompt, VirtualTokens.of(self._limits.vocab_size, spec.tables))
+                positions = Positions.of(submit.prompt, VirtualTokens.of(self._limits.vocab_size, submit.tables))
             except SplitImageError as error:
                 return Fault(ErrorCode.INVALID_ARGUMENT.name, str(error))
-        preparation = self._prepare(spec)
+        preparation = self._prepare(submit)
         if preparation is not None and preparation.poll():
             if preparation.fault is not None:
                 return preparation.fault
             preparation = None
-        self._begin(spec, positions, preparation, now)
+        self._begin(submit, positions, preparation, now)
         return None
 
-    def _begin(self, spec: Submit, positions: Positions | None, preparation: Preparation | None, now: float) -> None:
+    def _begin(self, submit: Submit, positions: Positions | None, preparation: Preparation | None, now: float) -> None:
         self._arrivals += 1
         virtual = None
-        if spec.tables is not None:
-            spec = replace(spec, tables=spec.tables.shared(self._live.tables.take))
-            virtual = VirtualTokens.of(self._limits.vocab_size, spec.tables)
-        root = root_hash(self._limits.fingerprint, *spec.domain)
-        programs, drafts = self._programs(spec), self._limits.drafts(spec)
+        if submit.tables is not None:
+            submit = replace(submit, tables=submit.tables.shared(self._live.tables.take))
+            virtual = VirtualTokens.of(self._limits.vocab_size, submit.tables)
+        root = root_hash(self._limits.fingerprint, *submit.domain)
+        programs, drafts = self._programs(submit), self._limits.drafts(submit)
         request = Request(
-            spec,
+            submit,
             root,
             self._arrivals,
             now,
@@ -203,7 +203,7 @@ class Intake:
         if preparation is not None:
             self._preparing[request] = preparation
         # `alone`: an engine died while it ran this request.
-        (self.quarantine if spec.alone else self._live).begin(request, now, held=preparation is not None)
+        (self.quarantine if submit.alone else self._live).begin(request, now, held=preparation is not None)
 
     def hold(self, requests: Iterable[Request]) -> None:
         """Let live requests with postponed draws wait, without memory, until they are prepared. None of their sequences
@@ -214,7 +214,7 @@ class Intake:
             for sequence in request.sequences:
                 if sequence.state not in (State.AWAITING, State.ENDED):
                     self._live.park(sequence)
-            preparation = self._prepare(request.spec, running=True)
+            preparation = self._prepare(request.submit, running=True)
             if preparation is None:
                 self._live.admit(request)
             else:
@@ -246,7 +246,7 @@ class Intake:
     def stop(self, stops: Iterable[Stop], now: float) -> None:
         for number, attempt, index in stops:
             request = self._live.requests.get(number)
-            if request is None or request.spec.attempt != attempt:
+            if request is None or request.submit.attempt != attempt:
                 self.unknown_stops += 1
             elif index is None:
                 self._live.end_request(request, FinishReason.ABORTED, now)
@@ -256,77 +256,77 @@ class Intake:
                 for sequence in named:
                     self._live.end(sequence, FinishReason.ABORTED, now)
 
-    def _refusal(self, spec: Submit) -> Fault | None:
+    def _refusal(self, submit: Submit) -> Fault | None:
         limits = self._limits
-        if spec.request in self._live.requests:
+        if submit.request in self._live.requests:
             return Fault(ErrorCode.DUPLICATE_REQUEST.name, "a request with this number is live on this engine")
         if self.quarantine.refresh() is not None:
             return QUARANTINED
-        full = self._full(spec)
+        full = self._full(submit)
         if full is not None:
             return Fault(ErrorCode.OVERLOADED.name, full)
-        if not 1 <= spec.n <= MAX_SEQUENCES:
-            return Fault(ErrorCode.INVALID_ARGUMENT.name, f"n must be from 1 to {MAX_SEQUENCES} (got {spec.n})")
-        if not spec.prompt or spec.stopping.max_tokens < 1:
+        if not 1 <= submit.n <= MAX_SEQUENCES:
+            return Fault(ErrorCode.INVALID_ARGUMENT.name, f"n must be from 1 to {MAX_SEQUENCES} (got {submit.n})")
+        if not submit.prompt or submit.stopping.max_tokens < 1:
             return Fault(ErrorCode.INVALID_ARGUMENT.name, "prompt must not be empty and max_tokens must be at least 1")
-        last = limits.vocab_size + (0 if spec.tables is None else spec.tables.num_rows) - 1
-        if min(spec.prompt) < 0 or max(spec.prompt) > last:
+        last = limits.vocab_size + (0 if submit.tables is None else submit.tables.num_rows) - 1
+        if min(submit.prompt) < 0 or max(submit.prompt) > last:
             # The router has checked ids from clients, so these ids come from the tokenizer.
             message = (
                 f"prompt token ids must be from 0 to {last}: the tokenizer has tokens that the model does not have"
             )
             return Fault(ErrorCode.INVALID_ARGUMENT.name, message)
-        total = len(spec.prompt) + spec.stopping.max_tokens
+        total = len(submit.prompt) + submit.stopping.max_tokens
         if total > limits.max_sequence_tokens:
             return Fault(
                 ErrorCode.CONTEXT_OVERFLOW.name,
-                f"{len(spec.prompt)} prompt tokens plus {spec.stopping.max_tokens} max_tokens are {total}; "
+                f"{len(submit.prompt)} prompt tokens plus {submit.stopping.max_tokens} max_tokens are {total}; "
                 f"this engine holds at most {limits.max_sequence_tokens} per sequence",
             )
-        return self._feature_fault(spec) or self._unable(spec)
+        return self._feature_fault(submit) or self._unable(submit)
 
-    def _feature_fault(self, spec: Submit) -> Fault | None:
+    def _feature_fault(self, submit: Submit) -> Fault | None:
         """Why what the request asks of optional features is invalid."""
-        vocab_size, drafted = self._limits.vocab_size, spec.speculation.draft_token_ids
+        vocab_size, drafted = self._limits.vocab_size, submit.speculation.draft_token_ids
         if drafted and not 0 <= min(drafted) <= max(drafted) < vocab_size:
             return Fault(ErrorCode.INVALID_ARGUMENT.name, f"draft token ids must be from 0 to {vocab_size - 1}")
-        if spec.speculation.draft_logits is not None:
-            problem = proposals_problem(spec, vocab_size)
+        if submit.speculation.draft_logits is not None:
+            problem = proposals_problem(submit, vocab_size)
             if problem is not None:
                 return Fault(ErrorCode.INVALID_ARGUMENT.name, problem, field="spec.speculation.draft_logits.data")
-        problem = resume_problem(spec, vocab_size) if spec.resume or spec.ended else None
-        if problem is None and spec.tensors is not None:
-            problem = rows_problem(spec, spec.tensors)
-        if problem is None and spec.tables is not None:
+        problem = resume_problem(submit, vocab_size) if submit.resume or submit.ended else None
+        if problem is None and submit.tensors is not None:
+            problem = rows_problem(submit, submit.tensors)
+        if problem is None and submit.tables is not None:
             sizes = self._limits.hidden_size, self._limits.image_rows
-            problem = tables_problem(spec, spec.tables, *sizes, self._live.tables)
+            problem = tables_problem(submit, submit.tables, *sizes, self._live.tables)
         return None if problem is None else Fault(ErrorCode.INVALID_ARGUMENT.name, problem)
 
-    def _full(self, spec: Submit) -> str | None:
+    def _full(self, submit: Submit) -> str | None:
         if not self.free_slots:
             return f"the engine has reached its limit of {self._limits.max_requests} requests (max_requests)"
         if (
-            spec.tables is not None
-            and (size := self._live.tables.num_bytes_with(spec.tables.parts)) > MAX_LIVE_TABLE_BYTES
+            submit.tables is not None
+            and (size := self._live.tables.num_bytes_with(submit.tables.parts)) > MAX_LIVE_TABLE_BYTES
         ):
             limit = f"the limit is {MAX_LIVE_TABLE_BYTES}"
             return f"prompt tables and images of live requests would have {size} bytes, {limit}"
         return None
 
-    def _unable(self, spec: Submit) -> Fault | None:
+    def _unable(self, submit: Submit) -> Fault | None:
         """Refuses what this engine does not support, though others may."""
-        if spec.adapter is not None and not self._limits.has_adapters:
+        if submit.adapter is not None and not self._limits.has_adapters:
             return NO_ADAPTERS
-        unknown = [name for name in spec.sampling.logits_processors if name not in self._limits.processors]
+        unknown = [name for name in submit.sampling.logits_processors if name not in self._limits.processors]
         if unknown:
             return Fault(ErrorCode.INVALID_ARGUMENT.name, f"this engine has no logits processor {unknown[0]!r}")
-        if spec.sampling.beam_search is not None and not self._beams:
+        if submit.sampling.beam_search is not None and not self._beams:
             return NO_BEAMS
-        return None if spec.tensors is None else self._unable_tensors(spec, spec.tensors)
+        return None if submit.tensors is None else self._unable_tensors(submit, submit.tensors)
 
-    def _unable_tensors(self, spec: Submit, tensors: TensorParams) -> Fault | None:
+    def _unable_tensors(self, submit: Submit, tensors: TensorParams) -> Fault | None:
         names = tensors.context + tensors.output
-        if names and spec.sampling.beam_search is not None:
+        if names and submit.sampling.beam_search is not None:
             return Fault(ErrorCode.INVALID_ARGUMENT.name, "tensors cannot be combined with beam search")
         absent = [name for name in names if name not in (*LOGITS_NAMES, *self._limits.tensors)]
         if absent:

@@ -46,10 +46,10 @@ class LiveRequests:
     def begin(self, request: Request, now: float, *, held: bool = False) -> None:
         """Add a request whose number is not live. Resumed sequences that are complete end immediately. `held`: the
         others stay AWAITING until `admit`."""
-        self.requests[request.spec.request] = request
+        self.requests[request.submit.request] = request
         self.num_begun += 1
-        if self._adapters is not None and request.adapter is not None:
-            self._adapters.acquire(request.adapter)
+        if self._adapters is not None and request.adapter_version is not None:
+            self._adapters.acquire(request.adapter_version)
         if request.has_tensors:
             self.with_tensors[request] = None
         self._changed[request] = None
@@ -72,8 +72,8 @@ class LiveRequests:
         for computes_prompt in request.awaiting()[:1]:
             self.activate(computes_prompt)
 
-    def refuse(self, spec: Submit, fault: Fault) -> None:
-        self._responses.refused.append((spec, fault))
+    def refuse(self, submit: Submit, fault: Fault) -> None:
+        self._responses.refused.append((submit, fault))
 
     def mark_scheduled(self, request: Request, cached_tokens: int, iteration: int, now: float) -> None:
         """Record a request's first step. `cached_tokens`: prompt tokens found in the prefix cache. `iteration`: number
@@ -94,9 +94,9 @@ class LiveRequests:
         return changed
 
     def add_prompt_logprobs(self, request: Request, scored: Scored, data: bytes) -> None:
-        spec = request.spec
+        submit = request.submit
         request.num_scored = scored.start + len(scored.tokens)
-        self._responses.prompt_logprobs.extend(parts(spec.request, spec.attempt, scored.start, scored.top, data))
+        self._responses.prompt_logprobs.extend(parts(submit.request, submit.attempt, scored.start, scored.top, data))
 
     def add_tensors(self, rows: Iterable[TensorRows]) -> None:
         self._responses.tensors.extend(rows)
@@ -104,7 +104,7 @@ class LiveRequests:
     def append(self, sequence: Sequence, token: int, logprob: TokenLogprob | None, now: float) -> None:
         """Add a sampled token to a sequence and to the responses; ends the sequence if the token does."""
         request, output = sequence.request, sequence.output
-        spec = request.spec
+        submit = request.submit
         if sequence.forced is not None:
             self.end_forced(sequence, now)
             return
@@ -114,11 +114,11 @@ class LiveRequests:
         sequence.append(token)
         logprobs = [] if logprob is None else [logprob]
         # A cheap test first: most tokens do not end their sequence.
-        may_end = token in request.stops or len(output) >= spec.stopping.max_tokens
+        may_end = token in request.stops or len(output) >= submit.stopping.max_tokens
         if may_end and (reason := sequence.finish_reason()) is not FinishReason.RUNNING:
             self.end(sequence, reason, now, tokens=[token], logprobs=logprobs)
             return
-        row = TokenRow(spec.request, spec.attempt, sequence.index, len(output) - 1, [token], logprobs, None)
+        row = TokenRow(submit.request, submit.attempt, sequence.index, len(output) - 1, [token], logprobs, None)
         self._responses.rows.append(row)
         if sequence.state is State.AWAITING:
             self.activate(sequence)
@@ -141,8 +141,8 @@ class LiveRequests:
         tokens = [result.token for result in drawn]
         logprobs = [result.logprob for result in drawn if result.logprob is not None]
         if reason is FinishReason.RUNNING:
-            spec, offset = request.spec, len(sequence.output) - len(tokens)
-            row = TokenRow(spec.request, spec.attempt, sequence.index, offset, tokens, logprobs, None, accepted)
+            submit, offset = request.submit, len(sequence.output) - len(tokens)
+            row = TokenRow(submit.request, submit.attempt, sequence.index, offset, tokens, logprobs, None, accepted)
             self._responses.rows.append(row)
         else:
             self.end(sequence, reason, now, tokens, logprobs, accepted=accepted)
@@ -166,7 +166,7 @@ class LiveRequests:
         if request.search is not None:
             # Without one of its beams a search would have other results.
             empty: tuple[list[int], list[TokenLogprob], FinishReason] = ([], [], reason)
-            self.end_search(request, [empty] * request.spec.n, now, fault)
+            self.end_search(request, [empty] * request.submit.n, now, fault)
             return
         # Set if the sequence ends, for example by a cancel, before the row of its last token was computed.
         sequence.append_forced()
@@ -174,8 +174,10 @@ class LiveRequests:
         self._open(request, now)
         stop_token = sequence.output[-1] if reason is FinishReason.STOP_TOKEN else None
         end = End(reason, sequence.times(now), stop_token=stop_token, fault=fault, by_guide=by_guide)
-        spec, offset = request.spec, len(sequence.output) - len(tokens or ())
-        row = TokenRow(spec.request, spec.attempt, sequence.index, offset, tokens or [], logprobs or [], end, accepted)
+        submit, offset = request.submit, len(sequence.output) - len(tokens or ())
+        row = TokenRow(
+            submit.request, submit.attempt, sequence.index, offset, tokens or [], logprobs or [], end, accepted
+        )
         self._responses.rows.append(row)
         self._withdraw(sequence)
         self.ended[reason.name] += 1
@@ -193,15 +195,15 @@ class LiveRequests:
         """End a beam search. `results`: (tokens, their logprobs, reason) of each of the n outputs; outputs that an
         earlier attempt has delivered are skipped."""
         self._open(request, now)
-        spec, times = request.spec, request.sequences[0].times(now)
-        for index in remaining(spec):
+        submit, times = request.submit, request.sequences[0].times(now)
+        for index in remaining(submit):
             tokens, logprobs, reason = results[index]
             stop_token = tokens[-1] if reason is FinishReason.STOP_TOKEN else None
             end = End(reason, times, stop_token=stop_token, fault=fault)
             # An earlier attempt has delivered the same tokens up to here.
-            known = len(spec.resume.get(index, ()))
+            known = len(submit.resume.get(index, ()))
             new = tokens[known:], logprobs[known:]
-            self._responses.rows.append(TokenRow(spec.request, spec.attempt, index, known, *new, end))
+            self._responses.rows.append(TokenRow(submit.request, submit.attempt, index, known, *new, end))
             self.ended[reason.name] += 1
         for beam in request.sequences:
             self._withdraw(beam)
@@ -211,11 +213,11 @@ class LiveRequests:
     def _forget(self, request: Request) -> None:
         """Remove a request all of whose sequences have ended."""
         self._changed[request] = None
-        del self.requests[request.spec.request]
-        if request.spec.tables is not None:
-            self.tables.release(request.spec.tables.parts)
-        if self._adapters is not None and request.adapter is not None:
-            self._adapters.release(request.adapter)
+        del self.requests[request.submit.request]
+        if request.submit.tables is not None:
+            self.tables.release(request.submit.tables.parts)
+        if self._adapters is not None and request.adapter_version is not None:
+            self._adapters.release(request.adapter_version)
 
     def drop(self, beam: Sequence) -> None:
         """Remove a beam that has no children."""
@@ -252,7 +254,7 @@ class LiveRequests:
     def _open(self, request: Request, now: float) -> None:
         if not request.opened:
             request.opened = True
-            self._responses.opened.append(opening(request.spec, request.cached_tokens, now - request.arrived_at))
+            self._responses.opened.append(opening(request.submit, request.cached_tokens, now - request.arrived_at))
 
     def activate(self, sequence: Sequence) -> None:
         """Let an awaiting or new sequence compete for memory."""

@@ -243,17 +243,17 @@ def _scored(sequence: Sequence, num_tokens: int) -> Scored | None:
     end = min(sequence.num_scheduled + num_tokens, request.num_prompt - 1)
     if start >= end:
         return None
-    return Scored(start, request.spec.prompt[start + 1 : end + 1], request.spec.prompt_logprobs or 0)
+    return Scored(start, request.submit.prompt[start + 1 : end + 1], request.submit.prompt_logprobs or 0)
 
 
 def _next_slice(sequence: Sequence, kept: tuple[Kept, ...]) -> Slice:
     """The slice of its newest token, the only pending one."""
-    draws, adapter = (draw_after(sequence),), sequence.adapter
+    draws, slot = (draw_after(sequence),), sequence.adapter_slot
     start, blocks = sequence.num_computed + sequence.num_inflight, sequence.blocks
     # Positional arguments are faster, and this runs for every sequence in every step.
     if sequence.num_promised:
-        return Slice(UNKNOWN_TOKEN, start, blocks, draws, sequence.promise, 0, None, kept, adapter)
-    return Slice(sequence.output[-1:], start, blocks, draws, None, 0, None, kept, adapter)
+        return Slice(UNKNOWN_TOKEN, start, blocks, draws, sequence.promise, 0, None, kept, slot)
+    return Slice(sequence.output[-1:], start, blocks, draws, None, 0, None, kept, slot)
 
 
 def _slice(
@@ -269,7 +269,7 @@ def _slice(
         return _next_slice(sequence, kept)
     start = sequence.num_scheduled
     tokens = sequence.tokens_between(start, start + num_tokens)
-    virtual, adapter = sequence.request.virtual, sequence.adapter
+    virtual, slot = sequence.request.virtual, sequence.adapter_slot
     if virtual is not None and not virtual.occur(tokens):
         virtual = None
     return Slice(
@@ -280,7 +280,7 @@ def _slice(
         separate=_is_separate(sequence, start),
         scored=scored,
         kept=kept,
-        adapter=adapter,
+        adapter_slot=slot,
         virtual=virtual,
     )
 
@@ -290,7 +290,9 @@ def _drafted_slice(sequence: Sequence, drafts: abc.Sequence[int]) -> Slice:
     start = sequence.num_computed
     draws = tuple(draw_after(sequence, drafts[:count]) for count in range(len(drafts) + 1))
     tokens, separate = (sequence.output[-1], *drafts), _is_separate(sequence, start)
-    return Slice(tokens, start, sequence.blocks, draws, drafts=len(drafts), separate=separate, adapter=sequence.adapter)
+    return Slice(
+        tokens, start, sequence.blocks, draws, drafts=len(drafts), separate=separate, adapter_slot=sequence.adapter_slot
+    )
 
 
 def _is_separate(sequence: Sequence, start: int) -> bool:
@@ -302,10 +304,12 @@ def _is_separate(sequence: Sequence, start: int) -> bool:
 def draw_after(sequence: Sequence, drafted: abc.Sequence[int] = ()) -> Draw:
     """The draw of the token that follows its tokens and these draft tokens."""
     request = sequence.request
-    spec, position = request.spec, sequence.num_tokens - request.num_prompt + len(drafted)
-    banned = request.banned if request.banned and position < spec.stopping.min_tokens else ()
+    submit, position = request.submit, sequence.num_tokens - request.num_prompt + len(drafted)
+    banned = request.banned if request.banned and position < submit.stopping.min_tokens else ()
     candidates = 0 if request.search is None else request.search.num_candidates
-    draw = Draw(spec.sampling, sequence.index, position, sequence.output, sequence.program, banned, drafted, candidates)
+    draw = Draw(
+        submit.sampling, sequence.index, position, sequence.output, sequence.program, banned, drafted, candidates
+    )
     if request.proposals is None or sequence.num_promised:
         # A step with a proposal is collected before the next one is planned (`decides_next`). So a promised token has
         # no proposal, and neither have those after it.

@@ -8,17 +8,17 @@ from sluice.wire.tables import PromptTables, Table
 from sluice.wire.tensors import TensorParams
 
 
-def rows_problem(spec: Submit, tensors: TensorParams) -> str | None:
+def rows_problem(submit: Submit, tensors: TensorParams) -> str | None:
     for index, rows in tensors.output_rows.items():
-        if rows > len(spec.resume.get(index, ())):
+        if rows > len(submit.resume.get(index, ())):
             return f"tensors must have at most as many rows as resume has tokens (got {rows} for sequence {index})"
-    if tensors.context_rows > len(spec.prompt):
-        return f"tensors must have at most {len(spec.prompt)} rows of the prompt (got {tensors.context_rows})"
+    if tensors.context_rows > len(submit.prompt):
+        return f"tensors must have at most {len(submit.prompt)} rows of the prompt (got {tensors.context_rows})"
     return None
 
 
 def tables_problem(
-    spec: Submit, tables: PromptTables, hidden_size: int, image_rows: int, known: SharedTables[Table | Image]
+    submit: Submit, tables: PromptTables, hidden_size: int, image_rows: int, known: SharedTables[Table | Image]
 ) -> str | None:
     """`hidden_size`, `image_rows`: see `Runner`. `known`: tables and images of live requests, which need not be hashed
     again."""
@@ -27,9 +27,9 @@ def tables_problem(
     problem = _table_problem(tables, hidden_size, known) or _image_problem(tables, image_rows, known)
     if problem is not None:
         return problem
-    if tables.extra_ids and len(tables.extra_ids) != len(spec.prompt):
-        return f"extra_ids must have {len(spec.prompt)} ids, one per prompt token (got {len(tables.extra_ids)})"
-    if spec.prompt_logprobs is not None:
+    if tables.extra_ids and len(tables.extra_ids) != len(submit.prompt):
+        return f"extra_ids must have {len(submit.prompt)} ids, one per prompt token (got {len(tables.extra_ids)})"
+    if submit.prompt_logprobs is not None:
         return "prompt_logprobs cannot be combined with tables or images: virtual tokens have no probability"
     return None
 
@@ -57,17 +57,17 @@ def _image_problem(given: PromptTables, image_rows: int, known: SharedTables[Tab
     return None
 
 
-def resume_problem(spec: Submit, vocab_size: int) -> str | None:
-    for name, indexes in (("resume", spec.resume), ("ended", spec.ended)):
-        unknown = [index for index in indexes if not 0 <= index < spec.n]
+def resume_problem(submit: Submit, vocab_size: int) -> str | None:
+    for name, indexes in (("resume", submit.resume), ("ended", submit.ended)):
+        unknown = [index for index in indexes if not 0 <= index < submit.n]
         if unknown:
-            return f"{name} must name sequences from 0 to {spec.n - 1} (got {unknown[0]})"
-    if not remaining(spec):
-        return f"ended must not name all of the {spec.n} sequences"
-    if spec.prompt_logprobs is not None and any(spec.resume.values()):
+            return f"{name} must name sequences from 0 to {submit.n - 1} (got {unknown[0]})"
+    if not remaining(submit):
+        return f"ended must not name all of the {submit.n} sequences"
+    if submit.prompt_logprobs is not None and any(submit.resume.values()):
         return "prompt_logprobs must be unset where resume has tokens: they have been delivered before these"
-    max_tokens = spec.stopping.max_tokens
-    for index, tokens in spec.resume.items():
+    max_tokens = submit.stopping.max_tokens
+    for index, tokens in submit.resume.items():
         if len(tokens) > max_tokens:
             return f"resume must have at most {max_tokens} (max_tokens) tokens (got {len(tokens)} for sequence {index})"
         invalid = [token for token in tokens if not 0 <= token < vocab_size]

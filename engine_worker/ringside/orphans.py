@@ -28,13 +28,13 @@ class Orphans:
     def end(self) -> None:
         """End the requests whose router was replaced or, checked every CHECK_SECONDS, has fallen silent."""
         if orphans := self._mailbox.take_orphans():
-            self._end_where("restarted", lambda spec: (spec.request, spec.attempt) in orphans)
+            self._end_where("restarted", lambda submit: (submit.request, submit.attempt) in orphans)
         now = time.monotonic()
         if now < self._check_at:
             return
         self._check_at = now + CHECK_SECONDS
         routers = self._routers.live()
-        self._end_where("silent", lambda spec: spec.router not in routers)
+        self._end_where("silent", lambda submit: submit.router not in routers)
 
     def _end_where(self, why: str, orphaned: Callable[[Submit], bool]) -> None:
         # End with an error, not an abort: if the router is alive after all, it retries the request elsewhere.

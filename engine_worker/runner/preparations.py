@@ -46,32 +46,32 @@ class RequestPreparer:
         self._images = extensions.images
         self._vocab_size = vocab_size
 
-    def prepare(self, spec: Submit, *, running: bool = False) -> Preparation | None:
+    def prepare(self, submit: Submit, *, running: bool = False) -> Preparation | None:
         if running:
             # Adapters and image rows of a running request are already there.
-            return self._prepare_guide(spec, running=True)
-        parts = [self._prepare_guide(spec)]
-        if spec.adapter is not None and self._adapters is not None:
-            parts.append(self._adapters.prepare(spec.adapter))
-        if spec.tables is not None and spec.tables.images and self._images is not None:
-            parts.append(self._images.prepare(spec.tables.images))
+            return self._prepare_guide(submit, running=True)
+        parts = [self._prepare_guide(submit)]
+        if submit.adapter is not None and self._adapters is not None:
+            parts.append(self._adapters.prepare(submit.adapter))
+        if submit.tables is not None and submit.tables.images and self._images is not None:
+            parts.append(self._images.prepare(submit.tables.images))
         needed = [part for part in parts if part is not None]
         return Preparations(needed, self._advance) if needed else None
 
-    def programs(self, spec: Submit) -> list[Program | None]:
+    def programs(self, submit: Submit) -> list[Program | None]:
         guided: list[GuidedSequence] = []
-        if spec.guide is not None and self._guides is not None:
-            ends = spec.stopping.eos_token_ids + spec.stopping.stop_token_ids
-            guided = self._guides.sequences(spec.guide, ends, spec.n)
-        return build_programs(spec.sampling, spec.prompt, Processing.of(spec), self._vocab_size, guided)
+        if submit.guide is not None and self._guides is not None:
+            ends = submit.stopping.eos_token_ids + submit.stopping.stop_token_ids
+            guided = self._guides.sequences(submit.guide, ends, submit.n)
+        return build_programs(submit.sampling, submit.prompt, Processing.of(submit), self._vocab_size, guided)
 
-    def _prepare_guide(self, spec: Submit, *, running: bool = False) -> Preparation | None:
-        if spec.guide is None:
+    def _prepare_guide(self, submit: Submit, *, running: bool = False) -> Preparation | None:
+        if submit.guide is None:
             return None
         if self._guides is None:
-            return refused_guide(spec.guide)
-        recovered = running or bool(spec.attempt or spec.resume)
-        return self._guides.prepare(spec.guide, tenant=spec.tenant, recovered=recovered)
+            return refused_guide(submit.guide)
+        recovered = running or bool(submit.attempt or submit.resume)
+        return self._guides.prepare(submit.guide, tenant=submit.tenant, recovered=recovered)
 
     def _advance(self) -> None:
         """Poll every kind of preparation once."""

@@ -60,7 +60,7 @@ class DraftModel:
             drafts = self._draft(lengths)
         except Exception:  # noqa: BLE001 - the output is the same without drafts
             self._failures += 1
-            names = sorted({sequence.request.spec.name for sequence in lengths})
+            names = sorted({sequence.request.submit.name for sequence in lengths})
             self._log.exception("draft_model_failed", requests=names, gave_up=self._failures >= MAX_FAILURES)
             self._runner.check()
             return {}

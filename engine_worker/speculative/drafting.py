@@ -143,10 +143,10 @@ class Drafting:
         """The sequence's drafter. Created for its first generation step, because many requests end before."""
         if sequence.drafter is None:
             request = sequence.request
-            expected = request.spec.speculation.draft_token_ids
+            expected = request.submit.speculation.draft_token_ids
             has_model = self.model is not None and request.virtual is None
             if request.lookup is None:
-                prompt, virtual = request.spec.prompt, request.virtual
+                prompt, virtual = request.submit.prompt, request.virtual
                 # Without virtual tokens, which cannot be sampled.
                 request.lookup = begin_lookup(prompt if virtual is None else virtual.without(prompt), expected)
             sequence.drafter = Drafter(request.lookup, request.max_drafts, expected, has_model=has_model)

@@ -25,11 +25,11 @@ class Proposals:
         self._threshold = threshold
 
     @staticmethod
-    def of(spec: Submit) -> "Proposals | None":
+    def of(submit: Submit) -> "Proposals | None":
         """None if the request has no draft logits, or if they make no difference."""
-        speculation = spec.speculation
+        speculation = submit.speculation
         # In greedy sampling the draft logits do not matter: the most likely token is accepted and replaces any other.
-        if speculation.draft_logits is None or spec.sampling.greedy:
+        if speculation.draft_logits is None or submit.sampling.greedy:
             return None
         return Proposals(speculation.draft_token_ids, speculation.draft_logits, speculation.acceptance_threshold)
 
@@ -45,13 +45,13 @@ class Proposals:
         return next((i for i, row in enumerate(self._rows) if not np.isfinite(_widened(row).max())), None)
 
 
-def proposals_problem(spec: Submit, vocab_size: int) -> str | None:
+def proposals_problem(submit: Submit, vocab_size: int) -> str | None:
     """Why the request's draft logits are invalid; None if they are valid."""
-    speculation = spec.speculation
+    speculation = submit.speculation
     logits, count = speculation.draft_logits, len(speculation.draft_token_ids)
     if logits is None:
         return None
-    if spec.sampling.beam_search is not None:
+    if submit.sampling.beam_search is not None:
         return "draft_logits cannot be combined with beam search"
     size = count * vocab_size * BYTES[logits.dtype]
     if not size or len(logits.data) != size:

@@ -26,7 +26,7 @@ def test_each_request_expires_once_at_its_deadline(limits, ended):
         reached = deadlines.pop_expired(now)
         assert all(each.deadline == now for each in reached)
         expired += reached
-    assert set(expired) == {each for each in requests if each.num_live and each.spec.time_limit is not None}
+    assert set(expired) == {each for each in requests if each.num_live and each.submit.time_limit is not None}
     assert len(expired) == len(set(expired))
 
 

@@ -29,7 +29,7 @@ def send(bench, *seeds: int) -> int:
 
 
 def live_tables(bench) -> list:
-    return [table for request in bench.engine.live.requests.values() for table in request.spec.tables.tables]
+    return [table for request in bench.engine.live.requests.values() for table in request.submit.tables.tables]
 
 
 def test_equal_tables_share_memory(bench):
@@ -72,7 +72,7 @@ def test_equal_images_share_memory(bench, monkeypatch, columns):
     known = Image.of(ROWS, b"some", columns)
     send_image(b"same", 5, digest=known.digest, columns=3 if columns == 1 else 1)
     bench.step()
-    images = [each for request in bench.engine.live.requests.values() for each in request.spec.tables.images]
+    images = [each for request in bench.engine.live.requests.values() for each in request.submit.tables.images]
     assert [bytes(each.data) for each in images] == [b"some", b"some", b"more"]
     assert images[0] is images[1]
     assert bench.engine.live.tables.num_bytes == 8
