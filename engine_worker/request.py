@@ -20,8 +20,8 @@ from engine_worker.speculative.lookup import Lookup
 from engine_worker.speculative.proposals import Proposals
 from engine_worker.step import NO_LIMIT, SequenceProgram
 from sluice.wire.errors import FinishReason
-from sluice.wire.params import RetentionParams, place_in_line
-from sluice.wire.requests import Submit
+from sluice.wire.params import place_in_line
+from sluice.wire.requests import NO_EXTRAS, Submit
 from sluice.wire.rows import PROMPT_END_TOKENS, Open, Times
 from sluice.wire.tables import VirtualTokens
 from sluice.wire.tensors import NO_TENSORS
@@ -287,6 +287,7 @@ class Request:
         sequence and step. `virtual`: ids of its tables and images. `positions`: see `Slice`.
         `recompute`: None: generated tokens are computed again like those of the prompt."""
         self.submit = submit
+        extras = self.extras = submit.extras or NO_EXTRAS
         self.root = root
         self.virtual = virtual
         self.positions = positions
@@ -300,18 +301,20 @@ class Request:
         """Token ids that must not be sampled before min_tokens."""
         self.stops = frozenset(submit.stopping.eos_token_ids + submit.stopping.stop_token_ids)
         """Token ids that may end a sequence."""
-        self.retention = submit.retention if submit.retention != RetentionParams() else None
+        self.retention = extras.retention if extras.retention != NO_EXTRAS.retention else None
         """How long to keep its blocks; None: the default."""
         self.arrived_at = now
         self.max_drafts = max_drafts
         self.lookup: Lookup | None = None
         """Lookup over the prompt and the caller's draft; created with the first drafter, shared by all."""
-        self.proposals = None if submit.speculation.draft_logits is None else Proposals.of(submit)
+        self.proposals = (
+            None if extras.speculation.draft_logits is None else Proposals.of(extras.speculation, submit.sampling)
+        )
         """The caller's draft tokens with logits; None: plain sampling."""
-        self.adapter_version = None if submit.adapter is None else submit.adapter.version
+        self.adapter_version = submit.adapter_version
         """Version of its LoRA adapter."""
-        self.has_tensors = submit.tensors is not None
-        self.tensors = NO_TENSORS if submit.tensors is None else submit.tensors
+        self.has_tensors = extras.tensors is not None
+        self.tensors = NO_TENSORS if extras.tensors is None else extras.tensors
         self.num_scored = 0
         """Log-probabilities of the prompt that are among the responses."""
         self.num_context_rows = self.tensors.context_rows
@@ -355,7 +358,7 @@ class Request:
     @property
     def scoring(self) -> bool:
         """Whether log-probabilities of the prompt are still missing; then none of its sequences has output."""
-        return self.submit.prompt_logprobs is not None and self.num_scored < self.num_prompt - 1
+        return self.extras.prompt_logprobs is not None and self.num_scored < self.num_prompt - 1
 
     @property
     def prompt_rows_owner(self) -> Sequence | None:

@@ -13,9 +13,10 @@ from structlog.stdlib import BoundLogger
 
 from engine_worker.core.beam_rounds import BeamRounds
 from engine_worker.core.commit import StepCommitter
-from engine_worker.core.intake import EngineLimits, Intake
+from engine_worker.core.intake import Intake
 from engine_worker.core.live import LiveRequests
 from engine_worker.core.planning import InFlightStep, StepResults, draw_after
+from engine_worker.core.refusals import EngineLimits
 from engine_worker.core.stats import Stats
 from engine_worker.core.tensors import TensorGate
 from engine_worker.hooks import Hooks, Report

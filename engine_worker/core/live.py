@@ -214,8 +214,8 @@ class LiveRequests:
         """Remove a request all of whose sequences have ended."""
         self._changed[request] = None
         del self.requests[request.submit.request]
-        if request.submit.tables is not None:
-            self.tables.release(request.submit.tables.parts)
+        if request.extras.tables is not None:
+            self.tables.release(request.extras.tables.parts)
         if self._adapters is not None and request.adapter_version is not None:
             self._adapters.release(request.adapter_version)
 

@@ -243,7 +243,7 @@ def _scored(sequence: Sequence, num_tokens: int) -> Scored | None:
     end = min(sequence.num_scheduled + num_tokens, request.num_prompt - 1)
     if start >= end:
         return None
-    return Scored(start, request.submit.prompt[start + 1 : end + 1], request.submit.prompt_logprobs or 0)
+    return Scored(start, request.submit.prompt[start + 1 : end + 1], request.extras.prompt_logprobs or 0)
 
 
 def _next_slice(sequence: Sequence, kept: tuple[Kept, ...]) -> Slice:

@@ -283,6 +283,6 @@ class KvCacheManager:
             current = self.pool.retention(block)
             if current is not None:
                 position = index * self.tokens_per_block
-                retention = requested(request.submit.retention, position, request.num_prompt, now) or current
+                retention = requested(request.extras.retention, position, request.num_prompt, now) or current
                 following = retention if following is None else higher(retention, following)
                 self.pool.set_retention(block, following)

@@ -149,7 +149,7 @@ class Mailbox:
         """Open the lanes of the request's responses. Raises ValueError if an address is invalid or all lanes are in
         use."""
         self._outbox.connect(submit.detokenizer)
-        if submit.tensors is None:
+        if not _has_tensors(submit):
             return
         try:
             self._tensors.connect(submit.router)
@@ -187,7 +187,7 @@ class Mailbox:
         if not self._num_live[submit.request]:
             del self._submits[submit.request], self._num_live[submit.request]
             self._outbox.disconnect(submit.detokenizer)
-            if submit.tensors is not None:
+            if _has_tensors(submit):
                 self._tensors.disconnect(submit.router)
 
     def _drop(self, reason: str, message: Submit | Cancel) -> bool:
@@ -195,3 +195,7 @@ class Mailbox:
         kind, request, attempt = type(message).__name__, message.request, message.attempt
         self._log.warning("message_dropped", reason=reason, kind=kind, request=request, attempt=attempt)
         return False
+
+
+def _has_tensors(submit: Submit) -> bool:
+    return submit.extras is not None and submit.extras.tensors is not None

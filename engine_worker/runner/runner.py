@@ -143,12 +143,12 @@ class ModelRunner:
             raise lost from error
 
     def prepare(self, submit: Submit, *, running: bool = False) -> Preparation | None:
-        needed = submit.guide is not None or submit.adapter is not None or submit.tables is not None
-        return self._preparer.prepare(submit, running=running) if needed else None
+        return None if submit.extras is None else self._preparer.prepare(submit, submit.extras, running=running)
 
     def programs(self, submit: Submit) -> list[Program | None]:
-        needed = submit.sampling.has_rules or submit.guide is not None
-        return self._preparer.programs(submit) if needed else [None] * submit.n
+        guide = None if submit.extras is None else submit.extras.guide
+        needed = submit.sampling.has_rules or guide is not None
+        return self._preparer.programs(submit, guide) if needed else [None] * submit.n
 
     def launch(self, step: Step) -> LaunchedStep:
         with self._inference, self._waiting:

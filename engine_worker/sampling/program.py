@@ -33,8 +33,9 @@ class Processing(NamedTuple):
         if not names:
             return [None] * submit.n
         ids = [submit.name] if submit.n == 1 else [f"{submit.name}/{i}" for i in range(submit.n)]
+        client_id = None if submit.extras is None else submit.extras.client_id
         return [
-            None if index in submit.ended else Processing(names, request_id, submit.client_id, list(submit.prompt))
+            None if index in submit.ended else Processing(names, request_id, client_id, list(submit.prompt))
             for index, request_id in enumerate(ids)
         ]
 

@@ -143,7 +143,7 @@ class Drafting:
         """The sequence's drafter. Created for its first generation step, because many requests end before."""
         if sequence.drafter is None:
             request = sequence.request
-            expected = request.submit.speculation.draft_token_ids
+            expected = request.extras.speculation.draft_token_ids
             has_model = self.model is not None and request.virtual is None
             if request.lookup is None:
                 prompt, virtual = request.submit.prompt, request.virtual

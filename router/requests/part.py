@@ -34,7 +34,7 @@ class Part:
         """The prompt is tokenized and fits the context. Raises RequestError."""
 
     def submitted(self, log: RequestLog) -> dict[str, Any]:  # noqa: ARG002 - for those that override it
-        """The feature's fields of `Submit` for the next attempt."""
+        """The feature's fields of `Extras` for the next attempt."""
         return {}
 
 

@@ -30,6 +30,7 @@ from tests.fakes.scripted_tokens import (
     shown_to_model,
     tensor_row,
 )
+from tests.fakes.submits import extras_of
 
 INJECTED = "out of luck"
 """The message of every failure that a test asked for."""
@@ -124,8 +125,8 @@ class ScriptedRunner:
         return self.preparations.get(spec.request)
 
     def programs(self, spec: Submit) -> list[object]:
-        program = ScriptedProgram(shown_to_model(spec.prompt, VirtualTokens.of(VOCAB, spec.tables)))
-        program.version = None if spec.adapter is None else spec.adapter.version
+        program = ScriptedProgram(shown_to_model(spec.prompt, VirtualTokens.of(VOCAB, extras_of(spec).tables)))
+        program.version = spec.adapter_version
         return [program] * spec.n
 
     def draft(self, slices: Iterable[Slice]) -> list[Drawn]:
