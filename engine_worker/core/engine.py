@@ -28,9 +28,8 @@ from engine_worker.request import Sequence
 from engine_worker.scheduling.build import build_scheduler
 from engine_worker.scheduling.context import SchedulerContext
 from engine_worker.scheduling.simple import InFlightError, Schedule
-from engine_worker.speculative.draft_model import DraftModel
+from engine_worker.speculative.draft_model import DraftModel, ModelDrafting
 from engine_worker.speculative.drafting import NO_DRAFTS, Drafting
-from engine_worker.speculative.model_drafting import ModelDrafting
 from engine_worker.step import Step
 from sluice.settings.engine import Batching
 from sluice.wire.errors import Fault, FinishReason

@@ -6,11 +6,10 @@ from typing import NamedTuple
 
 from engine_worker.request import Sequence
 from engine_worker.scheduling.simple import Schedule
-from engine_worker.speculative.cost import Cost
+from engine_worker.speculative.cost import Cost, Gain
+from engine_worker.speculative.draft_model import ModelDrafting, room_of
 from engine_worker.speculative.drafter import Drafter, begin_lookup
-from engine_worker.speculative.gain import Gain
-from engine_worker.speculative.lookup_schedule import LookupSchedule
-from engine_worker.speculative.model_drafting import ModelDrafting, room_of
+from engine_worker.speculative.lookup import LookupSchedule
 
 Drafts = dict[Sequence, abc.Sequence[int]]
 

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine_worker.core.deadlines import PRUNE_MIN_ENTRIES, Deadlines
+from engine_worker.core.live import PRUNE_MIN_ENTRIES, Deadlines
 from engine_worker.request import Request
 from tests.fakes.engine import spec_of
 
