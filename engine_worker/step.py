@@ -23,7 +23,7 @@ from sluice.wire.tables import VirtualTokens
 from sluice.wire.tensors import DType
 
 NO_LIMIT = 1 << 62
-"""No limit on a number of tokens: more than any sequence reaches."""
+"""No limit on a number of tokens or bytes: more than any request reaches."""
 
 
 class SequenceProgram(Protocol):

@@ -60,7 +60,7 @@ class BeamRounds:
         # Before the forks, which may need their memory.
         for index, beam in enumerate(beams):
             if index not in parents:
-                self._live.drop(beam)
+                self._live.withdraw(beam)
         free_indexes = iter(sorted(set(range(search.width)) - {beams[index].index for index in parents}))
         # By parent: the token of its first child, which continues the parent's own sequence.
         first: dict[int, int] = {}

@@ -1,7 +1,6 @@
 """Admits requests to the core, applies stops, and tracks requests that are being prepared."""
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
+from collections.abc import Iterable
 
 from msgspec.structs import replace
 
@@ -10,24 +9,14 @@ from engine_worker.core.quarantine import QUARANTINED, Quarantine
 from engine_worker.core.refusals import EngineLimits, Refusals, invalid
 from engine_worker.hooks import Stop
 from engine_worker.positions import Positions, SplitImageError
-from engine_worker.protocol import Preparation
+from engine_worker.protocol import Preparation, Runner
 from engine_worker.recompute import Recompute
 from engine_worker.request import Request, State
-from engine_worker.step import SequenceProgram
 from sluice.wire.errors import ErrorCode, Fault, FinishReason
 from sluice.wire.hashing import root_hash
 from sluice.wire.message import MAX_SEQUENCES
 from sluice.wire.requests import NO_EXTRAS, Submit
 from sluice.wire.tables import VirtualTokens
-
-Programs = Callable[[Submit], Sequence[SequenceProgram | None]]
-
-
-class Prepare(Protocol):
-    """See `Runner.prepare`."""
-
-    def __call__(self, submit: Submit, *, running: bool = False) -> Preparation | None: ...
-
 
 MAX_LIVE_TABLE_BYTES = 512 << 20
 """Limit on all prompt tables and images of live requests; equal ones count once."""
@@ -41,15 +30,14 @@ class Intake:
         self,
         live: LiveRequests,
         limits: EngineLimits,
-        prepare: Prepare,
-        programs: Programs,
-        aging_seconds: float = 0.0,
+        runner: Runner,
+        aging_seconds: float,
         *,
-        beams: bool = True,
-        chunked: bool = True,
-        recompute: Recompute | None = None,
+        beams: bool,
+        chunked: bool,
+        recompute: Recompute | None,
     ) -> None:
-        """`prepare`, `programs`: see `Runner`. `aging_seconds`: time in which a waiting request gains one priority
+        """`aging_seconds`: time in which a waiting request gains one priority
         class; 0: never. `beams`: whether the scheduler supports beam search. `chunked`: whether a prompt may be
         computed in several steps. `recompute`: see `Request`."""
         self.unknown_stops = 0
@@ -57,8 +45,7 @@ class Intake:
         self.quarantine = Quarantine(live)
         self._live = live
         self._limits = limits
-        self._prepare = prepare
-        self._programs = programs
+        self._runner = runner
         self._preparing: dict[Request, Preparation] = {}
         self._aging_seconds = aging_seconds
         self._refusals = Refusals(limits, live.tables, beams, chunked)
@@ -84,7 +71,7 @@ class Intake:
                 positions = Positions.of(submit.prompt, VirtualTokens.of(self._limits.vocab_size, extras.tables))
             except SplitImageError as error:
                 return invalid(str(error))
-        preparation = self._prepare(submit)
+        preparation = self._runner.prepare(submit)
         if preparation is not None and preparation.poll():
             if preparation.fault is not None:
                 return preparation.fault
@@ -100,7 +87,7 @@ class Intake:
             submit = replace(submit, extras=replace(extras, tables=tables))
             virtual = VirtualTokens.of(self._limits.vocab_size, tables)
         root = root_hash(self._limits.fingerprint, submit.salt, submit.adapter_version or "")
-        programs, drafts = self._programs(submit), self._drafts(submit)
+        programs, drafts = self._runner.programs(submit), self._drafts(submit)
         request = Request(
             submit,
             root,
@@ -127,7 +114,7 @@ class Intake:
             for sequence in request.sequences:
                 if sequence.state not in (State.AWAITING, State.ENDED):
                     self._live.park(sequence)
-            preparation = self._prepare(request.submit, running=True)
+            preparation = self._runner.prepare(request.submit, running=True)
             if preparation is None:
                 self._live.admit(request)
             else:

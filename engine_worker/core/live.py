@@ -183,7 +183,7 @@ class LiveRequests:
             submit.request, submit.attempt, sequence.index, offset, tokens or [], logprobs or [], end, accepted
         )
         self._responses.rows.append(row)
-        self._withdraw(sequence)
+        self.withdraw(sequence)
         self.ended[reason.name] += 1
         request.num_live -= 1
         if not request.num_live:
@@ -210,7 +210,7 @@ class LiveRequests:
             self._responses.rows.append(TokenRow(submit.request, submit.attempt, index, known, *new, end))
             self.ended[reason.name] += 1
         for beam in request.sequences:
-            self._withdraw(beam)
+            self.withdraw(beam)
         request.num_live = 0
         self._forget(request)
 
@@ -222,10 +222,6 @@ class LiveRequests:
             self.tables.release(request.extras.tables.parts)
         if self._adapters is not None and request.adapter_version is not None:
             self._adapters.release(request.adapter_version)
-
-    def drop(self, beam: Sequence) -> None:
-        """Remove a beam that has no children."""
-        self._withdraw(beam)
 
     def park(self, sequence: Sequence) -> None:
         """Release the memory of a sequence that is not in flight; it stays AWAITING until `activate`."""
@@ -269,7 +265,8 @@ class LiveRequests:
         # Orders are unique, so this is its index.
         del self.active[bisect_left(self.active, sequence.order, key=IN_ORDER)]
 
-    def _withdraw(self, sequence: Sequence) -> None:
+    def withdraw(self, sequence: Sequence) -> None:
+        """Remove a sequence without a terminal row."""
         was_active = sequence.state is not State.AWAITING
         if was_active:
             self._remove(sequence)

@@ -88,11 +88,11 @@ class TensorGate:
         self._in_flight = 0
         """Bytes of the rows of in-flight steps."""
 
-    def launched(self, kept: tuple[Kept, ...]) -> None:
+    def launched(self, kept: list[Kept]) -> None:
         """A step that keeps these rows was launched."""
         self._in_flight += self._size(kept)
 
-    def collected(self, kept: tuple[Kept, ...]) -> None:
+    def collected(self, kept: list[Kept]) -> None:
         """That step was collected, and its rows were added to the responses or dropped."""
         self._in_flight -= self._size(kept)
 
@@ -133,7 +133,7 @@ class TensorGate:
             used += min(rows, sequence.num_pending) * size
         return used
 
-    def _size(self, kept: tuple[Kept, ...]) -> int:
+    def _size(self, kept: list[Kept]) -> int:
         return sum(positions.count * self._row_bytes[name] for positions in kept for name in positions.names)
 
     def _bytes_per_position(self, request: Request, sequence: Sequence) -> int:

@@ -54,15 +54,8 @@ class LastHello(NamedTuple):
 
     at: float
     """Seconds on the clock of `RouterTable`, which stands still while this process is paused."""
-    cache_known: int
-    """Number of the last prefix cache change that the router knows."""
-    adapters_known: int = 0
-    """The same for changes of the LoRA adapters."""
-    prompt_adapters_known: int = 0
-    """The same for changes of the prompt adapters."""
-    challenge: int = 0
-    """See `Hello`."""
-    epochs: Epochs = Epochs()
+    hello: Hello
+    epochs: Epochs
     """Epochs of the routers at this address; the latest one sent this hello."""
 
 
@@ -96,15 +89,7 @@ class RouterTable:
         epochs = known.epochs if known else Epochs()
         # A late hello from a replaced router must not overwrite its successor's.
         if not epochs.is_former(hello.epoch):
-            last = LastHello(
-                self._now(),
-                hello.cache_known,
-                hello.adapters_known,
-                hello.prompt_adapters_known,
-                hello.challenge,
-                epochs.after(hello.epoch),
-            )
-            self.last_hellos = live | {hello.address: last}
+            self.last_hellos = live | {hello.address: LastHello(self._now(), hello, epochs.after(hello.epoch))}
         return True
 
     def is_replacement(self, hello: Hello) -> bool:
@@ -199,7 +184,7 @@ class Heartbeats(threading.Thread):
         # Forget invalid addresses of silent routers, so that an address is tried again if its router returns.
         self._invalid &= routers.keys()
         heartbeat, lanes_before = self._heartbeat(), len(self._lanes)
-        for address, last_hello in routers.items():
+        for address, (_, hello, _) in routers.items():
             lane = self._lane(address)
             if lane is None:
                 continue
@@ -208,10 +193,10 @@ class Heartbeats(threading.Thread):
                 heartbeat,
                 steps=stats.steps,
                 requests=stats.latest_requests,
-                cache=self._cache_changes(last_hello.cache_known),
-                adapters=self._adapter_changes(last_hello.adapters_known),
-                prompt_adapters=self._prompt_adapter_changes(last_hello.prompt_adapters_known),
-                challenge=last_hello.challenge,
+                cache=self._cache_changes(hello.cache_known),
+                adapters=self._adapter_changes(hello.adapters_known),
+                prompt_adapters=self._prompt_adapter_changes(hello.prompt_adapters_known),
+                challenge=hello.challenge,
             )
             if lane.send(message):
                 self._cursors[address] = stats.cursor

@@ -1,13 +1,16 @@
 """The core's hooks, implemented on the ring: sorts messages into requests and stops, and sends responses to their
 detokenizers and routers."""
 
+import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable
 
 from structlog.stdlib import BoundLogger
 
+from engine_worker.core.engine import Engine
 from engine_worker.hooks import Responses, Stop
 from engine_worker.request import opening, remaining
+from engine_worker.ringside.heartbeats import RouterTable
 from engine_worker.ringside.outbox import Outbox
 from engine_worker.ringside.tensor_outbox import TensorOutbox
 from sluice.wire.errors import ErrorCode, Fault, FinishReason
@@ -15,6 +18,9 @@ from sluice.wire.heartbeats import Hello
 from sluice.wire.message import MAX_SEQUENCES
 from sluice.wire.requests import Cancel, Submit
 from sluice.wire.rows import End, Times, TokenRow
+
+CHECK_SECONDS = 1.0
+"""Interval between searches for silent routers."""
 
 
 class Mailbox:
@@ -199,3 +205,31 @@ class Mailbox:
 
 def _has_tensors(submit: Submit) -> bool:
     return submit.extras is not None and submit.extras.tensors is not None
+
+
+class Orphans:
+    """Finds and ends requests without a router. To be used in the engine's thread."""
+
+    def __init__(self, engine: Engine, mailbox: Mailbox, routers: RouterTable, log: BoundLogger) -> None:
+        self._engine = engine
+        self._mailbox = mailbox
+        self._routers = routers
+        self._log = log
+        self._check_at = time.monotonic() + CHECK_SECONDS
+
+    def end(self) -> None:
+        """End the requests whose router was replaced or, checked every CHECK_SECONDS, has fallen silent."""
+        if orphans := self._mailbox.take_orphans():
+            self._end_where("restarted", lambda submit: (submit.request, submit.attempt) in orphans)
+        now = time.monotonic()
+        if now < self._check_at:
+            return
+        self._check_at = now + CHECK_SECONDS
+        routers = self._routers.live()
+        self._end_where("silent", lambda submit: submit.router not in routers)
+
+    def _end_where(self, why: str, orphaned: Callable[[Submit], bool]) -> None:
+        # End with an error, not an abort: if the router is alive after all, it retries the request elsewhere.
+        fault = Fault(ErrorCode.ROWS_LOST.name, f"the engine considered the router {why}")
+        if ended := self._engine.end_where(orphaned, fault):
+            self._log.warning(f"router_{why}", requests=ended)

@@ -39,7 +39,7 @@ def test_a_router_gets_heartbeats_until_its_hellos_stop():
     run(routers, clock, 2)
     assert routers.live().keys() == {"mem://r1"}
     routers.on_hello(Hello("r1", "mem://r1", cache_known=7))
-    assert {address: last.cache_known for address, last in routers.last_hellos.items()} == {"mem://r1": 7}
+    assert {address: last.hello.cache_known for address, last in routers.last_hellos.items()} == {"mem://r1": 7}
 
 
 def test_a_pause_of_this_process_does_not_count_as_silence_of_the_routers():
