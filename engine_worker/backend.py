@@ -46,15 +46,16 @@ def _load(
     draft: DraftConfig | None,
     extensions: Extensions,
 ) -> ModelRunner:
-    setting = requires_openvino(config)
+    setting, reason = requires_openvino(config), "selected by the setting"
     if setting is not None:
         check_openvino(config, setting)
-        return _selected(checkpoint, config, progress, warn, draft, extensions, setting)
-    reason = "selected by the setting"
-    if config.backend == "auto":
+    if setting is not None or config.backend == "auto":
+        chosen = "the default on a CPU" if setting is None else f"selected by the setting {setting}"
         try:
-            return _by_openvino(checkpoint, config, progress, warn, draft, extensions, "the default on a CPU")
+            return _by_openvino(checkpoint, config, progress, warn, draft, extensions, chosen)
         except _NoOpenVinoError as error:
+            if setting is not None:
+                raise ValueError(f"{setting} cannot be used: {error}") from error
             reason = str(error)
     runner = load_torch(
         checkpoint, config, progress, capturing=capturing, warn=warn, draft=draft, extensions=extensions
@@ -145,19 +146,3 @@ def _check_openvino_models(models: Sequence[Checkpoint], config: RunnerConfig, s
 
 def _not_installed(error: ImportError) -> str:
     return f"the package openvino is not installed ({error})"
-
-
-def _selected(
-    checkpoint: Checkpoint,
-    config: RunnerConfig,
-    progress: Progress,
-    warn: Warn,
-    draft: DraftConfig | None,
-    extensions: Extensions,
-    setting: str,
-) -> ModelRunner:
-    """`setting`: from `requires_openvino`. Raises ValueError."""
-    try:
-        return _by_openvino(checkpoint, config, progress, warn, draft, extensions, f"selected by the setting {setting}")
-    except _NoOpenVinoError as error:
-        raise ValueError(f"{setting} cannot be used: {error}") from error

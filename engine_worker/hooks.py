@@ -9,15 +9,13 @@ from typing import NamedTuple
 
 import msgspec
 
+from engine_worker.step import NO_LIMIT
 from sluice.wire.errors import Fault
 from sluice.wire.prompt_logprobs import PromptLogprobs
 from sluice.wire.requests import Submit
 from sluice.wire.rows import Open, TokenRow
 from sluice.wire.stats import RequestProgress, StepStats
 from sluice.wire.tensors import TensorRows
-
-UNLIMITED = 1 << 62
-"""Bytes that no request's tensors reach."""
 
 
 class Stop(NamedTuple):
@@ -67,5 +65,5 @@ class Hooks:
     """Called after get_requests, so a request and its stop may arrive together."""
     report_stats: Callable[[Report], None]
     """Called after each step that computed something, and when a request changed without a step."""
-    tensor_room: Callable[[Submit], int] = lambda _: UNLIMITED
+    tensor_room: Callable[[Submit], int] = lambda _: NO_LIMIT
     """Returns the bytes of tensors that the request may send now; at 0 its sequences wait."""

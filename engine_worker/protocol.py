@@ -166,11 +166,11 @@ class Runner(Protocol):
     def tensors(self) -> Mapping[str, int]:
         """Names of the tensors whose rows can be kept, with the bytes of one row."""
 
-    def prepare(self, spec: Submit, *, running: bool = False) -> Preparation | None:
+    def prepare(self, submit: Submit, *, running: bool = False) -> Preparation | None:
         """Start the work that the request needs before its first step or, if it is `running`, before its postponed
         draws; None if it can run immediately."""
 
-    def programs(self, spec: Submit) -> Sequence[SequenceProgram | None]:
+    def programs(self, submit: Submit) -> Sequence[SequenceProgram | None]:
         """The program of each of the request's n sequences; None if the logits need no edits. The engine keeps it with
         the sequence and passes it back in the sequence's draws."""
 

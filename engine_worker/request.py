@@ -20,8 +20,8 @@ from engine_worker.speculative.lookup import Lookup
 from engine_worker.speculative.proposals import Proposals
 from engine_worker.step import NO_LIMIT, SequenceProgram
 from sluice.wire.errors import FinishReason
-from sluice.wire.params import RetentionParams, place_in_line
-from sluice.wire.requests import Submit
+from sluice.wire.params import place_in_line
+from sluice.wire.requests import NO_EXTRAS, Submit
 from sluice.wire.rows import PROMPT_END_TOKENS, Open, Times
 from sluice.wire.tables import VirtualTokens
 from sluice.wire.tensors import NO_TENSORS
@@ -102,7 +102,7 @@ class Sequence:
     """Leading tokens that its blocks have room for."""
     chain: list[Content] = field(default_factory=list)
     """Contents of its leading full blocks, hashed on demand."""
-    adapter: int = 0
+    adapter_slot: int = 0
     """Number of its LoRA adapter on the device, held as long as its blocks; 0: none."""
     awaited: bytes | None = None
     """Hash of the block that another sequence is computing and this one waits for, as of the last check."""
@@ -240,7 +240,7 @@ class Sequence:
 
     def tokens_between(self, start: int, end: int) -> abc.Sequence[int]:
         """Token ids at positions `start` to `end` - 1 of prompt plus output."""
-        prompt, size = self.request.spec.prompt, self.request.num_prompt
+        prompt, size = self.request.submit.prompt, self.request.num_prompt
         if start >= size:
             return self.output[start - size : end - size]
         if end <= size:
@@ -249,7 +249,7 @@ class Sequence:
 
     def finish_reason(self) -> FinishReason:
         """Why the newest output token ends the sequence; RUNNING if it does not."""
-        return self.request.spec.stopping.finish_reason(self.output[-1], len(self.output))
+        return self.request.submit.stopping.finish_reason(self.output[-1], len(self.output))
 
     def times(self, now: float) -> Times:
         """Seconds queued, from the first step to the first token, and since then."""
@@ -271,7 +271,7 @@ class Request:
 
     def __init__(
         self,
-        spec: Submit,
+        submit: Submit,
         root: bytes,
         number: int,
         now: float,
@@ -286,37 +286,42 @@ class Request:
         `programs`: from `Runner.programs`; None: the request needs none. `max_drafts`: limit on draft tokens per
         sequence and step. `virtual`: ids of its tables and images. `positions`: see `Slice`.
         `recompute`: None: generated tokens are computed again like those of the prompt."""
-        self.spec = spec
+        self.submit = submit
+        extras = self.extras = submit.extras or NO_EXTRAS
         self.root = root
         self.virtual = virtual
         self.positions = positions
         self.recompute = recompute
-        self.num_prompt = len(spec.prompt)
-        self.max_tokens = self.num_prompt + spec.stopping.max_tokens
+        self.num_prompt = len(submit.prompt)
+        self.max_tokens = self.num_prompt + submit.stopping.max_tokens
         """Limit on prompt plus output of a sequence."""
-        self.banned = spec.stopping.eos_token_ids + spec.stopping.stop_token_ids if spec.stopping.min_tokens else ()
+        self.banned = (
+            submit.stopping.eos_token_ids + submit.stopping.stop_token_ids if submit.stopping.min_tokens else ()
+        )
         """Token ids that must not be sampled before min_tokens."""
-        self.stops = frozenset(spec.stopping.eos_token_ids + spec.stopping.stop_token_ids)
+        self.stops = frozenset(submit.stopping.eos_token_ids + submit.stopping.stop_token_ids)
         """Token ids that may end a sequence."""
-        self.retention = spec.retention if spec.retention != RetentionParams() else None
+        self.retention = extras.retention if extras.retention != NO_EXTRAS.retention else None
         """How long to keep its blocks; None: the default."""
         self.arrived_at = now
         self.max_drafts = max_drafts
         self.lookup: Lookup | None = None
         """Lookup over the prompt and the caller's draft; created with the first drafter, shared by all."""
-        self.proposals = None if spec.speculation.draft_logits is None else Proposals.of(spec)
+        self.proposals = (
+            None if extras.speculation.draft_logits is None else Proposals.of(extras.speculation, submit.sampling)
+        )
         """The caller's draft tokens with logits; None: plain sampling."""
-        self.adapter = None if spec.adapter is None else spec.adapter.version
+        self.adapter_version = submit.adapter_version
         """Version of its LoRA adapter."""
-        self.has_tensors = spec.tensors is not None
-        self.tensors = NO_TENSORS if spec.tensors is None else spec.tensors
+        self.has_tensors = extras.tensors is not None
+        self.tensors = NO_TENSORS if extras.tensors is None else extras.tensors
         self.num_scored = 0
         """Log-probabilities of the prompt that are among the responses."""
         self.num_context_rows = self.tensors.context_rows
         """Rows of the prompt's tensors that are among the responses."""
-        self.deadline = inf if spec.time_limit is None else now + spec.time_limit
-        beams = spec.sampling.beam_search
-        self.search = None if beams is None else BeamSearch(beams, spec.stopping, spec.sampling.logprobs or 0)
+        self.deadline = inf if submit.time_limit is None else now + submit.time_limit
+        beams = submit.sampling.beam_search
+        self.search = None if beams is None else BeamSearch(beams, submit.stopping, submit.sampling.logprobs or 0)
         """Set for beam search: `sequences` are then the live beams, the best first. A later attempt starts the search
         again from the prompt, with the same result. None: tokens are sampled."""
         self.opened = False
@@ -336,14 +341,14 @@ class Request:
         """Blocks found in the prefix cache instead of allocated."""
         self.blocks_missed = 0
         """Full prompt blocks that were looked up in the prefix cache and not found."""
-        place = place_in_line(spec.priority, now, aging_seconds)
-        programs = programs or [None] * spec.n
+        place = place_in_line(submit.priority, now, aging_seconds)
+        programs = programs or [None] * submit.n
         if self.search is not None:
             first = Sequence(self, 0, State.AWAITING, (place, number, 0), self.num_prompt, programs[0])
             self.sequences: tuple[Sequence, ...] = (first,)
         else:
             self.sequences = tuple(
-                self._sequence(index, (place, number, index), programs[index]) for index in remaining(spec)
+                self._sequence(index, (place, number, index), programs[index]) for index in remaining(submit)
             )
         for computes_prompt in self.awaiting()[:1]:
             computes_prompt.state = State.WAITING
@@ -353,7 +358,7 @@ class Request:
     @property
     def scoring(self) -> bool:
         """Whether log-probabilities of the prompt are still missing; then none of its sequences has output."""
-        return self.spec.prompt_logprobs is not None and self.num_scored < self.num_prompt - 1
+        return self.extras.prompt_logprobs is not None and self.num_scored < self.num_prompt - 1
 
     @property
     def prompt_rows_owner(self) -> Sequence | None:
@@ -364,7 +369,7 @@ class Request:
         return [sequence for sequence in self.sequences if sequence.state is State.AWAITING]
 
     def _sequence(self, index: int, order: tuple[float, int, int], program: SequenceProgram | None) -> Sequence:
-        output = list(self.spec.resume.get(index, ()))
+        output = list(self.submit.resume.get(index, ()))
         forced = output.pop() if self._lacks_rows(index, output) else None
         state = State.WAITING if output else State.AWAITING
         num_tokens = self.num_prompt + len(output)
@@ -374,7 +379,7 @@ class Request:
 
     def _lacks_rows(self, index: int, output: abc.Sequence[int]) -> bool:
         """Whether a resumed sequence is complete but rows of its tensors are missing."""
-        tensors, stopping = self.tensors, self.spec.stopping
+        tensors, stopping = self.tensors, self.submit.stopping
         if (
             not output
             or not self.has_tensors
@@ -385,24 +390,24 @@ class Request:
         return missing or (bool(tensors.context) and tensors.context_rows < self.num_prompt)
 
 
-def remaining(spec: Submit) -> list[int]:
+def remaining(submit: Submit) -> list[int]:
     """Indexes of the sequences that did not end in an earlier attempt."""
-    ended = set(spec.ended)
-    return [index for index in range(spec.n) if index not in ended]
+    ended = set(submit.ended)
+    return [index for index in range(submit.n) if index not in ended]
 
 
-def opening(spec: Submit, cached_tokens: int = 0, queue: float = 0.0) -> Open:
+def opening(submit: Submit, cached_tokens: int = 0, queue: float = 0.0) -> Open:
     """The request's Open. `queue`: seconds that it waited for its first step."""
     return Open(
-        request=spec.request,
-        attempt=spec.attempt,
-        n=spec.n,
-        text=spec.text,
-        router=spec.router,
-        prompt_tokens=len(spec.prompt),
+        request=submit.request,
+        attempt=submit.attempt,
+        n=submit.n,
+        text=submit.text,
+        router=submit.router,
+        prompt_tokens=len(submit.prompt),
         cached_tokens=cached_tokens,
         queue=queue,
-        resume=spec.resume,
-        ended=spec.ended,
-        prompt_end=list(spec.prompt[-PROMPT_END_TOKENS:]),
+        resume=submit.resume,
+        ended=submit.ended,
+        prompt_end=list(submit.prompt[-PROMPT_END_TOKENS:]),
     )

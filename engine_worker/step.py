@@ -23,7 +23,7 @@ from sluice.wire.tables import VirtualTokens
 from sluice.wire.tensors import DType
 
 NO_LIMIT = 1 << 62
-"""No limit on a number of tokens: more than any sequence reaches."""
+"""No limit on a number of tokens or bytes: more than any request reaches."""
 
 
 class SequenceProgram(Protocol):
@@ -138,7 +138,7 @@ class Slice(msgspec.Struct, frozen=True, gc=False):
     """Number of draft tokens at the end of `tokens`."""
     scored: Scored | None = None
     kept: tuple[Kept, ...] = ()
-    adapter: int = 0
+    adapter_slot: int = 0
     """Number of the LoRA adapter; 0: none."""
     virtual: VirtualTokens | None = None
     """Table rows and images for ids beyond the vocabulary; None: `tokens` has no such ids."""

@@ -1,11 +1,10 @@
 """Helpers to drive an engine's core without a ring: submits like those of a router, and a heap like an engine's."""
 
 import gc
-from typing import Any
 
 from engine_worker.hooks import Stop
 from sluice.wire.params import SamplingParams, StopParams, TextParams
-from sluice.wire.requests import Submit
+from sluice.wire.requests import Extras, Submit
 
 GREEDY = SamplingParams(temperature=0.0)
 HERE = "inproc://here"
@@ -43,9 +42,8 @@ def submit(
     *,
     n: int = 1,
     salt: str = "",
-    **more: Any,
+    extras: Extras | None = None,
 ) -> Submit:
-    """`more` are additional fields of Submit."""
     return Submit(
         request=number,
         attempt=ATTEMPT,
@@ -61,5 +59,5 @@ def submit(
         time_limit=None,
         detokenizer=HERE,
         router=HERE,
-        **more,
+        extras=extras,
     )

@@ -16,10 +16,11 @@ from bench.harness.load import Arrivals, Load, PlannedRequest, Run, Trace
 from bench.systems.direct import ATTEMPT, Inbox, freeze_heap, submit
 from engine_worker.__main__ import load
 from engine_worker.core.engine import Engine
-from engine_worker.core.intake import EngineLimits, longest_sequence
+from engine_worker.core.refusals import EngineLimits
 from engine_worker.hooks import Hooks, Report, Responses, Stop
 from engine_worker.parallel.rank_env import read_rank_env
 from engine_worker.protocol import Runner
+from engine_worker.ringside.identity import longest_sequence
 from sluice.checkpoint.folder import open_checkpoint
 from sluice.launch.plan import child_environment
 from sluice.settings.read import load_settings
@@ -27,7 +28,7 @@ from sluice.settings.services import EngineSettings
 from sluice.telemetry import configure
 from sluice.telemetry.probes import Startup
 from sluice.wire.params import BeamSearchParams, SamplingParams, Speculation
-from sluice.wire.requests import Submit
+from sluice.wire.requests import NO_EXTRAS, Extras, Submit
 from sluice.wire.rows import Open, TokenRow
 
 NAME = "Sluice, engine alone"
@@ -136,13 +137,14 @@ def _submit(number: int, seed: int, request: PlannedRequest, salt: str) -> Submi
     search = BeamSearchParams(request.n) if request.beams else None
     sampling = SamplingParams(temperature=request.temperature, seed=seed, beam_search=search)
     speculation = Speculation(draft_token_ids=tuple(request.expected))
-    others = {
-        "retention": request.retention,
-        "speculation": speculation,
-        "prompt_logprobs": request.prompt_logprobs,
-        "adapter": request.adapter,
-    }
-    return submit(number, request.prompt, request.max_tokens, sampling, n=request.n, salt=salt, **others)
+    extras = Extras(
+        retention=request.retention,
+        speculation=speculation,
+        prompt_logprobs=request.prompt_logprobs,
+        adapter=request.adapter,
+    )
+    used = None if extras == NO_EXTRAS else extras
+    return submit(number, request.prompt, request.max_tokens, sampling, n=request.n, salt=salt, extras=used)
 
 
 def _is_enough(request: PlannedRequest, row: TokenRow) -> bool:

@@ -18,7 +18,7 @@ from bench.harness.topic import Plan, Step, Topic
 from bench.systems.direct import freeze_heap, submit
 from bench.topics.policies import COLOURS, POLICIES
 from engine_worker.core.engine import Engine
-from engine_worker.core.intake import EngineLimits
+from engine_worker.core.refusals import EngineLimits
 from engine_worker.hooks import Hooks
 from engine_worker.step import Drawn, KeptRows, Slice
 from engine_worker.step import Step as EngineStep

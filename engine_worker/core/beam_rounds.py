@@ -60,7 +60,7 @@ class BeamRounds:
         # Before the forks, which may need their memory.
         for index, beam in enumerate(beams):
             if index not in parents:
-                self._live.drop(beam)
+                self._live.withdraw(beam)
         free_indexes = iter(sorted(set(range(search.width)) - {beams[index].index for index in parents}))
         # By parent: the token of its first child, which continues the parent's own sequence.
         first: dict[int, int] = {}
@@ -93,7 +93,7 @@ class BeamRounds:
             self._live.activate(beam)
 
     def _end(self, request: Request, now: float) -> None:
-        finished, n = request.search.finished if request.search else [], request.spec.n
+        finished, n = request.search.finished if request.search else [], request.submit.n
         if len(finished) < n:
             message = f"beam search found {len(finished)} of {n} outputs: the allowed tokens lead to no others"
             fault = Fault(ErrorCode.NOTHING_TO_SAMPLE.name, message)

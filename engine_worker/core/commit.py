@@ -95,7 +95,7 @@ class StepCommitter:
         """End the sequences of a failed step. `later`: the steps launched after it. Returns other sequences whose
         blocks lack content that the failed moves should have copied."""
         live, cache = self._live, self._cache
-        for entry in step.entries:
+        for entry in step.plan.entries:
             sequence = entry.sequence
             sequence.num_inflight -= entry.num_tokens
             if sequence.state is State.ENDED:
@@ -107,24 +107,26 @@ class StepCommitter:
             # Those that await this one's prompt first: otherwise its end would activate the next of them.
             for failed in reversed([sequence, *awaiting]):
                 live.end(failed, FinishReason.ERROR, now, fault=STEP_FAILED)
-        if step.loads and cache.adapters is not None:
-            cache.adapters.requeue(step.loads)
-        if not step.moves:
+        if step.before.loads and cache.adapters is not None:
+            cache.adapters.requeue(step.before.loads)
+        if not step.before.moves:
             return []
         # Later moves may have read what the failed ones should have written, so all of them are undone together.
-        moves = [move for each in (step, *later) for move in each.moves]
+        moves = [move for each in (step, *later) for move in each.before.moves]
         return cache.undo([*moves, *cache.tiers.take_moves()])
 
     def end_missing(self, step: InFlightStep, missing: Mapping[int, str], now: float) -> None:
         """End the requests whose adapter is not on the device; what the step computed for them is dropped. `missing`:
         see `Launched.missing_adapters`."""
-        requests = dict.fromkeys(entry.sequence.request for entry in step.entries if entry.sequence.adapter in missing)
-        names = sorted(request.spec.name for request in requests)
+        requests = dict.fromkeys(
+            entry.sequence.request for entry in step.plan.entries if entry.sequence.adapter_slot in missing
+        )
+        names = sorted(request.submit.name for request in requests)
         self._log.error("adapter_load_failed", requests=names, reasons=sorted(set(missing.values())))
         for request in requests:
             self._live.end_request(request, FinishReason.ERROR, now, fault=LOAD_FAILED)
         if self._cache.adapters is not None:
-            self._cache.adapters.requeue(load for load in step.loads if load.number in missing)
+            self._cache.adapters.requeue(load for load in step.before.loads if load.number in missing)
 
     def _commit_drafts(self, sequence: Sequence, drafts: abc.Sequence[int], drawn: list[Drawn], now: float) -> int:
         """Accept the draft tokens that equal the token sampled in their place, up to the first that does not, and add

@@ -13,9 +13,10 @@ from structlog.stdlib import BoundLogger
 
 from engine_worker.core.beam_rounds import BeamRounds
 from engine_worker.core.commit import StepCommitter
-from engine_worker.core.intake import EngineLimits, Intake
+from engine_worker.core.intake import Intake
 from engine_worker.core.live import LiveRequests
 from engine_worker.core.planning import InFlightStep, StepResults, draw_after
+from engine_worker.core.refusals import EngineLimits
 from engine_worker.core.stats import Stats
 from engine_worker.core.tensors import TensorGate
 from engine_worker.hooks import Hooks, Report
@@ -27,9 +28,8 @@ from engine_worker.request import Sequence
 from engine_worker.scheduling.build import build_scheduler
 from engine_worker.scheduling.context import SchedulerContext
 from engine_worker.scheduling.simple import InFlightError, Schedule
-from engine_worker.speculative.draft_model import DraftModel
+from engine_worker.speculative.draft_model import DraftModel, ModelDrafting
 from engine_worker.speculative.drafting import NO_DRAFTS, Drafting
-from engine_worker.speculative.model_drafting import ModelDrafting
 from engine_worker.step import Step
 from sluice.settings.engine import Batching
 from sluice.wire.errors import Fault, FinishReason
@@ -67,8 +67,7 @@ class Engine:
         self.intake = Intake(
             self.live,
             limits,
-            runner.prepare,
-            runner.programs,
+            runner,
             batching.priority_aging_seconds,
             # Other policies reserve the blocks that a sequence may need until it ends, without counting forks.
             beams=batching.capacity_scheduler_policy == "max_utilization" and batching.scheduler is None,
@@ -110,7 +109,7 @@ class Engine:
     def end_where(self, condition: Callable[[Submit], bool], fault: Fault) -> int:
         """End the requests that meet `condition` with `fault`; returns their number."""
         # A list, because requests leave `live` as they end.
-        requests, now = [r for r in self.live.requests.values() if condition(r.spec)], self._clock()
+        requests, now = [r for r in self.live.requests.values() if condition(r.submit)], self._clock()
         for request in requests:
             self.live.end_request(request, FinishReason.ERROR, now, fault=fault)
         return len(requests)
@@ -147,9 +146,9 @@ class Engine:
         before = Step((), moves, () if adapters is None else adapters.take_loads())
         step = InFlightStep.launch(self._runner, schedule, self.drafting, before, now, idle=not self._in_flight)
         self._in_flight.append(step)
-        if step.kept:
-            self._tensors.launched(step.kept)
-        for entry in step.entries:
+        if step.plan.kept:
+            self._tensors.launched(step.plan.kept)
+        for entry in step.plan.entries:
             if entry.sequence.request.scheduled_at is None:
                 self._begin(entry.sequence, now)
         return True
@@ -182,8 +181,8 @@ class Engine:
         now = self._clock()
         # With overlap the step was planned before the previous one ended: its time counts from that end.
         start, self._collected_at = max(step.start, self._collected_at), now
-        if step.kept:
-            self._tensors.collected(step.kept)
+        if step.plan.kept:
+            self._tensors.collected(step.plan.kept)
         committer, to_restart = self._committer, list[Sequence]()
         if results is None:
             num_sampled, to_restart = 0, committer.fail(step, self._in_flight, now)
@@ -197,10 +196,10 @@ class Engine:
                 committer.add_tensors(results.tensors, restarting)
                 # Sent immediately, so that `Hooks.tensor_room` takes them into account before the next step.
                 self._respond()
-            num_sampled = committer.commit(step.entries, results.drawn, now, restarting)
+            num_sampled = committer.commit(step.plan.entries, results.drawn, now, restarting)
         drafts = NO_DRAFTS
         if step.schedule.drafting:
-            drafts = self.drafting.end_step(step.schedule, step.num_drafted, now - start)
+            drafts = self.drafting.end_step(step.schedule, step.plan.num_drafted, now - start)
         self._report(self.stats.record_step(step.schedule, num_sampled, drafts, start, now))
         if to_restart:
             # Later in-flight steps still use these sequences' blocks, so wait for them first.
@@ -222,7 +221,7 @@ class Engine:
         try:
             return step.collect()
         except Exception:  # noqa: BLE001 - only the sequences of this step fail
-            names = sorted({entry.sequence.request.spec.name for entry in step.entries})
+            names = sorted({entry.sequence.request.submit.name for entry in step.plan.entries})
             self._log.exception("step_failed", requests=names)
             # On a lost device every later step would fail too: end the process, and routers recover its requests.
             self._runner.check()

@@ -3,9 +3,10 @@
 from bisect import bisect_left, insort
 from collections import Counter, OrderedDict, abc
 from collections.abc import Iterable
+from heapq import heapify, heappop, heappush
+from itertools import count
 from math import inf
 
-from engine_worker.core.deadlines import Deadlines
 from engine_worker.hooks import Responses
 from engine_worker.kvcache.cache import KvCacheManager
 from engine_worker.protocol import AdapterLibrary
@@ -17,6 +18,9 @@ from sluice.wire.requests import Submit
 from sluice.wire.rows import End, TokenLogprob, TokenRow
 from sluice.wire.tables import Image, SharedTables, Table
 from sluice.wire.tensors import TensorRows
+
+PRUNE_MIN_ENTRIES = 64
+"""Size below which the heap is not pruned."""
 
 
 class LiveRequests:
@@ -44,10 +48,10 @@ class LiveRequests:
     def begin(self, request: Request, now: float, *, held: bool = False) -> None:
         """Add a request whose number is not live. Resumed sequences that are complete end immediately. `held`: the
         others stay AWAITING until `admit`."""
-        self.requests[request.spec.request] = request
+        self.requests[request.submit.request] = request
         self.num_begun += 1
-        if self._adapters is not None and request.adapter is not None:
-            self._adapters.acquire(request.adapter)
+        if self._adapters is not None and request.adapter_version is not None:
+            self._adapters.acquire(request.adapter_version)
         if request.has_tensors:
             self.with_tensors[request] = None
         self._changed[request] = None
@@ -70,8 +74,8 @@ class LiveRequests:
         for computes_prompt in request.awaiting()[:1]:
             self.activate(computes_prompt)
 
-    def refuse(self, spec: Submit, fault: Fault) -> None:
-        self._responses.refused.append((spec, fault))
+    def refuse(self, submit: Submit, fault: Fault) -> None:
+        self._responses.refused.append((submit, fault))
 
     def mark_scheduled(self, request: Request, cached_tokens: int, iteration: int, now: float) -> None:
         """Record a request's first step. `cached_tokens`: prompt tokens found in the prefix cache. `iteration`: number
@@ -92,9 +96,9 @@ class LiveRequests:
         return changed
 
     def add_prompt_logprobs(self, request: Request, scored: Scored, data: bytes) -> None:
-        spec = request.spec
+        submit = request.submit
         request.num_scored = scored.start + len(scored.tokens)
-        self._responses.prompt_logprobs.extend(parts(spec.request, spec.attempt, scored.start, scored.top, data))
+        self._responses.prompt_logprobs.extend(parts(submit.request, submit.attempt, scored.start, scored.top, data))
 
     def add_tensors(self, rows: Iterable[TensorRows]) -> None:
         self._responses.tensors.extend(rows)
@@ -102,7 +106,7 @@ class LiveRequests:
     def append(self, sequence: Sequence, token: int, logprob: TokenLogprob | None, now: float) -> None:
         """Add a sampled token to a sequence and to the responses; ends the sequence if the token does."""
         request, output = sequence.request, sequence.output
-        spec = request.spec
+        submit = request.submit
         if sequence.forced is not None:
             self.end_forced(sequence, now)
             return
@@ -112,11 +116,11 @@ class LiveRequests:
         sequence.append(token)
         logprobs = [] if logprob is None else [logprob]
         # A cheap test first: most tokens do not end their sequence.
-        may_end = token in request.stops or len(output) >= spec.stopping.max_tokens
+        may_end = token in request.stops or len(output) >= submit.stopping.max_tokens
         if may_end and (reason := sequence.finish_reason()) is not FinishReason.RUNNING:
             self.end(sequence, reason, now, tokens=[token], logprobs=logprobs)
             return
-        row = TokenRow(spec.request, spec.attempt, sequence.index, len(output) - 1, [token], logprobs, None)
+        row = TokenRow(submit.request, submit.attempt, sequence.index, len(output) - 1, [token], logprobs, None)
         self._responses.rows.append(row)
         if sequence.state is State.AWAITING:
             self.activate(sequence)
@@ -139,8 +143,8 @@ class LiveRequests:
         tokens = [result.token for result in drawn]
         logprobs = [result.logprob for result in drawn if result.logprob is not None]
         if reason is FinishReason.RUNNING:
-            spec, offset = request.spec, len(sequence.output) - len(tokens)
-            row = TokenRow(spec.request, spec.attempt, sequence.index, offset, tokens, logprobs, None, accepted)
+            submit, offset = request.submit, len(sequence.output) - len(tokens)
+            row = TokenRow(submit.request, submit.attempt, sequence.index, offset, tokens, logprobs, None, accepted)
             self._responses.rows.append(row)
         else:
             self.end(sequence, reason, now, tokens, logprobs, accepted=accepted)
@@ -164,7 +168,7 @@ class LiveRequests:
         if request.search is not None:
             # Without one of its beams a search would have other results.
             empty: tuple[list[int], list[TokenLogprob], FinishReason] = ([], [], reason)
-            self.end_search(request, [empty] * request.spec.n, now, fault)
+            self.end_search(request, [empty] * request.submit.n, now, fault)
             return
         # Set if the sequence ends, for example by a cancel, before the row of its last token was computed.
         sequence.append_forced()
@@ -172,10 +176,12 @@ class LiveRequests:
         self._open(request, now)
         stop_token = sequence.output[-1] if reason is FinishReason.STOP_TOKEN else None
         end = End(reason, sequence.times(now), stop_token=stop_token, fault=fault, by_guide=by_guide)
-        spec, offset = request.spec, len(sequence.output) - len(tokens or ())
-        row = TokenRow(spec.request, spec.attempt, sequence.index, offset, tokens or [], logprobs or [], end, accepted)
+        submit, offset = request.submit, len(sequence.output) - len(tokens or ())
+        row = TokenRow(
+            submit.request, submit.attempt, sequence.index, offset, tokens or [], logprobs or [], end, accepted
+        )
         self._responses.rows.append(row)
-        self._withdraw(sequence)
+        self.withdraw(sequence)
         self.ended[reason.name] += 1
         request.num_live -= 1
         if not request.num_live:
@@ -191,33 +197,29 @@ class LiveRequests:
         """End a beam search. `results`: (tokens, their logprobs, reason) of each of the n outputs; outputs that an
         earlier attempt has delivered are skipped."""
         self._open(request, now)
-        spec, times = request.spec, request.sequences[0].times(now)
-        for index in remaining(spec):
+        submit, times = request.submit, request.sequences[0].times(now)
+        for index in remaining(submit):
             tokens, logprobs, reason = results[index]
             stop_token = tokens[-1] if reason is FinishReason.STOP_TOKEN else None
             end = End(reason, times, stop_token=stop_token, fault=fault)
             # An earlier attempt has delivered the same tokens up to here.
-            known = len(spec.resume.get(index, ()))
+            known = len(submit.resume.get(index, ()))
             new = tokens[known:], logprobs[known:]
-            self._responses.rows.append(TokenRow(spec.request, spec.attempt, index, known, *new, end))
+            self._responses.rows.append(TokenRow(submit.request, submit.attempt, index, known, *new, end))
             self.ended[reason.name] += 1
         for beam in request.sequences:
-            self._withdraw(beam)
+            self.withdraw(beam)
         request.num_live = 0
         self._forget(request)
 
     def _forget(self, request: Request) -> None:
         """Remove a request all of whose sequences have ended."""
         self._changed[request] = None
-        del self.requests[request.spec.request]
-        if request.spec.tables is not None:
-            self.tables.release(request.spec.tables.parts)
-        if self._adapters is not None and request.adapter is not None:
-            self._adapters.release(request.adapter)
-
-    def drop(self, beam: Sequence) -> None:
-        """Remove a beam that has no children."""
-        self._withdraw(beam)
+        del self.requests[request.submit.request]
+        if request.extras.tables is not None:
+            self.tables.release(request.extras.tables.parts)
+        if self._adapters is not None and request.adapter_version is not None:
+            self._adapters.release(request.adapter_version)
 
     def park(self, sequence: Sequence) -> None:
         """Release the memory of a sequence that is not in flight; it stays AWAITING until `activate`."""
@@ -250,7 +252,7 @@ class LiveRequests:
     def _open(self, request: Request, now: float) -> None:
         if not request.opened:
             request.opened = True
-            self._responses.opened.append(opening(request.spec, request.cached_tokens, now - request.arrived_at))
+            self._responses.opened.append(opening(request.submit, request.cached_tokens, now - request.arrived_at))
 
     def activate(self, sequence: Sequence) -> None:
         """Let an awaiting or new sequence compete for memory."""
@@ -261,7 +263,8 @@ class LiveRequests:
         # Orders are unique, so this is its index.
         del self.active[bisect_left(self.active, sequence.order, key=IN_ORDER)]
 
-    def _withdraw(self, sequence: Sequence) -> None:
+    def withdraw(self, sequence: Sequence) -> None:
+        """Remove a sequence without a terminal row."""
         was_active = sequence.state is not State.AWAITING
         if was_active:
             self._remove(sequence)
@@ -277,3 +280,34 @@ class LiveRequests:
         if was_active and not sequence.output:
             for successor in sequence.request.awaiting()[:1]:
                 self.activate(successor)
+
+
+class Deadlines:
+    """The requests with a time limit, by deadline."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, Request]] = []
+        self._numbers = count()
+        """Break ties between equal deadlines, because requests cannot be compared."""
+        self._prune_at = PRUNE_MIN_ENTRIES
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def add(self, request: Request) -> None:
+        """`request` must have a time limit."""
+        # Requests that end early leave their entries in the heap: pruning bounds it to about twice the live requests.
+        if len(self._heap) >= self._prune_at:
+            self._heap = [entry for entry in self._heap if entry[2].num_live]
+            heapify(self._heap)
+            self._prune_at = PRUNE_MIN_ENTRIES + 2 * len(self._heap)
+        heappush(self._heap, (request.deadline, next(self._numbers), request))
+
+    def pop_expired(self, now: float) -> list[Request]:
+        """Remove and return the live requests whose deadline has passed."""
+        expired = []
+        while self._heap and self._heap[0][0] <= now:
+            request = heappop(self._heap)[2]
+            if request.num_live:
+                expired.append(request)
+        return expired

@@ -11,7 +11,7 @@ from engine_worker.request import Sequence
 from engine_worker.scheduling.micro_batch import Chunk
 from engine_worker.scheduling.simple import Schedule
 from engine_worker.speculative.drafting import Drafting
-from engine_worker.step import AdapterLoad, Draw, Drawn, Kept, KeptRows, Move, Scored, Slice, Step
+from engine_worker.step import Draw, Drawn, Kept, KeptRows, Move, Scored, Slice, Step
 
 UNKNOWN_TOKEN = (0,)
 """The tokens of a slice whose only token is still being sampled; the runner fills it in."""
@@ -34,23 +34,31 @@ class StepEntry(msgspec.Struct, frozen=True, gc=False):
     """See `Slice`."""
 
 
-class InFlightStep(msgspec.Struct, frozen=True):
-    """A launched step whose results have not been collected."""
-
-    schedule: Schedule
+class StepPlan(msgspec.Struct, frozen=True):
     entries: list[StepEntry]
+    """Generation first, then context."""
+    slices: list[Slice]
+    """One per entry."""
     num_draws: int
-    moves: tuple[Move, ...]
-    loads: tuple[AdapterLoad, ...]
-    launched: Launched | Exception
+    """Draws of all slices, in the order of the entries' samplers."""
     num_drafted: int
     """Draft tokens of all its sequences."""
     has_proposals: bool
     """Whether any of its draws has a proposal."""
+    kept: list[Kept]
+    """The `kept` of all entries."""
+
+
+class InFlightStep(msgspec.Struct, frozen=True):
+    """A launched step whose results have not been collected."""
+
+    schedule: Schedule
+    plan: StepPlan
+    before: Step
+    """Moves and loads that preceded the slices."""
+    launched: Launched | Exception
     start: float
     """When its planning began, in seconds on the engine's clock."""
-    kept: tuple[Kept, ...] = ()
-    """The `kept` of all entries."""
 
     @classmethod
     def launch(
@@ -66,55 +74,45 @@ class InFlightStep(msgspec.Struct, frozen=True):
         """Plan a step and launch it. `before`: moves and loads that precede the slices. `idle`: no step is in flight.
         If the launch fails, `collect` raises the error, as for a step that fails later. Raises DeviceLostError if the
         draft model's failure has shown that the device is lost."""
-        moves, loads, failed = before.moves, before.loads, None
+        moves, failed = before.moves, None
         if moves and idle and drafting.may_use_model(schedule):
             # The draft model computes in these blocks before the step does.
-            before, failed = replace(before, moves=()), _move(runner, moves)
+            moves, failed = (), _move(runner, moves)
         step = plan(schedule, drafting, idle=idle and failed is None)
         slices = _with_positions(step.entries, step.slices) if runner.image_rows else step.slices
-        launched = failed or _launch(runner, Step(tuple(slices), before.moves, loads))
-        return cls(
-            schedule,
-            step.entries,
-            step.num_draws,
-            moves,
-            loads,
-            launched,
-            step.num_drafted,
-            step.has_proposals,
-            start,
-            tuple(step.kept),
-        )
+        launched = failed or _launch(runner, Step(tuple(slices), moves, before.loads))
+        return cls(schedule, step, before, launched, start)
 
     @property
     def decides_next(self) -> bool:
         """Whether the next step can be planned only with its results: sequences that await a prompt receive their first
         token from it, it has drafts, or it decides whether the next draw has a proposal."""
-        return self.num_drafted > 0 or self.has_proposals or any(len(entry.samplers) > 1 for entry in self._context)
+        plan = self.plan
+        return plan.num_drafted > 0 or plan.has_proposals or any(len(entry.samplers) > 1 for entry in self._context)
 
     @property
     def _context(self) -> list[StepEntry]:
-        return self.entries[len(self.schedule.generation) :]
+        return self.plan.entries[len(self.schedule.generation) :]
 
     def collect(self) -> "StepResults":
         """Wait for the results. Raises the runner's exception, or RuntimeError if the number of results is wrong."""
         if isinstance(self.launched, Exception):
             raise self.launched
         drawn = self.launched.collect()
-        if len(drawn) != self.num_draws:
-            raise RuntimeError(f"the runner returned {len(drawn)} tokens for {self.num_draws} draws")
+        if len(drawn) != self.plan.num_draws:
+            raise RuntimeError(f"the runner returned {len(drawn)} tokens for {self.plan.num_draws} draws")
         # Only context entries have `scored`.
         scored = [entry for entry in self._context if entry.scored is not None] if self.schedule.context else []
         logprobs = list(zip(scored, self.launched.prompt_logprobs(), strict=True)) if scored else []
-        tensors = self._tensors(self.launched) if self.kept else []
+        tensors = self._tensors(self.launched) if self.plan.kept else []
         return StepResults(drawn, logprobs, tensors, self.launched.missing_adapters())
 
     def _tensors(self, launched: Launched) -> "list[tuple[StepEntry, list[list[KeptRows]]]]":
         rows = launched.kept_rows()
-        if len(rows) != len(self.kept):
-            raise RuntimeError(f"the runner returned {len(rows)} lists of rows for {len(self.kept)}")
+        if len(rows) != len(self.plan.kept):
+            raise RuntimeError(f"the runner returned {len(rows)} lists of rows for {len(self.plan.kept)}")
         remaining = iter(rows)
-        return [(entry, [next(remaining) for _ in entry.kept]) for entry in self.entries if entry.kept]
+        return [(entry, [next(remaining) for _ in entry.kept]) for entry in self.plan.entries if entry.kept]
 
 
 def _move(runner: Runner, moves: tuple[Move, ...]) -> Exception | None:
@@ -142,19 +140,6 @@ class StepResults(msgspec.Struct, frozen=True):
     """Rows of the entries with `kept`: a list for each `Kept`."""
     missing: abc.Mapping[int, str]
     """See `Launched.missing_adapters`."""
-
-
-class StepPlan(msgspec.Struct, frozen=True):
-    entries: list[StepEntry]
-    """Generation first, then context."""
-    slices: list[Slice]
-    """One per entry."""
-    num_draws: int
-    """Draws of all slices, in the order of the entries' samplers."""
-    num_drafted: int
-    has_proposals: bool
-    kept: list[Kept]
-    """The `kept` of all entries."""
 
 
 def _with_positions(entries: list[StepEntry], slices: list[Slice]) -> list[Slice]:
@@ -243,17 +228,17 @@ def _scored(sequence: Sequence, num_tokens: int) -> Scored | None:
     end = min(sequence.num_scheduled + num_tokens, request.num_prompt - 1)
     if start >= end:
         return None
-    return Scored(start, request.spec.prompt[start + 1 : end + 1], request.spec.prompt_logprobs or 0)
+    return Scored(start, request.submit.prompt[start + 1 : end + 1], request.extras.prompt_logprobs or 0)
 
 
 def _next_slice(sequence: Sequence, kept: tuple[Kept, ...]) -> Slice:
     """The slice of its newest token, the only pending one."""
-    draws, adapter = (draw_after(sequence),), sequence.adapter
+    draws, slot = (draw_after(sequence),), sequence.adapter_slot
     start, blocks = sequence.num_computed + sequence.num_inflight, sequence.blocks
     # Positional arguments are faster, and this runs for every sequence in every step.
     if sequence.num_promised:
-        return Slice(UNKNOWN_TOKEN, start, blocks, draws, sequence.promise, 0, None, kept, adapter)
-    return Slice(sequence.output[-1:], start, blocks, draws, None, 0, None, kept, adapter)
+        return Slice(UNKNOWN_TOKEN, start, blocks, draws, sequence.promise, 0, None, kept, slot)
+    return Slice(sequence.output[-1:], start, blocks, draws, None, 0, None, kept, slot)
 
 
 def _slice(
@@ -269,7 +254,7 @@ def _slice(
         return _next_slice(sequence, kept)
     start = sequence.num_scheduled
     tokens = sequence.tokens_between(start, start + num_tokens)
-    virtual, adapter = sequence.request.virtual, sequence.adapter
+    virtual, slot = sequence.request.virtual, sequence.adapter_slot
     if virtual is not None and not virtual.occur(tokens):
         virtual = None
     return Slice(
@@ -280,7 +265,7 @@ def _slice(
         separate=_is_separate(sequence, start),
         scored=scored,
         kept=kept,
-        adapter=adapter,
+        adapter_slot=slot,
         virtual=virtual,
     )
 
@@ -290,7 +275,9 @@ def _drafted_slice(sequence: Sequence, drafts: abc.Sequence[int]) -> Slice:
     start = sequence.num_computed
     draws = tuple(draw_after(sequence, drafts[:count]) for count in range(len(drafts) + 1))
     tokens, separate = (sequence.output[-1], *drafts), _is_separate(sequence, start)
-    return Slice(tokens, start, sequence.blocks, draws, drafts=len(drafts), separate=separate, adapter=sequence.adapter)
+    return Slice(
+        tokens, start, sequence.blocks, draws, drafts=len(drafts), separate=separate, adapter_slot=sequence.adapter_slot
+    )
 
 
 def _is_separate(sequence: Sequence, start: int) -> bool:
@@ -302,10 +289,12 @@ def _is_separate(sequence: Sequence, start: int) -> bool:
 def draw_after(sequence: Sequence, drafted: abc.Sequence[int] = ()) -> Draw:
     """The draw of the token that follows its tokens and these draft tokens."""
     request = sequence.request
-    spec, position = request.spec, sequence.num_tokens - request.num_prompt + len(drafted)
-    banned = request.banned if request.banned and position < spec.stopping.min_tokens else ()
+    submit, position = request.submit, sequence.num_tokens - request.num_prompt + len(drafted)
+    banned = request.banned if request.banned and position < submit.stopping.min_tokens else ()
     candidates = 0 if request.search is None else request.search.num_candidates
-    draw = Draw(spec.sampling, sequence.index, position, sequence.output, sequence.program, banned, drafted, candidates)
+    draw = Draw(
+        submit.sampling, sequence.index, position, sequence.output, sequence.program, banned, drafted, candidates
+    )
     if request.proposals is None or sequence.num_promised:
         # A step with a proposal is collected before the next one is planned (`decides_next`). So a promised token has
         # no proposal, and neither have those after it.

@@ -28,11 +28,11 @@ class Quarantine:
         request = self._request
         if request is not None:
             # Identity, not number: a later attempt may be live under the same number.
-            is_live = self._live.requests.get(request.spec.request) is request
+            is_live = self._live.requests.get(request.submit.request) is request
             drawn = sum(sequence.num_drawn for sequence in request.sequences)
-            if not is_live or drawn > PROBATION_TOKENS * request.spec.n:
+            if not is_live or drawn > PROBATION_TOKENS * request.submit.n:
                 self._request = None
-        self.holder = self._request.spec.request if self._request is not None else None
+        self.holder = self._request.submit.request if self._request is not None else None
         return self.holder
 
     def begin(self, request: Request, now: float, *, held: bool = False) -> None:

@@ -144,13 +144,13 @@ class Stats:
         return [self._stats_of(request) for request in changed]
 
     def _stats_of(self, request: Request) -> RequestProgress:
-        spec, zero = request.spec, self._unix_zero
+        submit, zero = request.submit, self._unix_zero
         sequences = request.sequences
         drafters = [sequence.drafter for sequence in sequences if sequence.drafter is not None]
         firsts = [sequence.first_token_at for sequence in sequences if sequence.first_token_at is not None]
         return RequestProgress(
-            request=spec.request,
-            name=spec.name,
+            request=submit.request,
+            name=submit.name,
             stage=stage_of(request),
             arrival=zero + request.arrived_at,
             first_scheduled=None if request.scheduled_at is None else zero + request.scheduled_at,

@@ -88,11 +88,11 @@ class TensorGate:
         self._in_flight = 0
         """Bytes of the rows of in-flight steps."""
 
-    def launched(self, kept: tuple[Kept, ...]) -> None:
+    def launched(self, kept: list[Kept]) -> None:
         """A step that keeps these rows was launched."""
         self._in_flight += self._size(kept)
 
-    def collected(self, kept: tuple[Kept, ...]) -> None:
+    def collected(self, kept: list[Kept]) -> None:
         """That step was collected, and its rows were added to the responses or dropped."""
         self._in_flight -= self._size(kept)
 
@@ -106,7 +106,7 @@ class TensorGate:
         reserved = self._in_flight
         for holding in (True, False):
             for request in list(self._requests):
-                room = self._room(request.spec)
+                room = self._room(request.submit)
                 # While nothing else is in flight one row is allowed, however large it is.
                 least = int(room > 0 and not reserved)
                 allowed = self._allow(request, max(0, room - reserved), least, holding)
@@ -133,7 +133,7 @@ class TensorGate:
             used += min(rows, sequence.num_pending) * size
         return used
 
-    def _size(self, kept: tuple[Kept, ...]) -> int:
+    def _size(self, kept: list[Kept]) -> int:
         return sum(positions.count * self._row_bytes[name] for positions in kept for name in positions.names)
 
     def _bytes_per_position(self, request: Request, sequence: Sequence) -> int:
@@ -148,11 +148,11 @@ def _messages(
     request: Request, index: int, names: tuple[str, ...], arrays: list[KeptRows], *, context: bool
 ) -> Iterator[TensorRows]:
     """The rows under the names that the client has requested: several names can have the same source."""
-    spec = request.spec
+    submit = request.submit
     for name in names:
         source = source_of(name)
         for rows in arrays:
             if rows.name == source:
                 yield TensorRows(
-                    spec.request, spec.attempt, index, name, context, rows.start, rows.shape, rows.dtype, rows.data
+                    submit.request, submit.attempt, index, name, context, rows.start, rows.shape, rows.dtype, rows.data
                 )

@@ -72,8 +72,8 @@ class KvCacheManager:
         if pinned and self.adapters is not None:
             # For the same reason, their adapters become the most recently used.
             for sequence in pinned:
-                if sequence.request.adapter is not None:
-                    self.adapters.touch(sequence.request.adapter)
+                if sequence.request.adapter_version is not None:
+                    self.adapters.touch(sequence.request.adapter_version)
         return [
             sequence
             for sequence in sequences
@@ -164,7 +164,9 @@ class KvCacheManager:
         tables = Counter(block for holder in holding for block in holder.blocks[holder.first_block :])
         self.tiers.check(tables)
         if self.adapters is not None:
-            self.adapters.check(holder.request.adapter for holder in holding if holder.request.adapter is not None)
+            self.adapters.check(
+                holder.request.adapter_version for holder in holding if holder.request.adapter_version is not None
+            )
         for holder in self.holders:
             self._check_table(holder)
             for block in holder.blocks[holder.num_computed // self.tokens_per_block :]:
@@ -220,17 +222,17 @@ class KvCacheManager:
 
     def _hold_adapter(self, sequence: Sequence) -> bool:
         """Hold the pages of the sequence's adapter, if it has one; False if there are too few."""
-        version = sequence.request.adapter
+        version = sequence.request.adapter_version
         if version is None or self.adapters is None:
             return True
         number = self.adapters.hold(version)
-        sequence.adapter = number or 0
+        sequence.adapter_slot = number or 0
         return number is not None
 
     def _release_adapter(self, sequence: Sequence) -> None:
-        if sequence.adapter and self.adapters is not None and sequence.request.adapter is not None:
-            self.adapters.release(sequence.request.adapter)
-            sequence.adapter = 0
+        if sequence.adapter_slot and self.adapters is not None and sequence.request.adapter_version is not None:
+            self.adapters.release(sequence.request.adapter_version)
+            sequence.adapter_slot = 0
 
     def _grow(self, sequence: Sequence) -> bool:
         if sequence.complete:
@@ -281,6 +283,6 @@ class KvCacheManager:
             current = self.pool.retention(block)
             if current is not None:
                 position = index * self.tokens_per_block
-                retention = requested(request.spec.retention, position, request.num_prompt, now) or current
+                retention = requested(request.extras.retention, position, request.num_prompt, now) or current
                 following = retention if following is None else higher(retention, following)
                 self.pool.set_retention(block, following)

@@ -76,7 +76,7 @@ class Forecast:
     def admit(self, sequence: Sequence, headroom: int) -> bool:
         """Allocate blocks, and pages for its adapter, for a sequence without memory; False, with no effect, if there
         are too few. `headroom`: blocks that must remain available."""
-        adapters, version = self._adapters, sequence.request.adapter
+        adapters, version = self._adapters, sequence.request.adapter_version
         if adapters is not None and version is not None and not adapters.fits(version):
             return False
         prefix = self._find(sequence)
@@ -117,8 +117,8 @@ class Forecast:
         self._hold(held, -1)
         self.available += self._unheld(held)
         self._released.add(sequence)
-        if self._adapters is not None and sequence.request.adapter is not None:
-            self._adapters.release(sequence.request.adapter)
+        if self._adapters is not None and sequence.request.adapter_version is not None:
+            self._adapters.release(sequence.request.adapter_version)
 
     def growth(self, sequence: Sequence, tokens: int) -> int:
         """Additional blocks for `tokens` more tokens, up to max_tokens: in addition to those that the sequence has or

@@ -68,8 +68,7 @@ class PrefixFinder:
         """Make the full and computed blocks at these indexes of the sequence's table findable."""
         if not self.reuse:
             return
-        adapter = sequence.request.spec.adapter
-        version = "" if adapter is None else adapter.version
+        version = sequence.request.adapter_version or ""
         for index in indexes:
             content = self._content(sequence, index)
             parent = sequence.chain[index - 1].hash if index else None

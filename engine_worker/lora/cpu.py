@@ -13,9 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine_worker.compiled import compiled
+from engine_worker.cpu_kernels import RowThreads, compiled
 from engine_worker.lora.paged import Add, LinearTargets, StepPages
-from engine_worker.row_threads import RowThreads
 
 FLOAT_ROWS = numba.float32[:, ::1]
 SIGNATURE = numba.void(

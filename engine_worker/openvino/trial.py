@@ -196,4 +196,4 @@ def _slices(
 def _slice(config: DecoderConfig, past: int, count: int, blocks: tuple[int, ...], adapter: int = NO_ADAPTER) -> Slice:
     positions = None if config.rope.sections is None else Positions([GRID])
     tokens = [(7 * (past + i) + 3) % config.vocab_size for i in range(count)]
-    return Slice(tokens, past, blocks, (DRAW,), adapter=adapter, positions=positions)
+    return Slice(tokens, past, blocks, (DRAW,), adapter_slot=adapter, positions=positions)

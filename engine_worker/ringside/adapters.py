@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from structlog.stdlib import BoundLogger
 
-from engine_worker.core.intake import NO_ADAPTERS
+from engine_worker.core.refusals import NO_ADAPTERS
 from engine_worker.protocol import AdapterLibrary, Loading
 from sluice.wire.adapter_registry import AdapterRegistry, merge_all
 from sluice.wire.adapters import (

@@ -11,7 +11,7 @@ from sluice.wire.calls import CallAnswer, EngineCall, RankAnswer, failed
 MAX_PENDING = 16
 
 
-class _Pending(NamedTuple):
+class _RunningCall(NamedTuple):
     call: EngineCall
     answers: PendingCall
 
@@ -25,7 +25,7 @@ class Calls:
         self._epoch = epoch
         self._send = send
         self._log = log
-        self._pending: list[_Pending] = []
+        self._pending: list[_RunningCall] = []
 
     @property
     def pending(self) -> bool:
@@ -39,13 +39,13 @@ class Calls:
         elif len(self._pending) >= MAX_PENDING:
             self._answer(message, [failed(None, f"the engine is already running {MAX_PENDING} calls: try again later")])
         else:
-            self._pending.append(_Pending(message, self._runner.call(message.call)))
+            self._pending.append(_RunningCall(message, self._runner.call(message.call)))
 
     def finish(self) -> None:
         """Send the answers of calls to which every rank has replied."""
         if not self._pending:
             return
-        unfinished: list[_Pending] = []
+        unfinished: list[_RunningCall] = []
         for pending in self._pending:
             answers = pending.answers.poll()
             if answers is None:

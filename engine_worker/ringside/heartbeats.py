@@ -7,7 +7,7 @@ This thread owns the lanes to the routers, so it also sends the answers to their
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import NamedTuple
@@ -16,18 +16,23 @@ import msgspec
 import zmq
 from structlog.stdlib import BoundLogger
 
+from engine_worker.kvcache.events import EventLog
 from engine_worker.ringside.stats_log import Cursor, StatsLog
 from sluice.host.host_names import HostNames
 from sluice.lanes.keys import PLAIN, Security
 from sluice.lanes.lane import Lane, has_ended
 from sluice.wire.adapters import AdapterChanges, AdapterLoaded
-from sluice.wire.cache_events import CacheEvents
+from sluice.wire.cache_events import CacheEvents, ReadCacheEvents
 from sluice.wire.calls import CallAnswer
 from sluice.wire.heartbeats import CacheChanges, EngineHeartbeat, Epochs, Hello
 from sluice.wire.prompt_adapters import PromptAdapterRead
 from sluice.wire.timing import HEARTBEAT_SECONDS, ROUTER_SILENCE_SECONDS
 
 Answer = CallAnswer | AdapterLoaded | PromptAdapterRead
+MAX_READS = 256
+"""Requests that may wait for the next heartbeat. A reader that receives no answer repeats its request."""
+
+
 Changes = Callable[[int], AdapterChanges | None]
 """Number of the last change that a router knows -> later changes of adapters; see `AdapterRegistry.since`."""
 
@@ -49,15 +54,8 @@ class LastHello(NamedTuple):
 
     at: float
     """Seconds on the clock of `RouterTable`, which stands still while this process is paused."""
-    cache_known: int
-    """Number of the last prefix cache change that the router knows."""
-    adapters_known: int = 0
-    """The same for changes of the LoRA adapters."""
-    prompt_adapters_known: int = 0
-    """The same for changes of the prompt adapters."""
-    challenge: int = 0
-    """See `Hello`."""
-    epochs: Epochs = Epochs()
+    hello: Hello
+    epochs: Epochs
     """Epochs of the routers at this address; the latest one sent this hello."""
 
 
@@ -91,15 +89,7 @@ class RouterTable:
         epochs = known.epochs if known else Epochs()
         # A late hello from a replaced router must not overwrite its successor's.
         if not epochs.is_former(hello.epoch):
-            last = LastHello(
-                self._now(),
-                hello.cache_known,
-                hello.adapters_known,
-                hello.prompt_adapters_known,
-                hello.challenge,
-                epochs.after(hello.epoch),
-            )
-            self.last_hellos = live | {hello.address: last}
+            self.last_hellos = live | {hello.address: LastHello(self._now(), hello, epochs.after(hello.epoch))}
         return True
 
     def is_replacement(self, hello: Hello) -> bool:
@@ -194,7 +184,7 @@ class Heartbeats(threading.Thread):
         # Forget invalid addresses of silent routers, so that an address is tried again if its router returns.
         self._invalid &= routers.keys()
         heartbeat, lanes_before = self._heartbeat(), len(self._lanes)
-        for address, last_hello in routers.items():
+        for address, (_, hello, _) in routers.items():
             lane = self._lane(address)
             if lane is None:
                 continue
@@ -203,10 +193,10 @@ class Heartbeats(threading.Thread):
                 heartbeat,
                 steps=stats.steps,
                 requests=stats.latest_requests,
-                cache=self._cache_changes(last_hello.cache_known),
-                adapters=self._adapter_changes(last_hello.adapters_known),
-                prompt_adapters=self._prompt_adapter_changes(last_hello.prompt_adapters_known),
-                challenge=last_hello.challenge,
+                cache=self._cache_changes(hello.cache_known),
+                adapters=self._adapter_changes(hello.adapters_known),
+                prompt_adapters=self._prompt_adapter_changes(hello.prompt_adapters_known),
+                challenge=hello.challenge,
             )
             if lane.send(message):
                 self._cursors[address] = stats.cursor
@@ -246,3 +236,41 @@ class Heartbeats(threading.Thread):
                 self._invalid.add(address)
                 self._log.warning("bad_address", router=address, error=str(error))
         return self._lanes.get(address)
+
+
+class EventReads:
+    """Requests that wait for the next heartbeat. `put` and `take` may be called in different threads."""
+
+    def __init__(self, events: EventLog | None, engine: str, epoch: int) -> None:
+        self._events = events
+        self._engine = engine
+        self._epoch = epoch
+        self._lock = threading.Lock()
+        self._reads: dict[int, ReadCacheEvents] = {}
+        """Latest request of each reader."""
+
+    @property
+    def enabled(self) -> bool:
+        """Whether this engine keeps events for users."""
+        return self._events is not None
+
+    def put(self, message: ReadCacheEvents) -> bool:
+        """Add a request. False if it will not be answered: this engine keeps no events, the message is for an earlier
+        process, or too many requests wait."""
+        if self._events is None or message.engine_epoch != self._epoch:
+            return False
+        with self._lock:
+            if len(self._reads) >= MAX_READS and message.reader not in self._reads:
+                return False
+            self._reads[message.reader] = message
+        return True
+
+    def take(self) -> Iterator[tuple[str, CacheEvents]]:
+        """Remove all waiting requests and answer them: (address of the router, answer)."""
+        with self._lock:
+            reads, self._reads = self._reads, {}
+        if self._events is None:
+            return
+        for reader, read in reads.items():
+            first, events = self._events.since(read.start)
+            yield read.router, CacheEvents(self._engine, self._epoch, reader, read.start, first, events)

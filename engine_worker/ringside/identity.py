@@ -1,12 +1,17 @@
 """An engine's description of itself: for routers in its heartbeats, for operators in its log and at /status.json."""
 
 from dataclasses import dataclass
+from hashlib import blake2b
 
-from engine_worker.core.intake import EngineLimits, fingerprint, longest_sequence
+import msgspec
+
+from engine_worker.core.refusals import EngineLimits
+from engine_worker.kvcache.pool import Geometry
 from engine_worker.protocol import Runner
 from engine_worker.step import LOGITS
 from sluice.checkpoint.folder import Checkpoint
 from sluice.host.installation import BUILD_VERSION
+from sluice.settings.engine import Batching
 from sluice.settings.services import EngineSettings
 from sluice.telemetry.status_report import EngineReport, ServiceReport
 from sluice.wire.heartbeats import EngineHeartbeat
@@ -66,6 +71,22 @@ class Identity:
             max_batch_size=self.settings.max_batch_size,
         )
         return ServiceReport(self.address, engines=[engine.with_stats(stats)])
+
+
+def fingerprint(checkpoint: Checkpoint, weights: str, dtype: str, max_attention_window: tuple[int, ...]) -> str:
+    """Identifies the model as this engine computes it, in hex. A stream may continue on any engine with the same
+    fingerprint."""
+    # Without device, attention backend, number of ranks and batch size, which only change the rounding: a stream may
+    # move from a GPU to a CPU.
+    parts = (checkpoint.fingerprint, weights, dtype, max_attention_window)
+    return blake2b(msgspec.msgpack.encode(parts), digest_size=8, person=b"sluice-model").hexdigest()
+
+
+def longest_sequence(runner: Runner, batching: Batching, max_context: int) -> int:
+    """Tokens of the longest sequence: `max_context` of the model, or fewer if the runner's blocks hold fewer."""
+    geometry = Geometry.fit(runner.num_blocks, runner.tokens_per_block, runner.window, batching.chunk)
+    longest = geometry.longest(runner.num_blocks)
+    return max_context if longest is None else min(max_context, longest)
 
 
 def limits_of(settings: EngineSettings, checkpoint: Checkpoint, runner: Runner) -> EngineLimits:

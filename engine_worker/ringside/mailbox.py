@@ -1,13 +1,16 @@
 """The core's hooks, implemented on the ring: sorts messages into requests and stops, and sends responses to their
 detokenizers and routers."""
 
+import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable
 
 from structlog.stdlib import BoundLogger
 
+from engine_worker.core.engine import Engine
 from engine_worker.hooks import Responses, Stop
 from engine_worker.request import opening, remaining
+from engine_worker.ringside.heartbeats import RouterTable
 from engine_worker.ringside.outbox import Outbox
 from engine_worker.ringside.tensor_outbox import TensorOutbox
 from sluice.wire.errors import ErrorCode, Fault, FinishReason
@@ -15,6 +18,9 @@ from sluice.wire.heartbeats import Hello
 from sluice.wire.message import MAX_SEQUENCES
 from sluice.wire.requests import Cancel, Submit
 from sluice.wire.rows import End, Times, TokenRow
+
+CHECK_SECONDS = 1.0
+"""Interval between searches for silent routers."""
 
 
 class Mailbox:
@@ -91,8 +97,8 @@ class Mailbox:
         return orphans
 
     def send_responses(self, responses: Responses) -> None:
-        for spec, fault in responses.refused:
-            self._refuse(spec, fault)
+        for submit, fault in responses.refused:
+            self._refuse(submit, fault)
         for opened in responses.opened:
             self._outbox.open(self._submits[opened.request].detokenizer, opened)
         for logprobs in responses.prompt_logprobs:
@@ -111,85 +117,119 @@ class Mailbox:
         self._outbox.flush()
         self._tensors.flush()
 
-    def tensor_room(self, spec: Submit) -> int:
+    def tensor_room(self, submit: Submit) -> int:
         """Bytes of tensors that may be put now for the request's router."""
-        return self._tensors.room(spec.router)
+        return self._tensors.room(submit.router)
 
-    def _must_wait(self, spec: Submit, room: bool) -> bool:
+    def _must_wait(self, submit: Submit, room: bool) -> bool:
         """Whether the request can begin only after the core has carried out stops. Stops an earlier attempt of the
         request, if there is one."""
-        if self._stops and (not room or any(stop.request == spec.request for stop in self._stops)):
+        if self._stops and (not room or any(stop.request == submit.request for stop in self._stops)):
             return True
-        current = self._submits.get(spec.request)
-        if current is None or current.attempt >= spec.attempt:
+        current = self._submits.get(submit.request)
+        if current is None or current.attempt >= submit.attempt:
             return False
-        self._log.info("attempt_superseded", request_id=spec.name, attempt=current.attempt, by=spec.attempt)
+        self._log.info("attempt_superseded", request_id=submit.name, attempt=current.attempt, by=submit.attempt)
         self._stops.append(Stop(current.request, current.attempt))
         return True
 
-    def _accept(self, spec: Submit, room: bool) -> bool:
+    def _accept(self, submit: Submit, room: bool) -> bool:
         """Whether the request goes to the core; if not, it has been refused or dropped."""
-        if spec.request in self._submits:
+        if submit.request in self._submits:
             # The live attempt is the same or a later one.
-            return self._drop("stale", spec)
-        if not (1 <= spec.n <= MAX_SEQUENCES and remaining(spec)):
-            return self._drop("invalid", spec)
+            return self._drop("stale", submit)
+        if not (1 <= submit.n <= MAX_SEQUENCES and remaining(submit)):
+            return self._drop("invalid", submit)
         try:
-            self._connect(spec)
+            self._connect(submit)
         except ValueError:
-            return self._drop("bad_address", spec)
-        self._submits[spec.request] = spec
-        self._num_live[spec.request] = len(remaining(spec))
-        fault = self._refusal(spec, room)
+            return self._drop("bad_address", submit)
+        self._submits[submit.request] = submit
+        self._num_live[submit.request] = len(remaining(submit))
+        fault = self._refusal(submit, room)
         if fault is not None:
-            self._refuse(spec, fault)
+            self._refuse(submit, fault)
         return fault is None
 
-    def _connect(self, spec: Submit) -> None:
+    def _connect(self, submit: Submit) -> None:
         """Open the lanes of the request's responses. Raises ValueError if an address is invalid or all lanes are in
         use."""
-        self._outbox.connect(spec.detokenizer)
-        if spec.tensors is None:
+        self._outbox.connect(submit.detokenizer)
+        if not _has_tensors(submit):
             return
         try:
-            self._tensors.connect(spec.router)
+            self._tensors.connect(submit.router)
         except ValueError:
-            self._outbox.disconnect(spec.detokenizer)
+            self._outbox.disconnect(submit.detokenizer)
             raise
 
-    def _refusal(self, spec: Submit, room: bool) -> Fault | None:
+    def _refusal(self, submit: Submit, room: bool) -> Fault | None:
         """Why the request is refused; None if it is not."""
         if self.draining:
             return Fault(ErrorCode.DRAINING.name, "the engine is shutting down")
-        if not self._outbox.reaches(spec.detokenizer):
-            message = f"the engine has no file descriptor left to connect to {spec.detokenizer}"
+        if not self._outbox.reaches(submit.detokenizer):
+            message = f"the engine has no file descriptor left to connect to {submit.detokenizer}"
             return Fault(ErrorCode.OVERLOADED.name, message)
         if not room:
             return Fault(ErrorCode.OVERLOADED.name, "the engine has reached its limit of requests (max_requests)")
         return None
 
-    def _refuse(self, spec: Submit, fault: Fault) -> None:
+    def _refuse(self, submit: Submit, fault: Fault) -> None:
         """Answer every sequence with a terminal row."""
         self.refused[fault.code] += 1
-        self._log.info("request_refused", request_id=spec.name, code=fault.code, reason=fault.message)
-        self._outbox.open(spec.detokenizer, opening(spec))
+        self._log.info("request_refused", request_id=submit.name, code=fault.code, reason=fault.message)
+        self._outbox.open(submit.detokenizer, opening(submit))
         end = End(FinishReason.ERROR, Times(0.0, 0.0, 0.0), fault=fault)
-        offsets = {index: len(spec.resume.get(index, ())) for index in remaining(spec)}
-        rows = [TokenRow(spec.request, spec.attempt, index, offset, [], [], end) for index, offset in offsets.items()]
-        self._outbox.put(spec.detokenizer, rows)
+        offsets = {index: len(submit.resume.get(index, ())) for index in remaining(submit)}
+        rows = [
+            TokenRow(submit.request, submit.attempt, index, offset, [], [], end) for index, offset in offsets.items()
+        ]
+        self._outbox.put(submit.detokenizer, rows)
         for _ in rows:
-            self._end_sequence(spec)
+            self._end_sequence(submit)
 
-    def _end_sequence(self, spec: Submit) -> None:
-        self._num_live[spec.request] -= 1
-        if not self._num_live[spec.request]:
-            del self._submits[spec.request], self._num_live[spec.request]
-            self._outbox.disconnect(spec.detokenizer)
-            if spec.tensors is not None:
-                self._tensors.disconnect(spec.router)
+    def _end_sequence(self, submit: Submit) -> None:
+        self._num_live[submit.request] -= 1
+        if not self._num_live[submit.request]:
+            del self._submits[submit.request], self._num_live[submit.request]
+            self._outbox.disconnect(submit.detokenizer)
+            if _has_tensors(submit):
+                self._tensors.disconnect(submit.router)
 
     def _drop(self, reason: str, message: Submit | Cancel) -> bool:
         self.dropped[reason] += 1
         kind, request, attempt = type(message).__name__, message.request, message.attempt
         self._log.warning("message_dropped", reason=reason, kind=kind, request=request, attempt=attempt)
         return False
+
+
+def _has_tensors(submit: Submit) -> bool:
+    return submit.extras is not None and submit.extras.tensors is not None
+
+
+class Orphans:
+    """Finds and ends requests without a router. To be used in the engine's thread."""
+
+    def __init__(self, engine: Engine, mailbox: Mailbox, routers: RouterTable, log: BoundLogger) -> None:
+        self._engine = engine
+        self._mailbox = mailbox
+        self._routers = routers
+        self._log = log
+        self._check_at = time.monotonic() + CHECK_SECONDS
+
+    def end(self) -> None:
+        """End the requests whose router was replaced or, checked every CHECK_SECONDS, has fallen silent."""
+        if orphans := self._mailbox.take_orphans():
+            self._end_where("restarted", lambda submit: (submit.request, submit.attempt) in orphans)
+        now = time.monotonic()
+        if now < self._check_at:
+            return
+        self._check_at = now + CHECK_SECONDS
+        routers = self._routers.live()
+        self._end_where("silent", lambda submit: submit.router not in routers)
+
+    def _end_where(self, why: str, orphaned: Callable[[Submit], bool]) -> None:
+        # End with an error, not an abort: if the router is alive after all, it retries the request elsewhere.
+        fault = Fault(ErrorCode.ROWS_LOST.name, f"the engine considered the router {why}")
+        if ended := self._engine.end_where(orphaned, fault):
+            self._log.warning(f"router_{why}", requests=ended)

@@ -7,8 +7,7 @@ from structlog.stdlib import BoundLogger
 
 from engine_worker.ringside.adapters import AdapterMessage, Adapters
 from engine_worker.ringside.calls import Calls
-from engine_worker.ringside.event_reads import EventReads
-from engine_worker.ringside.heartbeats import RouterTable
+from engine_worker.ringside.heartbeats import EventReads, RouterTable
 from engine_worker.ringside.prompt_adapters import PromptAdapters
 from sluice.lanes.inbox import Gap, Inbox
 from sluice.wire.cache_events import ReadCacheEvents

@@ -173,7 +173,7 @@ def rotary_positions(slices: Sequence[Slice], indexes: NDArray[np.int64]) -> NDA
 
 def adapter_numbers(slices: Sequence[Slice]) -> NDArray[np.int64] | None:
     """See `StepArrays.adapters`."""
-    numbers = [part.adapter for part in slices]
+    numbers = [part.adapter_slot for part in slices]
     return np.array(numbers, np.int64) if any(numbers) else None
 
 

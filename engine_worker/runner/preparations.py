@@ -8,7 +8,8 @@ from engine_worker.protocol import Preparation
 from engine_worker.runner.extensions import Extensions
 from engine_worker.sampling.program import Processing, Program, build_programs
 from sluice.wire.errors import Fault
-from sluice.wire.requests import Submit
+from sluice.wire.params import Guide
+from sluice.wire.requests import Extras, Submit
 
 
 class Preparations:
@@ -46,32 +47,31 @@ class RequestPreparer:
         self._images = extensions.images
         self._vocab_size = vocab_size
 
-    def prepare(self, spec: Submit, *, running: bool = False) -> Preparation | None:
+    def prepare(self, submit: Submit, extras: Extras, *, running: bool = False) -> Preparation | None:
+        guide = None if extras.guide is None else self._prepare_guide(submit, extras.guide, running=running)
         if running:
             # Adapters and image rows of a running request are already there.
-            return self._prepare_guide(spec, running=True)
-        parts = [self._prepare_guide(spec)]
-        if spec.adapter is not None and self._adapters is not None:
-            parts.append(self._adapters.prepare(spec.adapter))
-        if spec.tables is not None and spec.tables.images and self._images is not None:
-            parts.append(self._images.prepare(spec.tables.images))
+            return guide
+        parts = [guide]
+        if extras.adapter is not None and self._adapters is not None:
+            parts.append(self._adapters.prepare(extras.adapter))
+        if extras.tables is not None and extras.tables.images and self._images is not None:
+            parts.append(self._images.prepare(extras.tables.images))
         needed = [part for part in parts if part is not None]
         return Preparations(needed, self._advance) if needed else None
 
-    def programs(self, spec: Submit) -> list[Program | None]:
+    def programs(self, submit: Submit, guide: Guide | None) -> list[Program | None]:
         guided: list[GuidedSequence] = []
-        if spec.guide is not None and self._guides is not None:
-            ends = spec.stopping.eos_token_ids + spec.stopping.stop_token_ids
-            guided = self._guides.sequences(spec.guide, ends, spec.n)
-        return build_programs(spec.sampling, spec.prompt, Processing.of(spec), self._vocab_size, guided)
+        if guide is not None and self._guides is not None:
+            ends = submit.stopping.eos_token_ids + submit.stopping.stop_token_ids
+            guided = self._guides.sequences(guide, ends, submit.n)
+        return build_programs(submit.sampling, submit.prompt, Processing.of(submit), self._vocab_size, guided)
 
-    def _prepare_guide(self, spec: Submit, *, running: bool = False) -> Preparation | None:
-        if spec.guide is None:
-            return None
+    def _prepare_guide(self, submit: Submit, guide: Guide, *, running: bool) -> Preparation | None:
         if self._guides is None:
-            return refused_guide(spec.guide)
-        recovered = running or bool(spec.attempt or spec.resume)
-        return self._guides.prepare(spec.guide, tenant=spec.tenant, recovered=recovered)
+            return refused_guide(guide)
+        recovered = running or bool(submit.attempt or submit.resume)
+        return self._guides.prepare(guide, tenant=submit.tenant, recovered=recovered)
 
     def _advance(self) -> None:
         """Poll every kind of preparation once."""

@@ -142,13 +142,13 @@ class ModelRunner:
                 self._followers.on_step_failed(lost)
             raise lost from error
 
-    def prepare(self, spec: Submit, *, running: bool = False) -> Preparation | None:
-        needed = spec.guide is not None or spec.adapter is not None or spec.tables is not None
-        return self._preparer.prepare(spec, running=running) if needed else None
+    def prepare(self, submit: Submit, *, running: bool = False) -> Preparation | None:
+        return None if submit.extras is None else self._preparer.prepare(submit, submit.extras, running=running)
 
-    def programs(self, spec: Submit) -> list[Program | None]:
-        needed = spec.sampling.has_rules or spec.guide is not None
-        return self._preparer.programs(spec) if needed else [None] * spec.n
+    def programs(self, submit: Submit) -> list[Program | None]:
+        guide = None if submit.extras is None else submit.extras.guide
+        needed = submit.sampling.has_rules or guide is not None
+        return self._preparer.programs(submit, guide) if needed else [None] * submit.n
 
     def launch(self, step: Step) -> LaunchedStep:
         with self._inference, self._waiting:

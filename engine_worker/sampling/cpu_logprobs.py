@@ -14,8 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine_worker.compiled import compiled
-from engine_worker.row_threads import RowThreads
+from engine_worker.cpu_kernels import RowThreads, compiled
 
 SIGNATURE = numba.void(
     numba.float32[:, ::1],  # logits

@@ -27,14 +27,15 @@ class Processing(NamedTuple):
     """Prompt and output."""
 
     @staticmethod
-    def of(spec: Submit) -> "list[Processing | None]":
+    def of(submit: Submit) -> "list[Processing | None]":
         """One per sequence; None for sequences that ended in an earlier attempt, or if there are no processors."""
-        names = spec.sampling.logits_processors
+        names = submit.sampling.logits_processors
         if not names:
-            return [None] * spec.n
-        ids = [spec.name] if spec.n == 1 else [f"{spec.name}/{i}" for i in range(spec.n)]
+            return [None] * submit.n
+        ids = [submit.name] if submit.n == 1 else [f"{submit.name}/{i}" for i in range(submit.n)]
+        client_id = None if submit.extras is None else submit.extras.client_id
         return [
-            None if index in spec.ended else Processing(names, request_id, spec.client_id, list(spec.prompt))
+            None if index in submit.ended else Processing(names, request_id, client_id, list(submit.prompt))
             for index, request_id in enumerate(ids)
         ]
 

@@ -41,7 +41,7 @@ class InFlightBatching:
         self, fitting: abc.Sequence[Sequence], inflight_request_ids: abc.Set[int] = frozenset()
     ) -> tuple[list[Chunk], list[Sequence]]:
         if inflight_request_ids:
-            fitting = [s for s in fitting if s.request.spec.request not in inflight_request_ids]
+            fitting = [s for s in fitting if s.request.submit.request not in inflight_request_ids]
         generation = [sequence for sequence in fitting if sequence.generating]
         # Usually all are generating, which makes the second pass unnecessary.
         mixed = len(generation) < len(fitting)

@@ -6,11 +6,10 @@ from typing import NamedTuple
 
 from engine_worker.request import Sequence
 from engine_worker.scheduling.simple import Schedule
-from engine_worker.speculative.cost import Cost
+from engine_worker.speculative.cost import Cost, Gain
+from engine_worker.speculative.draft_model import ModelDrafting, room_of
 from engine_worker.speculative.drafter import Drafter, begin_lookup
-from engine_worker.speculative.gain import Gain
-from engine_worker.speculative.lookup_schedule import LookupSchedule
-from engine_worker.speculative.model_drafting import ModelDrafting, room_of
+from engine_worker.speculative.lookup import LookupSchedule
 
 Drafts = dict[Sequence, abc.Sequence[int]]
 
@@ -143,10 +142,10 @@ class Drafting:
         """The sequence's drafter. Created for its first generation step, because many requests end before."""
         if sequence.drafter is None:
             request = sequence.request
-            expected = request.spec.speculation.draft_token_ids
+            expected = request.extras.speculation.draft_token_ids
             has_model = self.model is not None and request.virtual is None
             if request.lookup is None:
-                prompt, virtual = request.spec.prompt, request.virtual
+                prompt, virtual = request.submit.prompt, request.virtual
                 # Without virtual tokens, which cannot be sampled.
                 request.lookup = begin_lookup(prompt if virtual is None else virtual.without(prompt), expected)
             sequence.drafter = Drafter(request.lookup, request.max_drafts, expected, has_model=has_model)

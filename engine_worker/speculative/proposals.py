@@ -7,8 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine_worker.step import Proposal
-from sluice.wire.params import DraftLogits
-from sluice.wire.requests import Submit
+from sluice.wire.params import DraftLogits, SamplingParams, Speculation
 from sluice.wire.tensors import BYTES
 
 STORED: dict[str, str] = {"float32": "<f4", "float16": "<f2", "bfloat16": "<u2"}
@@ -25,11 +24,10 @@ class Proposals:
         self._threshold = threshold
 
     @staticmethod
-    def of(spec: Submit) -> "Proposals | None":
+    def of(speculation: Speculation, sampling: SamplingParams) -> "Proposals | None":
         """None if the request has no draft logits, or if they make no difference."""
-        speculation = spec.speculation
         # In greedy sampling the draft logits do not matter: the most likely token is accepted and replaces any other.
-        if speculation.draft_logits is None or spec.sampling.greedy:
+        if speculation.draft_logits is None or sampling.greedy:
             return None
         return Proposals(speculation.draft_token_ids, speculation.draft_logits, speculation.acceptance_threshold)
 
@@ -45,13 +43,12 @@ class Proposals:
         return next((i for i, row in enumerate(self._rows) if not np.isfinite(_widened(row).max())), None)
 
 
-def proposals_problem(spec: Submit, vocab_size: int) -> str | None:
+def proposals_problem(speculation: Speculation, sampling: SamplingParams, vocab_size: int) -> str | None:
     """Why the request's draft logits are invalid; None if they are valid."""
-    speculation = spec.speculation
     logits, count = speculation.draft_logits, len(speculation.draft_token_ids)
     if logits is None:
         return None
-    if spec.sampling.beam_search is not None:
+    if sampling.beam_search is not None:
         return "draft_logits cannot be combined with beam search"
     size = count * vocab_size * BYTES[logits.dtype]
     if not size or len(logits.data) != size:

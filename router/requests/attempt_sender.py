@@ -21,7 +21,7 @@ from router.requests.serving_model import ServingModel
 from router.requests.suspects import Suspects
 from sluice.wire.errors import ErrorCode
 from sluice.wire.params import StopParams
-from sluice.wire.requests import Cancel, Drop, Submit
+from sluice.wire.requests import NO_EXTRAS, Cancel, Drop, Extras, Submit
 
 
 @dataclass(eq=False)
@@ -198,16 +198,23 @@ class AttemptSender:
             time_limit=None if spec.time_limit is None else max(0.001, spec.time_limit - elapsed),
             detokenizer=attempt.detokenizer.heartbeat.address,
             router=self._address,
-            retention=request.retention,
             resume=request.log.resume,
             ended=request.log.ended,
             alone=alone,
             tenant=request.tenant,
-            client_id=spec.client_id,
-            tables=request.tables,
-            **request.submitted_parts(),
+            extras=_extras(request),
         )
 
     def _send_cancel(self, request: RequestState, sequence: int | None = None) -> None:
         attempt = request.attempt
         self._cancels.send(attempt.engine, Cancel(request.number, attempt.number, attempt.engine.epoch, sequence))
+
+
+def _extras(request: RequestState) -> Extras | None:
+    extras = Extras(
+        retention=request.retention,
+        client_id=request.spec.client_id,
+        tables=request.tables,
+        **request.submitted_parts(),
+    )
+    return None if extras == NO_EXTRAS else extras

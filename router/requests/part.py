@@ -81,7 +81,7 @@ class Part:
         return True
 
     def submitted(self, log: RequestLog) -> dict[str, Any]:  # noqa: ARG002
-        """The feature's fields of `Submit` for the next attempt."""
+        """The feature's fields of `Extras` for the next attempt."""
         return {}
 
     def supply(self, engine: EnginePeer) -> bool:  # noqa: ARG002

@@ -251,7 +251,7 @@ class RequestState:
             part.prepare(len(prompt), self.log)
 
     def submitted_parts(self) -> dict[str, Any]:
-        """The fields of `Submit` that optional features add for the next attempt."""
+        """The fields of `Extras` that optional features set for the next attempt."""
         return {name: value for part in self.parts for name, value in part.submitted(self.log).items()}
 
     def on_tables(self, tables: PromptTables, vocab_size: int) -> None:

@@ -4,10 +4,11 @@ Messages are msgspec Structs in MessagePack. `request` is a random number chosen
 is used only for logs.
 """
 
+import msgspec
+
 from sluice.wire.adapters import Adapter, AdapterEntries, AdapterLoaded, AdapterPart, LoadAdapter
 from sluice.wire.cache_events import CacheEvents, ReadCacheEvents
 from sluice.wire.calls import CallAnswer, EngineCall
-from sluice.wire.hashing import Domain
 from sluice.wire.heartbeats import DetokenizerHeartbeat, EngineHeartbeat, Hello, KeepAlive
 from sluice.wire.message import (
     Count,
@@ -34,6 +35,26 @@ its engine. More than 0, because the last rows are lost with an engine that dies
 at the same token."""
 
 
+class Extras(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What optional features ask of a request's engine."""
+
+    retention: RetentionParams = RetentionParams()
+    speculation: Speculation = Speculation()
+    guide: Guide | None = None
+    client_id: Number | None = None
+    """The caller's number for this request, which is passed to logits processors."""
+    prompt_logprobs: Logprobs | None = None
+    """Number of alternatives to report with each token of the prompt. None: no logprobs of the prompt. Not used with
+    `resume`, since a caller that has tokens has received them already."""
+    tensors: TensorParams | None = None
+    adapter: Adapter | None = None
+    """None: the model without an adapter."""
+    tables: PromptTables | None = None
+
+
+NO_EXTRAS = Extras()
+
+
 class Submit(Message, frozen=True):
     """router → engine: one attempt at one request."""
 
@@ -57,31 +78,20 @@ class Submit(Message, frozen=True):
     """Address of the inbox for tokens."""
     router: Name
     """Address of the inbox for text."""
-    retention: RetentionParams = RetentionParams()
     resume: dict[Index, list[TokenId]] = {}
     """Tokens that the caller has already, by sequence. They count as generated and are not sent again."""
     ended: list[Index] = []
     """Sequences that ended in an earlier attempt and are not run again."""
     alone: bool = False
     """Quarantine: the engine runs no other request until this one has PROBATION_TOKENS + 1 new tokens or has ended."""
-    speculation: Speculation = Speculation()
-    guide: Guide | None = None
     tenant: Name = ""
     """Tenants take turns when their guides are compiled."""
-    client_id: Number | None = None
-    """The caller's number for this request, which is passed to logits processors."""
-    prompt_logprobs: Logprobs | None = None
-    """Number of alternatives to report with each token of the prompt. None: no logprobs of the prompt. Not used with
-    `resume`, since a caller that has tokens has received them already."""
-    tensors: TensorParams | None = None
-    adapter: Adapter | None = None
-    """None: the model without an adapter."""
-    tables: PromptTables | None = None
+    extras: Extras | None = None
+    """None: the request uses no optional feature."""
 
     @property
-    def domain(self) -> Domain:
-        """The domain within which the request shares prefixes."""
-        return Domain(self.salt, "" if self.adapter is None else self.adapter.version)
+    def adapter_version(self) -> str | None:
+        return None if self.extras is None or self.extras.adapter is None else self.extras.adapter.version
 
 
 class Cancel(Message, frozen=True):

@@ -6,13 +6,14 @@ from sluice.wire.requests import Submit
 from sluice.wire.tables import VirtualTokens
 from tests.fakes.adapters import initial_digest
 from tests.fakes.scripted_tokens import VOCAB, candidates, digest, shown_to_model
+from tests.fakes.submits import extras_of
 
 
 def search_alone(spec: Submit) -> list[tuple[list[int], FinishReason]]:
     """All finished hypotheses and how they ended, the best first."""
-    start = initial_digest(None if spec.adapter is None else spec.adapter.version)
+    start = initial_digest(spec.adapter_version)
     search, stopping = BeamSearch(spec.sampling.beam_search, spec.stopping), spec.stopping
-    prompt = shown_to_model(spec.prompt, VirtualTokens.of(VOCAB, spec.tables))
+    prompt = shown_to_model(spec.prompt, VirtualTokens.of(VOCAB, extras_of(spec).tables))
     beams: list[list[int]] = [[]]
     while not search.ended:
         banned = stopping.eos_token_ids + stopping.stop_token_ids

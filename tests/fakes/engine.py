@@ -5,10 +5,11 @@ from dataclasses import asdict
 import structlog
 
 from engine_worker.core.engine import Engine
-from engine_worker.core.intake import EngineLimits, longest_sequence
+from engine_worker.core.refusals import EngineLimits
 from engine_worker.hooks import Hooks, Report
 from engine_worker.protocol import Runner
 from engine_worker.request import State
+from engine_worker.ringside.identity import longest_sequence
 from engine_worker.ringside.mailbox import Mailbox
 from engine_worker.ringside.outbox import Outbox
 from engine_worker.ringside.tensor_outbox import TensorOutbox
@@ -26,6 +27,7 @@ from tests.fakes.lane import Receiver, Stream
 from tests.fakes.memory import MemoryCheck
 from tests.fakes.runner import ScriptedRunner
 from tests.fakes.scripted_tokens import VOCAB, continuation
+from tests.fakes.submits import extras_of, submit_of
 
 EPOCH = 7
 MAX_CONTEXT = 1 << 20
@@ -58,7 +60,7 @@ def spec_of(
     tables: PromptTables = NO_TABLES,
     **stopping,
 ) -> Submit:
-    return Submit(
+    return submit_of(
         request=request,
         attempt=attempt,
         engine_epoch=epoch,
@@ -183,7 +185,7 @@ class EngineBench:
         self.inbox.append(spec)
         self.specs.setdefault((spec.request, spec.attempt), spec)
         first_rows, key = self.receiver.first_rows, (spec.request, spec.attempt)
-        tensors = spec.tensors or NO_TENSORS
+        tensors = extras_of(spec).tensors or NO_TENSORS
         first_rows[*key, 0, True] = tensors.context_rows
         first_rows |= {(*key, index, False): rows for index, rows in tensors.output_rows.items()}
 
@@ -230,8 +232,8 @@ class EngineBench:
     def expected(self, request: int, sequence: int = 0, attempt: int = 0) -> list[int]:
         """The output of the same sequence if nothing disturbs it."""
         spec = self.specs[request, attempt]
-        version, seed = None if spec.adapter is None else spec.adapter.version, spec.sampling.seed
-        return continuation(spec.prompt, spec.stopping, seed, sequence, spec.speculation, version)
+        version, seed = spec.adapter_version, spec.sampling.seed
+        return continuation(spec.prompt, spec.stopping, seed, sequence, extras_of(spec).speculation, version)
 
     def check(self) -> None:
         self.cache.check()

@@ -17,6 +17,7 @@ from sluice.wire.rows import End, Started, TextBatch, TextRow, Times
 from sluice.wire.stats import StepStats
 from tests.fakes.lanes import FakeLane
 from tests.fakes.rows import text_batch
+from tests.fakes.submits import extras_of
 
 TIMES = Times(0.1, 0.2, 0.3)
 
@@ -73,7 +74,7 @@ class MemoryEngine:
     def step(self, count: int) -> None:
         """Send `count` tokens of each sequence, or of its prompt's log-probabilities while some are missing."""
         for run in list(self.runs.values()):
-            if run.submit.prompt_logprobs is not None and run.scored < len(run.submit.prompt) - 1:
+            if extras_of(run.submit).prompt_logprobs is not None and run.scored < len(run.submit.prompt) - 1:
                 self._score(run, min(count, len(run.submit.prompt) - 1 - run.scored))
                 continue
             for sequence, at in list(run.at.items()):

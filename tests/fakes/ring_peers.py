@@ -27,6 +27,7 @@ from tests.fakes.cache_journal import FakeJournal
 from tests.fakes.library import FakeLibrary
 from tests.fakes.ring_scripts import Call, refuse
 from tests.fakes.rows import text_batch
+from tests.fakes.submits import extras_of
 
 if TYPE_CHECKING:
     from tests.fakes.fake_ring import FakeRing
@@ -235,7 +236,8 @@ class FakeEngine(FakePeer):
     def _submit(self, message: Submit) -> None:
         call = Call(message, self)
         self.calls.append(call)
-        fault = None if message.adapter is None or self.library is None else self.library.fault(message.adapter)
+        adapter = extras_of(message).adapter
+        fault = None if adapter is None or self.library is None else self.library.fault(adapter)
         self.ring.soon(self.ring.script(call) if fault is None else refuse(call, fault))
 
     def _cancel(self, message: Cancel) -> None:

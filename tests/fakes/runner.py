@@ -30,6 +30,7 @@ from tests.fakes.scripted_tokens import (
     shown_to_model,
     tensor_row,
 )
+from tests.fakes.submits import extras_of
 
 INJECTED = "out of luck"
 """The message of every failure that a test asked for."""
@@ -124,8 +125,8 @@ class ScriptedRunner:
         return self.preparations.get(spec.request)
 
     def programs(self, spec: Submit) -> list[object]:
-        program = ScriptedProgram(shown_to_model(spec.prompt, VirtualTokens.of(VOCAB, spec.tables)))
-        program.version = None if spec.adapter is None else spec.adapter.version
+        program = ScriptedProgram(shown_to_model(spec.prompt, VirtualTokens.of(VOCAB, extras_of(spec).tables)))
+        program.version = spec.adapter_version
         return [program] * spec.n
 
     def draft(self, slices: Iterable[Slice]) -> list[Drawn]:
@@ -193,7 +194,7 @@ class ScriptedRunner:
             self._raise_injected()
         self._move(step.moves)
         self._load(step, fail=fail == "load")
-        self._excused |= {id(part) for part in step.slices if part.adapter in self.missing}
+        self._excused |= {id(part) for part in step.slices if part.adapter_slot in self.missing}
         for part in step.slices:
             self.kv_cache.write(part, self._initial(part))
             self.computed += len(part.tokens)
@@ -219,12 +220,12 @@ class ScriptedRunner:
             return
         self.failures += fail and bool(step.loads)
         self.adapters.load(step.loads, fail=fail)
-        used = {part.adapter for part in step.slices if part.adapter}
+        used = {part.adapter_slot for part in step.slices if part.adapter_slot}
         self.missing = {number: INJECTED for number in used if self.adapters.version(number) is None}
         self.violations += self.adapters.violations
 
     def _initial(self, part: Slice) -> int:
-        return initial_digest(self.adapters.version(part.adapter) if part.adapter else None)
+        return initial_digest(self.adapters.version(part.adapter_slot) if part.adapter_slot else None)
 
     def _read(self, part: Slice, omitted: int) -> tuple[list[int], int]:
         """See `ScriptedCache.read`. No tokens: the slice is excused."""

@@ -77,7 +77,7 @@ class NewestFirst(RequestScheduler):
     """Correct: runs one sequence at a time, the newest."""
 
     def schedule(self, active, inflight_request_ids=frozenset()):
-        last = [sequence for sequence in active if sequence.request.spec.request not in inflight_request_ids][-1:]
+        last = [sequence for sequence in active if sequence.request.submit.request not in inflight_request_ids][-1:]
         self.pause([sequence for sequence in active if sequence not in last])
         held = self.hold(last)
         context = [Chunk(s, min(s.num_pending, self.context.max_tokens_per_step)) for s in held if not s.generating]

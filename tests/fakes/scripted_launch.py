@@ -32,7 +32,7 @@ class ScriptedLaunch:
         self._used_pages = self._loaded.copy()
         if runner.adapters is not None:
             for part in step.slices:
-                self._used_pages |= runner.adapters.pages(part.adapter)
+                self._used_pages |= runner.adapters.pages(part.adapter_slot)
         self._drawn: list[Drawn] = []
         self._scored: list[bytes] = []
         self._missing: dict[int, str] = {}

@@ -13,6 +13,7 @@ from tests.fakes.adapters import ScriptedAdapters
 from tests.fakes.library import FakeLibrary, FakeLoading, files
 from tests.fakes.runner import ScriptedRunner
 from tests.fakes.scripted_tokens import HIDDEN_SIZE
+from tests.fakes.submits import extras_of
 
 CHANGED_AT = 1.7e9
 FOLDER = "/adapters/a"
@@ -74,7 +75,8 @@ class Runner(ScriptedRunner):
         self.adapters = self.library = Library()
 
     def prepare(self, spec: Submit, *, running: bool = False) -> Preparation | None:
-        return None if running or spec.adapter is None else self.library.prepare(spec.adapter)
+        adapter = extras_of(spec).adapter
+        return None if running or adapter is None else self.library.prepare(adapter)
 
 
 REFUSED = Fault(ErrorCode.INVALID_ARGUMENT.name, "not a safetensors file")

@@ -34,6 +34,7 @@ from sluice.wire.requests import Cancel, Flush, Submit
 from sluice.wire.rows import TokenBatch
 from tests.fakes.rows import rows_of
 from tests.fakes.scripted_tokens import VOCAB, continuation
+from tests.fakes.submits import submit_of
 from tests.fuzz.adapters import ADAPTER, BY_PATH, ENTRIES, FOLDER, PROMPT_ENTRY, PROMPT_REMOVED, TABLE, UPLOADED, Runner
 from tests.fuzz.frames import Mutator
 from tests.fuzz.sender import Deadline, Sender, flood
@@ -72,7 +73,7 @@ def submit(epoch: int, detokenizer: str, router: str, **fields) -> Submit:
         "detokenizer": detokenizer,
         "router": router,
     }
-    return Submit(**defaults | fields)
+    return submit_of(**defaults | fields)
 
 
 def templates(epoch: int, sink: str) -> list[Message]:

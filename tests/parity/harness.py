@@ -11,11 +11,12 @@ import torch
 
 from engine_worker.backend import load_runner
 from engine_worker.core.engine import Engine
-from engine_worker.core.intake import EngineLimits, longest_sequence
+from engine_worker.core.refusals import EngineLimits
 from engine_worker.guided.guides import Guides
 from engine_worker.hooks import Hooks, Report
 from engine_worker.parallel.leader import Leader
 from engine_worker.parallel.rank_env import RankEnv
+from engine_worker.ringside.identity import longest_sequence
 from engine_worker.ringside.mailbox import Mailbox
 from engine_worker.ringside.outbox import Outbox
 from engine_worker.ringside.tensor_outbox import TensorOutbox
@@ -35,6 +36,7 @@ from sluice.wire.tensors import NO_TENSORS, TensorParams
 from tests.fakes.clock import Clock
 from tests.fakes.drafting import draft_from_the_first_step
 from tests.fakes.lane import Receiver, Stream
+from tests.fakes.submits import submit_of
 
 DEVICE = os.environ.get("SLUICE_TEST_DEVICE", "cpu")
 """cuda: run the tests on a GPU, with the attention backend and overlap that engines use there; see docs/gpu.md."""
@@ -206,7 +208,7 @@ class EngineHarness:
         """Returns the request's number. `stop`: stop strings, which the reader of the tokens applies."""
         number = next(self._numbers)
         self._inbox.append(
-            Submit(
+            submit_of(
                 request=number,
                 attempt=0,
                 engine_epoch=EPOCH,

@@ -7,8 +7,8 @@ import pytest
 
 from sluice.wire.errors import FinishReason
 from sluice.wire.heartbeats import DetokenizerHeartbeat, EngineHeartbeat, Hello
-from sluice.wire.params import MAX_STOP_CHARS, MAX_WORDS_TOKENS, SamplingParams, StopParams, TextParams
-from sluice.wire.requests import Cancel, Submit, ToDetokenizer, ToEngine, ToRouter
+from sluice.wire.params import MAX_STOP_CHARS, MAX_WORDS_TOKENS, SamplingParams, Speculation, StopParams, TextParams
+from sluice.wire.requests import Cancel, Extras, Submit, ToDetokenizer, ToEngine, ToRouter
 from sluice.wire.rows import MAX_TEXT_ROWS, End, Open, TextRow, Times, TokenBatch, TokenLogprob, TokenRow
 from sluice.wire.stats import StepStats
 from tests.fakes.rows import text_batch
@@ -41,6 +41,10 @@ def decode(message, kind):
     return msgspec.msgpack.decode(msgspec.msgpack.encode(message), type=kind)
 
 
+def changed(message, **fields):
+    return msgspec.structs.replace(message, **fields)
+
+
 def batch(row: TokenRow, opens: list[Open] | None = None) -> TokenBatch:
     return TokenBatch.of("e", 1, opens or [], [row])
 
@@ -49,6 +53,7 @@ def batch(row: TokenRow, opens: list[Open] | None = None) -> TokenBatch:
     ("message", "kind"),
     [
         (SUBMIT, ToEngine),
+        (changed(SUBMIT, extras=Extras(prompt_logprobs=2, speculation=Speculation(3, (5,)))), ToEngine),
         (HEARTBEAT, ToRouter),
         (
             batch(TokenRow(1, 0, 127, 0, [1], [TokenLogprob(-math.inf, 1, [(0, math.nan)])], None), [OPEN]),
@@ -58,10 +63,6 @@ def batch(row: TokenRow, opens: list[Open] | None = None) -> TokenBatch:
 )
 def test_valid_messages_are_decoded(message, kind):
     assert repr(decode(message, kind)) == repr(message)
-
-
-def changed(message, **fields):
-    return msgspec.structs.replace(message, **fields)
 
 
 @pytest.mark.parametrize(

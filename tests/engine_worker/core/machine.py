@@ -27,6 +27,7 @@ from tests.engine_worker.core.machine_requests import resuming, speculation_for,
 from tests.fakes.adapters import ScriptedAdapters
 from tests.fakes.cache_follower import CacheFollower, contents
 from tests.fakes.engine import EngineBench, spec_of
+from tests.fakes.submits import extras_of, with_extras
 
 QUIET = structlog.wrap_logger(None, wrapper_class=structlog.make_filtering_bound_logger(50))
 EVENT_BUFFER = 1 << 16
@@ -137,7 +138,7 @@ class EngineMachine(RuleBasedStateMachine):
             )
             if speculates:
                 speculation = speculation_for(self.oracle, spec, drafts, wrong_every, with_logits, threshold)
-                spec = replace(spec, speculation=speculation)
+                spec = with_extras(spec, speculation=speculation)
             self.bench.send(spec if resume is None else resuming(self.oracle, spec, resume))
             if options["time_limit"] is not None:
                 self.checks.disturbed.add(number)
@@ -149,8 +150,10 @@ class EngineMachine(RuleBasedStateMachine):
         number = self._recent_request(choices)
         former = max(spec.attempt for spec in self.bench.specs.values() if spec.request == number)
         spec = replace(self.bench.specs[number, former], attempt=former + 1, detokenizer=lane)
-        from_the_start = spec.prompt_logprobs is not None and choices.random() < 0.5
-        self.bench.send(spec if from_the_start else resuming(self.oracle, replace(spec, prompt_logprobs=None), choices))
+        from_the_start = extras_of(spec).prompt_logprobs is not None and choices.random() < 0.5
+        self.bench.send(
+            spec if from_the_start else resuming(self.oracle, with_extras(spec, prompt_logprobs=None), choices)
+        )
         self.checks.superseded.add((number, former))
 
     @precondition(lambda self: self.bench.specs)
@@ -266,7 +269,7 @@ class EngineMachine(RuleBasedStateMachine):
         if options.get("beams") is not None:
             options["n"] = min(options["n"], options["beams"].width)
             options["tensors"] = NO_TENSORS
-        if not self.bench.engine.intake._chunked and options.get("tensors", NO_TENSORS).context:
+        if not self.bench.engine.intake._refusals.chunked and options.get("tensors", NO_TENSORS).context:
             options["tensors"] = NO_TENSORS
         return options
 

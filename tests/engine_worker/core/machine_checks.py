@@ -10,6 +10,7 @@ from sluice.wire.requests import Submit
 from sluice.wire.tensors import NO_TENSORS
 from tests.engine_worker.core.machine_oracle import Oracle
 from tests.fakes.engine import EngineBench
+from tests.fakes.submits import extras_of
 
 COMPLETE = {FinishReason.EOS, FinishReason.STOP_TOKEN, FinishReason.LENGTH}
 REFUSED = {"CONTEXT_OVERFLOW", "OVERLOADED", "INVALID_ARGUMENT"}
@@ -97,7 +98,7 @@ class OutcomeChecks:
     def _check_prompt_logprobs(self, spec: Submit, *, has_output: bool) -> None:
         attempt = (spec.request, spec.attempt)
         rows = self._bench.receiver.prompt_logprobs.get(attempt, [])
-        if spec.prompt_logprobs is None:
+        if extras_of(spec).prompt_logprobs is None:
             assert not rows
         elif attempt in self._bench.receiver.opens:
             self._oracle.check_prompt_logprobs(spec, rows)
@@ -110,7 +111,7 @@ class OutcomeChecks:
         still had to compute them.
         """
         length = len(self._bench.output(spec.request, sequence, spec.attempt))
-        tensors = spec.tensors or NO_TENSORS
+        tensors = extras_of(spec).tensors or NO_TENSORS
         for name in tensors.context:
             count = len(spec.prompt) - tensors.context_rows if self._all_complete(spec) else None
             self._check_tensor(spec, sequence, (0, name, True), count if complete else None)

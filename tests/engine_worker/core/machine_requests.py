@@ -9,6 +9,7 @@ from sluice.wire.requests import Submit
 from sluice.wire.tensors import NO_TENSORS
 from tests.engine_worker.core.machine_oracle import Oracle
 from tests.fakes.scripted_tokens import VOCAB, draft_logits
+from tests.fakes.submits import extras_of, with_extras
 
 
 def with_virtual_tokens(prompt: list[int], rows: int, middle: int) -> list[int]:
@@ -37,10 +38,10 @@ def resuming(oracle: Oracle, spec: Submit, choices: Random) -> Submit:
         if choices.random() < 0.7:
             output = oracle.output(spec, sequence)
             resume[sequence] = output[: choices.randrange(len(output) + 1)]
-    tensors = spec.tensors or NO_TENSORS
+    tensors = extras_of(spec).tensors or NO_TENSORS
     if tensors.output:
         rows = {sequence: choices.randrange(len(output) + 1) for sequence, output in resume.items()}
         tensors = replace(tensors, output_rows=rows)
     if tensors.context:
         tensors = replace(tensors, context_rows=choices.randrange(len(spec.prompt) + 1))
-    return replace(spec, resume=resume, ended=ended, tensors=tensors)
+    return with_extras(replace(spec, resume=resume, ended=ended), tensors=tensors)

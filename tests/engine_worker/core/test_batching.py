@@ -140,4 +140,4 @@ def test_requests_in_flight_are_left_out():
     bench.submit([2], request=12)
     bench.step()
     _, generation = bench.engine._scheduler._micro_batch.schedule(bench.engine.live.active, {11})
-    assert [sequence.request.spec.request for sequence in generation] == [12]
+    assert [sequence.request.submit.request for sequence in generation] == [12]

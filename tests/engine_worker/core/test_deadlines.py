@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine_worker.core.deadlines import PRUNE_MIN_ENTRIES, Deadlines
+from engine_worker.core.live import PRUNE_MIN_ENTRIES, Deadlines
 from engine_worker.request import Request
 from tests.fakes.engine import spec_of
 
@@ -26,7 +26,7 @@ def test_each_request_expires_once_at_its_deadline(limits, ended):
         reached = deadlines.pop_expired(now)
         assert all(each.deadline == now for each in reached)
         expired += reached
-    assert set(expired) == {each for each in requests if each.num_live and each.spec.time_limit is not None}
+    assert set(expired) == {each for each in requests if each.num_live and each.submit.time_limit is not None}
     assert len(expired) == len(set(expired))
 
 

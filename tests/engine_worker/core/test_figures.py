@@ -30,7 +30,7 @@ class FirstAllocations:
         def watched(sequences):
             new = [sequence for sequence in sequences if not sequence.blocks]
             allocated = allocate(sequences)
-            self.cached_blocks += [(s.request.spec.request, s.num_computed // BLOCK) for s in new if s.blocks]
+            self.cached_blocks += [(s.request.submit.request, s.num_computed // BLOCK) for s in new if s.blocks]
             self.uncached_tokens += [s.num_pending for s in new if s.blocks]
             return allocated
 
@@ -114,7 +114,7 @@ def test_a_preempted_request_is_reported_as_paused(pressed):
     seen = set()
     while bench.step() or bench.engine.live.requests:
         bench.clock.now += REFRESH_SECONDS
-        sequences = {s.request.spec.request: s for s in bench.engine.live.active}
+        sequences = {s.request.submit.request: s for s in bench.engine.live.active}
         for stats in bench.reports[-1].requests:
             sequence = sequences.get(stats.request)
             if sequence is not None and sequence.state is not State.WAITING:

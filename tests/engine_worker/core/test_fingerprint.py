@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from engine_worker.core.intake import fingerprint
+from engine_worker.ringside.identity import fingerprint
 from engine_worker.runner.config import RunnerConfig
 from engine_worker.runner.load import load_runner
 from sluice.checkpoint.folder import open_checkpoint

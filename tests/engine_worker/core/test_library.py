@@ -5,7 +5,7 @@ from itertools import count
 import structlog
 
 from engine_worker.core.engine import Engine
-from engine_worker.core.intake import EngineLimits
+from engine_worker.core.refusals import EngineLimits
 from engine_worker.hooks import Hooks, Stop
 from sluice.settings.engine import Batching
 from sluice.wire.errors import FinishReason

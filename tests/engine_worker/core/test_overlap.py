@@ -206,6 +206,6 @@ def test_no_sequence_is_admitted_early_while_the_only_runnable_one_is_in_flight(
     first, second = bench.submit(range(12), max_tokens=17), bench.submit(range(20, 32), max_tokens=17)
     bench.step()
     bench.step()
-    assert {holder.request.spec.request for holder in bench.cache.holders} == {first}
+    assert {holder.request.submit.request for holder in bench.cache.holders} == {first}
     bench.run()
     assert all(bench.output(request) == bench.expected(request) for request in (first, second))

@@ -25,7 +25,7 @@ def postponed(bench: EngineBench, after: int = 4, **fields) -> tuple[int, Making
 
 
 def is_held(bench: EngineBench, request: int) -> bool:
-    return not any(sequence.request.spec.request == request for sequence in bench.engine.live.active)
+    return not any(sequence.request.submit.request == request for sequence in bench.engine.live.active)
 
 
 def ready(bench: EngineBench, making: Making) -> None:

@@ -11,7 +11,7 @@ step_by_step = pytest.mark.parametrize("both_overlaps", [False], ids=[""], indir
 
 
 def paused(bench: EngineBench) -> set[int]:
-    return {s.request.spec.request for s in bench.engine.live.active if s.state is State.PREEMPTED}
+    return {s.request.submit.request for s in bench.engine.live.active if s.state is State.PREEMPTED}
 
 
 @pytest.mark.parametrize("reuse", [True, False])

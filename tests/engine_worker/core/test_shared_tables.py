@@ -28,7 +28,7 @@ def send(bench, *seeds: int) -> int:
 
 
 def live_tables(bench) -> list:
-    return [table for request in bench.engine.live.requests.values() for table in request.spec.tables.tables]
+    return [table for request in bench.engine.live.requests.values() for table in request.extras.tables.tables]
 
 
 def test_equal_tables_share_memory(bench):
@@ -64,14 +64,16 @@ def test_equal_images_share_memory(bench, monkeypatch, columns):
         image = replace(Image.of(ROWS, bytes(bytearray(data)), columns), **changed)
         bench.send(spec_of([*range(VOCAB, VOCAB + ROWS), 1], 4, request=number, tables=PromptTables(images=(image,))))
 
-    bench.engine.intake._limits = dataclasses.replace(bench.engine.intake._limits, image_rows=ROWS)
+    refusals = bench.engine.intake._refusals
+    limits = dataclasses.replace(refusals.limits, image_rows=ROWS)
+    bench.engine.intake._refusals = dataclasses.replace(refusals, limits=limits)
     monkeypatch.setattr(intake, "MAX_LIVE_TABLE_BYTES", 8)
     for number, data in enumerate((b"some", b"some", b"more", b"x"), 1):
         send_image(data, number)
     known = Image.of(ROWS, b"some", columns)
     send_image(b"same", 5, digest=known.digest, columns=3 if columns == 1 else 1)
     bench.step()
-    images = [each for request in bench.engine.live.requests.values() for each in request.spec.tables.images]
+    images = [each for request in bench.engine.live.requests.values() for each in request.extras.tables.images]
     assert [bytes(each.data) for each in images] == [b"some", b"some", b"more"]
     assert images[0] is images[1]
     assert bench.engine.live.tables.num_bytes == 8

@@ -106,7 +106,7 @@ class Scripted(RequestScheduler):
     plans: ClassVar = []
 
     def schedule(self, active, inflight_request_ids=frozenset()):
-        named = {sequence.request.spec.request: sequence for sequence in active}
+        named = {sequence.request.submit.request: sequence for sequence in active}
         if self.plans:
             return self.plans.pop(0)(self, named)
         holders = self.hold(active)

@@ -53,8 +53,7 @@ def test_blocks_are_named_by_hashes_of_their_tokens(salt, adapter):
     version = adapter.version if adapter else ""
     bench = bench_with()
     bench.engine.intake._refusal = lambda _: None  # adapters have no weights here
-    spec = spec_of(PROMPT, max_tokens=1, salt=salt)
-    bench.send(type(spec)(**{name: getattr(spec, name) for name in spec.__struct_fields__} | {"adapter": adapter}))
+    bench.send(spec_of(PROMPT, max_tokens=1, salt=salt, adapter=adapter))
     bench.run()
     created, *stored = events_of(bench)
     assert created == Created([8, 0])

@@ -86,7 +86,7 @@ def mixed(step) -> bool:
 
 
 def adapted(part) -> bool:
-    return bool(part.adapter)
+    return bool(part.adapter_slot)
 
 
 def virtual(part) -> bool:

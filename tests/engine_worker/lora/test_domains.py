@@ -16,6 +16,7 @@ from tests.engine_worker.lora.engines import finish, lora_engine
 from tests.engine_worker.lora.oracle import ATTENTION, files_of, write_adapter
 from tests.examples import examples
 from tests.fakes.engine import spec_of
+from tests.fakes.submits import extras_of, with_extras
 
 PROMPT = [(i * i * 7 + 3 * i) % 97 for i in range(60)]
 OPTIONS = (
@@ -40,8 +41,9 @@ class Answers:
         self._found: dict[object, list[list[int]]] = {}
 
     def of(self, spec) -> list[list[int]]:
-        adapter = spec.adapter and Adapter("alone", spec.adapter.version, str(self._folders[spec.adapter.version]))
-        alone = replace(spec, request=1, adapter=adapter, speculation=Speculation())
+        version = spec.adapter_version
+        adapter = version and Adapter("alone", version, str(self._folders[version]))
+        alone = with_extras(replace(spec, request=1), adapter=adapter, speculation=Speculation())
         key = (adapter, tuple(spec.prompt), spec.n, spec.sampling, spec.stopping)
         if key not in self._found:
             bench = lora_engine(self._model)
@@ -121,7 +123,11 @@ def test_no_output_of_other_weights(model, made, answers, actions, overlap, toke
 
 
 def requests_for(bench, name: str) -> set[int]:
-    return {number for (number, _), spec in bench.specs.items() if spec.adapter and spec.adapter.id == name}
+    return {
+        number
+        for (number, _), spec in bench.specs.items()
+        if (adapter := extras_of(spec).adapter) and adapter.id == name
+    }
 
 
 def place(bench, model, made, name: str, index: int) -> Adapter:
@@ -139,7 +145,7 @@ def submit(bench, answers, adapter, size: int, kind: str) -> None:
     if kind == "drafts":
         expected = list(answers.of(spec)[0])
         expected[5:6] = [0]
-        spec = replace(spec, speculation=Speculation(4, tuple(expected)))
+        spec = with_extras(spec, speculation=Speculation(4, tuple(expected)))
     bench.send(spec)
 
 

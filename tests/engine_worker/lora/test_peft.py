@@ -78,7 +78,7 @@ def test_drafts(model, oracle, adapters, backend):
     launched, launch = [], bench.runner.launch
     bench.runner.launch = lambda step: launched.append(step) or launch(step)
     check(bench, oracle, {number: (tokens, folder)})
-    assert any(part.drafts and part.adapter for step in launched for part in step.slices)
+    assert any(part.drafts and part.adapter_slot for step in launched for part in step.slices)
     assert len(launched) < 8
 
 

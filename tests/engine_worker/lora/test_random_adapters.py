@@ -64,7 +64,7 @@ def test_sixteen_requests_with_four_adapters_and_none(model, oracle, folders, se
     launched, launch = [], bench.runner.launch
     bench.runner.launch = lambda step: launched.append(step) or launch(step)
     check(bench, oracle, submitted, TOKENS)
-    generating = [[part.adapter for part in step.slices if len(part.tokens) == 1] for step in launched]
+    generating = [[part.adapter_slot for part in step.slices if len(part.tokens) == 1] for step in launched]
     assert max(len(set(numbers)) for numbers in generating) == 5
 
 

@@ -93,6 +93,6 @@ def test_an_error_in_an_adapters_products_is_reported(tmp_path, monkeypatch):
         raise MemoryError("no room")
 
     monkeypatch.setattr(PagedStep, "add", fail)
-    step = Step((Slice([1, 2], 0, [0], adapter=1),))
+    step = Step((Slice([1, 2], 0, [0], adapter_slot=1),))
     with pytest.raises(RuntimeError, match=r"products of LoRA adapters failed: MemoryError\('no room'\)"):
         runner.run(step)

@@ -37,7 +37,7 @@ def forwards():
                 load_adapter(runner._forward, adapter)
             for number, length in enumerate(LENGTHS):
                 adapter = number % ADAPTERS if lora else 0
-                logits(loaded[key], [Slice(prompt(number)[:length], 0, blocks(number), (DRAW,), adapter=adapter)])
+                logits(loaded[key], [Slice(prompt(number)[:length], 0, blocks(number), (DRAW,), adapter_slot=adapter)])
         return loaded[key]
 
     return get
@@ -53,7 +53,7 @@ def blocks(number: int) -> list[int]:
 
 def last(number: int, *, lora: bool = False) -> Slice:
     adapter = number % ADAPTERS if lora else 0
-    return Slice(prompt(number)[-1:], LENGTHS[number], blocks(number), (DRAW,), adapter=adapter)
+    return Slice(prompt(number)[-1:], LENGTHS[number], blocks(number), (DRAW,), adapter_slot=adapter)
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ from tests.engine_worker.models.checkpoints import CONFIGS, write_checkpoint
 from tests.engine_worker.openvino.loaded import load
 from tests.examples import examples
 from tests.fakes.engine import EngineBench
+from tests.fakes.submits import extras_of, with_extras
 
 ALL = TensorParams((CONTEXT_LOGITS, HIDDEN_STATES), (GENERATION_LOGITS, HIDDEN_STATES))
 BLOCK = 2 * 2 * 2 * 16 * 32 * 4
@@ -91,15 +92,15 @@ class IdleEngineOracle(Oracle):
             n=1 if beams is None else spec.n,
             sampling=spec.sampling if beams is not None else replace(spec.sampling, seed=seed),
             time_limit=None,
-            retention=RetentionParams(),
             resume={},
             ended=[],
-            prompt_logprobs=0,
-            tensors=None if beams is not None else ALL,
         )
+        tensors = None if beams is not None else ALL
+        alone = with_extras(alone, retention=RetentionParams(), prompt_logprobs=0, tensors=tensors)
         number = 0 if beams is None else sequence
+        speculation = extras_of(spec).speculation
         # Draft tokens change the output only if they come with logits.
-        drafts = None if spec.speculation.draft_logits is None else spec.speculation
+        drafts = None if speculation.draft_logits is None else speculation
         key = (tuple(alone.prompt), alone.sampling.seed, alone.stopping, beams, alone.n, number, drafts)
         if key not in self._expected:
             idle = runner(self._folder, self._window, False, "alone")

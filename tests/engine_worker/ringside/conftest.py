@@ -26,7 +26,7 @@ def runner() -> ScriptedRunner:
 @pytest.fixture
 def start(tmp_path, runner, monkeypatch):
     # The tests' router sends one hello or none: it must not count as silent.
-    monkeypatch.setattr("engine_worker.ringside.orphans.CHECK_SECONDS", 3600.0)
+    monkeypatch.setattr("engine_worker.ringside.mailbox.CHECK_SECONDS", 3600.0)
     monkeypatch.setattr("engine_worker.ringside.heartbeats.ROUTER_SILENCE_SECONDS", 3600.0)
     worlds = []
 

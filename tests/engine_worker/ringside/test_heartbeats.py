@@ -5,8 +5,7 @@ import zmq
 
 from engine_worker.hooks import Report
 from engine_worker.kvcache.events import EventLog
-from engine_worker.ringside.event_reads import EventReads
-from engine_worker.ringside.heartbeats import PAUSE_SECONDS, Heartbeats, RouterTable
+from engine_worker.ringside.heartbeats import PAUSE_SECONDS, EventReads, Heartbeats, RouterTable
 from engine_worker.ringside.stats_log import StatsLog
 from sluice.lanes.inbox import Inbox
 from sluice.lanes.lane import Lane
@@ -40,7 +39,7 @@ def test_a_router_gets_heartbeats_until_its_hellos_stop():
     run(routers, clock, 2)
     assert routers.live().keys() == {"mem://r1"}
     routers.on_hello(Hello("r1", "mem://r1", cache_known=7))
-    assert {address: last.cache_known for address, last in routers.last_hellos.items()} == {"mem://r1": 7}
+    assert {address: last.hello.cache_known for address, last in routers.last_hellos.items()} == {"mem://r1": 7}
 
 
 def test_a_pause_of_this_process_does_not_count_as_silence_of_the_routers():
@@ -231,7 +230,7 @@ def test_cache_events_are_sent_after_a_heartbeat_to_the_routers_that_requested_t
 
 
 def test_the_number_of_waiting_event_reads_is_limited(monkeypatch):
-    monkeypatch.setattr("engine_worker.ringside.event_reads.MAX_READS", 2)
+    monkeypatch.setattr("engine_worker.ringside.heartbeats.MAX_READS", 2)
     reads = EventReads(EventLog(8, 4, 2), "e", 1)
     accepted = [reads.put(ReadCacheEvents(1, "mem://r0", reader, 0)) for reader in (5, 6, 7, 6)]
     assert accepted == [True, True, False, True]

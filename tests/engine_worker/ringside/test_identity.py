@@ -2,7 +2,7 @@
 
 import pytest
 
-from engine_worker.core.intake import EngineLimits
+from engine_worker.core.refusals import EngineLimits
 from engine_worker.ringside.identity import why_context_is_limited
 from sluice.settings.services import EngineSettings
 from sluice.wire.hashing import block_chain, root_hash, short_hash

@@ -35,7 +35,7 @@ def test_requests_of_a_replaced_router_end(start, runner):
 
 def test_requests_of_a_silent_router_end_with_an_error(start, runner, monkeypatch):
     monkeypatch.setattr("engine_worker.ringside.heartbeats.ROUTER_SILENCE_SECONDS", 0.1)
-    monkeypatch.setattr("engine_worker.ringside.orphans.CHECK_SECONDS", 0.2)
+    monkeypatch.setattr("engine_worker.ringside.mailbox.CHECK_SECONDS", 0.2)
     entered, may_continue = stall(runner)
     world = start()
     world.hello()

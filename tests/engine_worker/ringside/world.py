@@ -8,7 +8,7 @@ from pathlib import Path
 import structlog
 import zmq
 
-from engine_worker.core.intake import fingerprint
+from engine_worker.ringside.identity import fingerprint
 from engine_worker.ringside.worker import Worker
 from sluice.checkpoint.folder import Checkpoint
 from sluice.lanes.inbox import Inbox
@@ -17,12 +17,12 @@ from sluice.settings.services import EngineSettings
 from sluice.wire.calls import CallAnswer
 from sluice.wire.heartbeats import EngineHeartbeat, Hello, KeepAlive
 from sluice.wire.params import SamplingParams, StopParams, TextParams
-from sluice.wire.requests import Submit
 from sluice.wire.rows import TokenBatch
 from tests.fakes.lanes import connected
 from tests.fakes.rows import rows_of
 from tests.fakes.runner import ScriptedRunner
 from tests.fakes.scripted_tokens import VOCAB
+from tests.fakes.submits import submit_of
 
 LIMIT = 60.0
 """Seconds after which a test that waits for something fails."""
@@ -58,7 +58,7 @@ class World:
         self.thread.start()
 
     def submit(self, request: int, prompt: list[int], max_tokens: int = 5, **fields) -> None:
-        spec = Submit(
+        spec = submit_of(
             request=request,
             attempt=0,
             engine_epoch=self.worker.epoch,

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine_worker.row_threads import RowThreads
+from engine_worker.cpu_kernels import RowThreads
 from engine_worker.runner.forward import rows_per_block
 from engine_worker.sampling import cpu_logprobs
 from engine_worker.sampling.cpu_logprobs import GROUP, PART

@@ -15,6 +15,7 @@ from engine_worker.sampling.replicas import ReplicatedProcessors, ReplicatedSequ
 from engine_worker.sampling.sampler import SamplingPlan
 from engine_worker.step import Draw
 from sluice.wire.params import SamplingParams
+from sluice.wire.requests import Extras
 from tests.examples import examples
 from tests.fakes.engine import spec_of
 
@@ -72,7 +73,7 @@ class Ranks:
 
 def sequence(number: int, names: tuple[str, ...], prompt: list[int]) -> tuple[SamplingParams, list[int], object]:
     params = SamplingParams(logits_processors=names)
-    spec = replace(spec_of(prompt), sampling=params, name=str(number), client_id=number or None)
+    spec = replace(spec_of(prompt), sampling=params, name=str(number), extras=Extras(client_id=number or None))
     (program,) = build_programs(params, prompt, Processing.of(spec))
     return params, [], program
 

@@ -143,7 +143,7 @@ def test_a_request_too_large_for_the_pool_or_the_batch_runs_alone():
         )
         while bench.engine.live.requests or bench.inbox:
             bench.step()
-            holding = {s.request.spec.request for s in bench.cache.holders}
+            holding = {s.request.submit.request for s in bench.cache.holders}
             assert not {before, big} <= holding
             assert after not in holding or all(s.blocks for s in bench.engine.live.active)
             assert all(s.state is not State.PREEMPTED for s in bench.engine.live.active)
@@ -160,5 +160,5 @@ def test_sequences_of_a_request_start_right_after_its_prompt():
     bench.submit(range(20, 36), max_tokens=12, request=2, priority=3)
     bench.step()
     assert len(bench.cache.holders) == 4
-    assert {s.request.spec.request for s in bench.cache.holders} == {1}
+    assert {s.request.submit.request for s in bench.cache.holders} == {1}
     bench.run()

@@ -111,14 +111,22 @@ def test_all_that_a_scheduler_may_read_exists():
     bench.submit([1, 2, 3])
     bench.step()
     (sequence,) = bench.cache.holders
-    of_spec = code_words("`request.spec` (", ")")
+    of_spec = code_words("`request.submit` (", ")")
     of_sequence = (
         code_words("these attributes of a `Sequence`:", "The argument of the constructor has the limits") - of_spec
     )
-    assert {"request.spec", "request.deadline", "num_pending", "generating", "output", "order", "blocks"} < of_sequence
+    assert {
+        "request.submit",
+        "request.deadline",
+        "num_pending",
+        "generating",
+        "output",
+        "order",
+        "blocks",
+    } < of_sequence
     of_context = code_words("The argument of the constructor has the limits", "- `cache.forecast()`, a simulation")
     assert {"cache.holders", "cache.tokens_per_block"} < of_context
     context = SchedulerContext(bench.cache, max_batch_size=4, max_tokens_per_step=16)
-    for words, owner in ((of_spec, sequence.request.spec), (of_sequence, sequence), (of_context, context)):
+    for words, owner in ((of_spec, sequence.request.submit), (of_sequence, sequence), (of_context, context)):
         for word in words:
             attrgetter(word)(owner)

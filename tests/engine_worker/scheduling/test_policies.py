@@ -53,7 +53,7 @@ def test_max_utilization_runs_the_first_and_preempts_from_the_end(arrivals, size
 
     bench.engine._scheduler.schedule = looking
     play(bench, arrivals)
-    assert all(arrivals[s.request.spec.request - 1].cancelled_after is not None for s in paused_now)
+    assert all(arrivals[s.request.submit.request - 1].cancelled_after is not None for s in paused_now)
 
 
 @many

@@ -25,7 +25,7 @@ def test_a_blocked_request_begins_right_after_another_ends(policy):
         assert len(bench.cache.holders) <= 1
     bench.step()
     (holder,) = bench.cache.holders
-    assert holder.request.spec.request == waiting
+    assert holder.request.submit.request == waiting
     bench.run()
     assert bench.output(waiting) == bench.expected(waiting)
 
@@ -44,7 +44,7 @@ def test_a_blocked_request_is_tried_rarely(policy, monkeypatch):
     monkeypatch.setattr(bench.cache, "forecast", watched)
     for _ in range(36):
         bench.step()
-    assert 4 <= len([s for s in tried if s.request.spec.request == waiting]) <= 12
+    assert 4 <= len([s for s in tried if s.request.submit.request == waiting]) <= 12
 
 
 @pytest.mark.parametrize("policy", POLICIES)

@@ -38,7 +38,7 @@ def test_prompts_with_a_common_prefix_form_one_batch():
     late = bench.submit([80], max_tokens=1)
     assert len(bench.cache.holders) == 1
     bench.step()
-    assert {s.request.spec.request for s in bench.cache.holders} == {1, 2, 3}
+    assert {s.request.submit.request for s in bench.cache.holders} == {1, 2, 3}
     assert bench.runner.computed == 9 + 1 + 1 + 1
     bench.run()
     assert bench.output(late) == bench.expected(late)

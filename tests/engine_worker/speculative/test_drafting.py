@@ -4,8 +4,7 @@ import pytest
 
 from engine_worker.speculative.cost import DraftCost
 from engine_worker.speculative.drafter import Drafter
-from engine_worker.speculative.lookup import Lookup
-from engine_worker.speculative.lookup_schedule import INTERVAL
+from engine_worker.speculative.lookup import INTERVAL, Lookup
 from sluice.wire.params import Speculation
 from tests.fakes.engine import EngineBench, spec_of
 from tests.fakes.scripted_tokens import continuation

@@ -6,14 +6,13 @@ from struct import pack
 import numpy as np
 import pytest
 import torch
-from msgspec.structs import replace
 
 from engine_worker.speculative.proposals import Proposals, proposals_problem
 from sluice.client.values import pack_draft_logits
 from sluice.wire.params import BeamSearchParams, DraftLogits, SamplingParams, Speculation
-from tests.fakes.engine import spec_of
 
 VOCAB = 5
+SAMPLING = SamplingParams()
 TOKENS = (3, 1, 4)
 ROWS = torch.arange(15.0).view(3, VOCAB) / 4
 
@@ -24,13 +23,9 @@ def speculation(rows=ROWS, tokens=TOKENS, threshold: float | None = None) -> Spe
     )
 
 
-def spec(**fields):
-    return spec_of([1, 2], speculation=speculation(**fields))
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_proposals_have_their_rows(dtype):
-    proposals = Proposals.of(spec(rows=ROWS.to(dtype), threshold=0.5))
+    proposals = Proposals.of(speculation(rows=ROWS.to(dtype), threshold=0.5), SAMPLING)
     for i, token in enumerate(TOKENS):
         for known in range(i + 1):
             proposal = proposals.after(TOKENS[:known], TOKENS[known:i])
@@ -40,7 +35,7 @@ def test_proposals_have_their_rows(dtype):
 
 
 def test_no_proposal_after_the_draft_or_a_difference():
-    proposals = Proposals.of(spec())
+    proposals = Proposals.of(speculation(), SAMPLING)
     assert proposals.after(TOKENS) is None
     assert proposals.after((*TOKENS, 0)) is None
     assert proposals.after((2,)) is None
@@ -51,8 +46,8 @@ def test_no_proposal_after_the_draft_or_a_difference():
 
 
 def test_no_proposals_where_they_make_no_difference():
-    assert Proposals.of(spec_of([1], speculation=Speculation(draft_token_ids=TOKENS))) is None
-    assert Proposals.of(replace(spec(), sampling=SamplingParams(temperature=0.0))) is None
+    assert Proposals.of(Speculation(draft_token_ids=TOKENS), SAMPLING) is None
+    assert Proposals.of(speculation(), SamplingParams(temperature=0.0)) is None
 
 
 def with_value(value: float, dtype: torch.dtype, *, everywhere: bool = False) -> torch.Tensor:
@@ -70,26 +65,24 @@ def test_rows_that_are_no_distribution(dtype):
         with_value(-math.inf, dtype, everywhere=True),
         with_value(math.nan, dtype, everywhere=True),
     ):
-        assert "row 1" in proposals_problem(spec(rows=broken), VOCAB)
-    assert proposals_problem(spec(rows=with_value(-math.inf, dtype)), VOCAB) is None
+        assert "row 1" in proposals_problem(speculation(rows=broken), SAMPLING, VOCAB)
+    assert proposals_problem(speculation(rows=with_value(-math.inf, dtype)), SAMPLING, VOCAB) is None
 
 
 def test_sizes():
-    assert proposals_problem(spec(), VOCAB) is None
-    problem = proposals_problem(spec(), VOCAB + 1)
+    assert proposals_problem(speculation(), SAMPLING, VOCAB) is None
+    problem = proposals_problem(speculation(), SAMPLING, VOCAB + 1)
     assert "has 60 bytes, must have 72: 6 logits in float32 for each of 3 draft tokens" in problem
-    assert "must have 40" in proposals_problem(spec(tokens=TOKENS[:2]), VOCAB)
-    assert "must have 0" in proposals_problem(spec(tokens=()), VOCAB)
+    assert "must have 40" in proposals_problem(speculation(tokens=TOKENS[:2]), SAMPLING, VOCAB)
+    assert "must have 0" in proposals_problem(speculation(tokens=()), SAMPLING, VOCAB)
     odd = Speculation(draft_token_ids=TOKENS, draft_logits=DraftLogits("float32", pack("<f", 1.0) + b"x"))
-    assert "has 5 bytes" in proposals_problem(spec_of([1], speculation=odd), VOCAB)
+    assert "has 5 bytes" in proposals_problem(odd, SAMPLING, VOCAB)
     empty = Speculation(draft_token_ids=(), draft_logits=DraftLogits("float32", b""))
-    assert "must have 0" in proposals_problem(spec_of([1], speculation=empty), VOCAB)
+    assert "must have 0" in proposals_problem(empty, SAMPLING, VOCAB)
 
 
 def test_beams():
-    assert "beam search" in proposals_problem(
-        replace(spec(), sampling=SamplingParams(beam_search=BeamSearchParams(2))), VOCAB
-    )
+    assert "beam search" in proposals_problem(speculation(), SamplingParams(beam_search=BeamSearchParams(2)), VOCAB)
 
 
 def test_a_threshold_requires_logits():

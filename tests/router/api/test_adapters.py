@@ -12,6 +12,7 @@ from sluice.v1 import admin_pb2 as admin
 from sluice.v1 import generation_pb2 as pb
 from sluice.wire.adapters import PART_BYTES, Adapter, AdapterFiles, LoadAdapter
 from tests.fakes.library import files
+from tests.fakes.submits import extras_of
 from tests.router.api.adapter_calls import A, B, libraries, listed, load, weights
 from tests.router.conftest import refused, text_spec
 
@@ -27,7 +28,7 @@ async def test_a_folder_is_loaded_on_every_engine_and_used_by_its_id(ring, servi
         events = await client.events(text_spec(**fields))
         assert events[0].started.model_fingerprint == f"fingerprint.{A.version}"
     await client.events(text_spec())
-    submitted = [call.submit.adapter for call in ring.calls]
+    submitted = [extras_of(call.submit).adapter for call in ring.calls]
     assert sorted(map(str, submitted)) == sorted(map(str, [None, *2 * [Adapter("sql", A.version, "/a")]]))
     assert list((await listed(client)).loras) == [lora]
 

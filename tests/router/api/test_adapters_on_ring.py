@@ -47,7 +47,7 @@ async def test_a_resumed_stream_keeps_its_original_weights(ring, serving):
 
     seed = SamplingParams(seed=1)
     await client.events(text_spec(lora_id="x", sampling=seed, resume=resume(f"fingerprint.{A.version}")))
-    assert ring.calls[-1].submit.adapter.version == A.version
+    assert ring.calls[-1].submit.extras.adapter.version == A.version
     for fields in (
         {"lora_id": "x", "resume": resume("fingerprint")},
         {"lora_weights": weights(A), "resume": resume("fingerprint")},
@@ -66,7 +66,7 @@ async def test_after_an_engines_death_a_stream_keeps_its_weights_although_the_id
     await load(client, "x", "/b")
     script.attempts[0].engine.epoch += 1
     check_whole(await task, script.attempts[0].submit, 1)
-    assert {call.submit.adapter.version for call in ring.calls} == {A.version}
+    assert {call.submit.extras.adapter.version for call in ring.calls} == {A.version}
     assert len(ring.calls) > 1
 
 

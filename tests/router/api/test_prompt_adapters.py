@@ -53,7 +53,9 @@ async def test_each_source_and_each_form_of_prompt(ring, start, tmp_path):
     chat = pb.ChatPrompt(messages=[pb.ChatMessage(role="user", content="hi")])
     await client.generate(pb.GenerationSpec(chat=chat, prompt_adapter_id="1"))
     submits = [call.submit for call in ring.calls[1:]]
-    assert all(submit.tables.tables == (table_of(A),) and submit.tables.tables[0].intact for submit in submits)
+    assert all(
+        submit.extras.tables.tables == (table_of(A),) and submit.extras.tables.tables[0].intact for submit in submits
+    )
     first = list(range(VOCABULARY, VOCABULARY + 3))
     assert [submit.prompt[:3] for submit in submits] == [first, first, first, [5, VOCABULARY + 2, 6], first]
 

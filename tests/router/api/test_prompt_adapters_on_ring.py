@@ -23,7 +23,7 @@ def agree(clients, name: str, version: str | None) -> bool:
 
 
 def tables_of(ring, request_id: str) -> tuple[Table, ...]:
-    (tables,) = [call.submit.tables.tables for call in ring.calls if call.submit.name == request_id]
+    (tables,) = [call.submit.extras.tables.tables for call in ring.calls if call.submit.name == request_id]
     return tables
 
 
@@ -73,7 +73,7 @@ async def test_a_router_that_starts_later_knows_all_adapters_from_its_first_requ
     # No router is running now, so only the engine has the rows.
     new_client = await start(listen=f"ipc://{folder}/other")
     await asyncio.gather(*(new_client.generate(named(f"id-{number}")) for number in range(20)))
-    digests = {call.submit.tables.tables[0].digest for call in ring.calls}
+    digests = {call.submit.extras.tables.tables[0].digest for call in ring.calls}
     assert digests == {table_of(some_rows(number)).digest for number in range(20)}
     assert (await refused(new_client.generate(named("gone")))).code is StatusCode.NOT_FOUND
 
@@ -105,8 +105,8 @@ async def test_a_stream_keeps_its_rows(ring, client):
     engine.restart()
     events = await task
     first, second = (call.submit for call in script.attempts)
-    assert first.tables == second.tables
-    assert first.tables.tables == (table_of(A),)
+    assert first.extras.tables == second.extras.tables
+    assert first.extras.tables.tables == (table_of(A),)
     check_whole(events, second, 1)
     assert events[0].started.model_fingerprint == f"fingerprint+{table_of(A).digest.hex()}"
 
@@ -121,7 +121,7 @@ async def test_a_stream_resumes_with_the_rows_it_began_with(ring, start, folder,
     part = pb.ResumeFrom(token_ids=[7], model_fingerprint=started.model_fingerprint)
     resumed = named("x", resume=[part], sampling={"seed": started.seed})
     await other_client.events(resumed)
-    assert ring.calls[-1].submit.tables.tables == (table_of(A),)
+    assert ring.calls[-1].submit.extras.tables.tables == (table_of(A),)
     assert ring.calls[-1].submit.resume == {0: [7]}
     details = await refused(other_client.events(text_spec(resume=[part], sampling={"seed": started.seed})))
     assert (details.code, details.info.reason) == (StatusCode.FAILED_PRECONDITION, "MODEL_CHANGED")

@@ -42,18 +42,18 @@ async def test_the_engine_gets_the_requested_retention(client, ring):
         decode_duration=Duration(seconds=2),
     )
     await client.generate(ids(30, kv_cache=options))
-    assert ring.calls[0].submit.retention == RetentionParams(
+    assert ring.calls[0].submit.extras.retention == RetentionParams(
         prompt=(RangeRetention(0, 20, 100, 1.5), RangeRetention(20, 30, 7)), decode_priority=0, decode_seconds=2.0
     )
     await client.generate(ids(30))
-    assert ring.calls[1].submit.retention == RetentionParams()
+    assert ring.calls[1].submit.extras is None
 
 
 async def test_ranges_stay_with_their_tokens_when_the_prompt_is_truncated(client, ring):
     ranges = [(0, 10), (10, 25), (25, 30)]
     options = KvCacheOptions(prompt_retention=[TokenRangeRetention(start=a, end=b, priority=b) for a, b in ranges])
     await client.generate(ids(30, kv_cache=options, truncate_prompt_tokens=18))
-    assert ring.calls[0].submit.retention.prompt == (RangeRetention(0, 13, 25), RangeRetention(13, 18, 30))
+    assert ring.calls[0].submit.extras.retention.prompt == (RangeRetention(0, 13, 25), RangeRetention(13, 18, 30))
 
 
 async def test_values_and_limits_are_named(client):

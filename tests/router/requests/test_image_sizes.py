@@ -49,7 +49,7 @@ async def test_each_image_has_the_number_of_rows_for_its_size(client, ring, qwen
     for token in await ids_of(client, text):
         expected += next(rows) if token == qwen_vl.vision.token_id else [token]
     assert call.submit.prompt == expected
-    assert call.submit.tables == PromptTables(images=(WIDE_IMAGE, TALL_IMAGE))
+    assert call.submit.extras.tables == PromptTables(images=(WIDE_IMAGE, TALL_IMAGE))
     assert response.usage.prompt_tokens == len(expected)
 
 
@@ -62,7 +62,7 @@ async def test_the_template_keeps_images_in_place(client, ring, qwen_vl):
         is_image = token == qwen_vl.vision.token_id
         expected += range(qwen_vl.vocab_size, qwen_vl.vocab_size + 16) if is_image else [token]
     assert call.submit.prompt == expected
-    assert call.submit.tables.images == (TALL_IMAGE,)
+    assert call.submit.extras.tables.images == (TALL_IMAGE,)
 
 
 async def test_images_are_decoded_one_by_one_so_that_others_have_turns_in_between(client, monkeypatch):

@@ -68,8 +68,8 @@ async def test_the_next_attempt_has_the_same_images(client, ring):
     engine.epoch += 1
     events = await task
     first, second = (call.submit for call in script.attempts)
-    assert (first.prompt, first.tables) == (second.prompt, second.tables)
-    assert first.tables == wire(FIRST)
+    assert (first.prompt, first.extras.tables) == (second.prompt, second.extras.tables)
+    assert first.extras.tables == wire(FIRST)
     check_whole(events, second, 1)
 
 
@@ -89,11 +89,11 @@ async def test_rows_replace_placeholders(client, ring, vocab_size, llava):
     responses = [await client.generate(spec) for spec in specs]
     first, second, third = (call.submit for call in ring.calls)
     assert first.prompt == [*ids_before, *rows[:ROWS], *ids_after, *rows[ROWS:]]
-    assert first.tables == wire(FIRST, SECOND, FIRST)
+    assert first.extras.tables == wire(FIRST, SECOND, FIRST)
     assert second.prompt == [*rows[:ROWS], 5, *rows[ROWS : 2 * ROWS]]
     # The ids of images follow the rows of the table.
     assert third.prompt == [vocab_size + 1, *range(vocab_size + 3, vocab_size + 3 + ROWS)]
-    assert third.tables.images == wire(FIRST).images
+    assert third.extras.tables.images == wire(FIRST).images
     assert [response.usage.prompt_tokens for response in responses] == [len(first.prompt), 2 * ROWS + 1, ROWS + 1]
 
 
@@ -107,7 +107,7 @@ async def test_chats(client, ring, vocab_size):
     start, line, rows = await ids_of(client, "USER: "), await ids_of(client, "\n"), range(vocab_size, 1 << 30)
     end = await ids_of(client, "\nWhat is this? ASSISTANT:")
     assert first.prompt == [*start, *rows[:ROWS], *line, *rows[ROWS : 2 * ROWS], *end]
-    assert first.tables == wire(FIRST, SECOND)
+    assert first.extras.tables == wire(FIRST, SECOND)
     assert second.prompt[: len(await ids_of(client, "SYSTEM: Be brief. USER: "))] == await ids_of(
         client, "SYSTEM: Be brief. USER: "
     )
@@ -144,7 +144,7 @@ async def test_a_request_goes_where_its_own_images_are_cached(ring, start, llava
     for data in (SECOND, FIRST, SECOND):
         prompt = pb.TokenIds(ids=[*range(20), placeholder, placeholder])
         await client.generate(pb.GenerationSpec(token_ids=prompt, images=images(data, data)))
-    placements = [(call.engine, bytes(call.submit.tables.images[0].data)) for call in ring.calls]
+    placements = [(call.engine, bytes(call.submit.extras.tables.images[0].data)) for call in ring.calls]
     first, second = engines
     assert sorted(placements, key=lambda placement_entry: placement_entry[0].name) == [
         (first, FIRST),
@@ -163,7 +163,7 @@ async def test_the_next_question_about_an_image_goes_to_the_same_engine(ring, st
         for data in (FIRST, SECOND):
             await client.generate(text_spec("<image>" * 4 + text, images=images(*[data] * 4)))
     for data in (FIRST, SECOND):
-        engines = {call.engine.name for call in ring.calls if call.submit.tables.images[0].data == data}
+        engines = {call.engine.name for call in ring.calls if call.submit.extras.tables.images[0].data == data}
         assert len(engines) == 1
 
 

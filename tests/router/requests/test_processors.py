@@ -22,7 +22,7 @@ async def test_requests_go_to_engines_that_have_all_their_processors(ring, start
     await asyncio.gather(*(client.events(spec_with("b", "a")) for _ in range(6)))
     assert len(capable.calls) == 6
     assert capable.calls[0].submit.sampling.logits_processors == ("b", "a")
-    assert capable.calls[0].submit.client_id == 5
+    assert capable.calls[0].submit.extras.client_id == 5
     info = await client.models.GetModelInfo(admin_pb2.GetModelInfoRequest())
     assert list(info.model.logits_processors) == ["a", "b"]
 

@@ -112,10 +112,10 @@ async def test_a_later_attempt_has_the_same_guide_and_drafts(client, ring):
     spec = text_spec(sampling=SEED, guided=GuidedDecoding(regex="a+"), resume=[ResumeFrom(token_ids=[5])])
     spec.speculation.draft_token_ids.extend([5, 6, 7])
     await client.events(spec, metadata=(("x-sluice-tenant", "search"),))
-    assert [submit.guide for submit in submits] == [Guide(GuideKind.REGEX, "a+")] * 2
+    assert [submit.extras.guide for submit in submits] == [Guide(GuideKind.REGEX, "a+")] * 2
     assert [submit.tenant for submit in submits] == ["search"] * 2
-    assert submits[0].speculation.draft_token_ids == (5, 6, 7)
-    assert submits[0].speculation == submits[1].speculation
+    assert submits[0].extras.speculation.draft_token_ids == (5, 6, 7)
+    assert submits[0].extras.speculation == submits[1].extras.speculation
 
 
 BAD = {

@@ -37,9 +37,9 @@ async def test_the_next_attempt_has_the_same_rows(client, ring):
     events = await task
     first, second = (call.submit for call in script.attempts)
     assert first.prompt[:2] == [VOCABULARY, VOCABULARY + 1]
-    assert (first.prompt, first.tables) == (second.prompt, second.tables)
-    assert first.tables == WIRE
-    assert all(table.intact for table in first.tables.tables)
+    assert (first.prompt, first.extras.tables) == (second.prompt, second.extras.tables)
+    assert first.extras.tables == WIRE
+    assert all(table.intact for table in first.extras.tables.tables)
     check_whole(events, second, 1)
 
 
@@ -63,8 +63,8 @@ async def test_each_kind_of_prompt(client, ring):
         [VOCABULARY + 1],
         [VOCABULARY + 1, 6],
     ]
-    assert [submit.tables.extra_ids for submit in submits] == [(0, 7, 8), (), (), (7, 8)]
-    assert all(submit.tables.tables == WIRE.tables for submit in submits)
+    assert [submit.extras.tables.extra_ids for submit in submits] == [(0, 7, 8), (), (), (7, 8)]
+    assert all(submit.extras.tables.tables == WIRE.tables for submit in submits)
     assert [response.usage.prompt_tokens for response in responses] == [3, 2, 1, 2]
 
 

@@ -1,7 +1,23 @@
-"""Runs a CPU kernel on its rows in several threads."""
+"""Kernels on a CPU: compiled by numba when their module is imported, and run on their rows in several threads."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numba
+
+
+def compiled(signature: Any, options: dict[str, Any]) -> Callable[[Callable[..., None]], Any]:
+    """A decorator; `signature` and `options` as of `numba.njit`."""
+
+    def decorate(function: Callable[..., None]) -> Any:
+        try:
+            return numba.njit(signature, cache=True, **options)(function)
+        except RuntimeError:
+            # No folder is writable for numba's cache: each process compiles the kernel itself, in up to 2 s.
+            return numba.njit(signature, **options)(function)
+
+    return decorate
 
 
 class RowThreads:

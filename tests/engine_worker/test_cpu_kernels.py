@@ -4,7 +4,7 @@ from threading import Event, get_ident
 
 import pytest
 
-from engine_worker.row_threads import RowThreads
+from engine_worker.cpu_kernels import RowThreads
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3, 8])
