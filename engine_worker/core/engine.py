@@ -68,7 +68,7 @@ class Engine:
             self.live,
             limits,
             runner.prepare,
-            runner.programs,
+            runner.logit_rules,
             batching.priority_aging_seconds,
             # Other policies reserve the blocks that a sequence may need until it ends, without counting forks.
             beams=batching.capacity_scheduler_policy == "max_utilization" and batching.scheduler is None,

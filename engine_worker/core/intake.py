@@ -18,7 +18,7 @@ from engine_worker.protocol import Preparation, Runner
 from engine_worker.recompute import Recompute
 from engine_worker.request import Request, State
 from engine_worker.speculative.proposals import proposals_problem
-from engine_worker.step import SequenceProgram
+from engine_worker.step import SequenceRules
 from sluice.checkpoint.folder import Checkpoint
 from sluice.settings.engine import Batching
 from sluice.wire.errors import ErrorCode, Fault, FinishReason
@@ -29,7 +29,7 @@ from sluice.wire.requests import Submit
 from sluice.wire.tables import VirtualTokens
 from sluice.wire.tensors import LOGITS_NAMES, TensorParams
 
-Programs = Callable[[Submit], Sequence[SequenceProgram | None]]
+MakeRules = Callable[[Submit], Sequence[SequenceRules | None]]
 
 
 class Prepare(Protocol):
@@ -129,14 +129,14 @@ class Intake:
         live: LiveRequests,
         limits: EngineLimits,
         prepare: Prepare,
-        programs: Programs,
+        logit_rules: MakeRules,
         aging_seconds: float = 0.0,
         *,
         beams: bool = True,
         chunked: bool = True,
         recompute: Recompute | None = None,
     ) -> None:
-        """`prepare`, `programs`: see `Runner`. `aging_seconds`: time in which a waiting request gains one priority
+        """`prepare`, `logit_rules`: see `Runner`. `aging_seconds`: time in which a waiting request gains one priority
         class; 0: never. `beams`: whether the scheduler supports beam search. `chunked`: whether a prompt may be
         computed in several steps. `recompute`: see `Request`."""
         self.unknown_stops = 0
@@ -145,7 +145,7 @@ class Intake:
         self._live = live
         self._limits = limits
         self._prepare = prepare
-        self._programs = programs
+        self._logit_rules = logit_rules
         self._preparing: dict[Request, Preparation] = {}
         self._aging_seconds = aging_seconds
         self._beams = beams
@@ -187,14 +187,14 @@ class Intake:
             spec = replace(spec, tables=spec.tables.shared(self._live.tables.take))
             virtual = VirtualTokens.of(self._limits.vocab_size, spec.tables)
         root = root_hash(self._limits.fingerprint, *spec.domain)
-        programs, drafts = self._programs(spec), self._limits.drafts(spec)
+        rules, drafts = self._logit_rules(spec), self._limits.drafts(spec)
         request = Request(
             spec,
             root,
             self._arrivals,
             now,
             self._aging_seconds,
-            programs,
+            rules,
             drafts,
             virtual,
             positions,

@@ -19,7 +19,7 @@ from engine_worker.runner.results import SampledResults
 from engine_worker.runner.rows import RequestedRows
 from engine_worker.sampling.fused import SamplingKernels
 from engine_worker.sampling.guided_draws import RequestedMasks
-from engine_worker.sampling.sampler import NO_PROGRAMS, ProgramResults, SamplingPlan, sample
+from engine_worker.sampling.sampler import NO_RULES, RuleResults, SamplingPlan, sample
 from engine_worker.step import Move
 
 
@@ -90,14 +90,14 @@ class StepComputer:
         if work.sampling is None or logits is None:
             return None
         draws, plan, _ = work.sampling
-        programs = self._run_programs(plan, logits, previous, masks)
-        sampled = sample(logits, plan, programs, widen=self._widen, kernels=self._kernels)
-        results = SampledResults(sampled, draws, programs, overlapped=self._overlap)
+        rule_results = self._run_rules(plan, logits, previous, masks)
+        sampled = sample(logits, plan, rule_results, widen=self._widen, kernels=self._kernels)
+        results = SampledResults(sampled, draws, rule_results, overlapped=self._overlap)
         # Checked only after the whole step is queued: the device idles at most until the next one is queued too.
         if not results.short():
             return results
-        sampled = sample(logits, plan, programs, kernels=self._kernels)
-        return SampledResults(sampled, draws, programs, overlapped=self._overlap)
+        sampled = sample(logits, plan, rule_results, kernels=self._kernels)
+        return SampledResults(sampled, draws, rule_results, overlapped=self._overlap)
 
     def request_masks(self, sampling: SampledDraws | None, previous: SampledResults | None) -> RequestedMasks | None:
         """Request the masks of guided draws, unless the launch has done so; None if no draw is guided.
@@ -105,12 +105,12 @@ class StepComputer:
         `previous`: results of the step that samples the last output tokens of some draws.
         """
         guides = self._extensions.guides
-        if guides is None or sampling is None or (programs := sampling.plan.programs) is None:
+        if guides is None or sampling is None or (rules := sampling.plan.rules) is None:
             return None
         if sampling.masks is not None:
             return sampling.masks
-        tokens = None if previous is None or not programs.is_guided else previous.tokens_on_host()
-        return RequestedMasks.of(guides.masks, programs, tokens)
+        tokens = None if previous is None or not rules.is_guided else previous.tokens_on_host()
+        return RequestedMasks.of(guides.masks, rules, tokens)
 
     def _run_model(
         self, work: StepWork, previous: SampledResults | None
@@ -142,18 +142,18 @@ class StepComputer:
         if self._followers is None or self._extensions.replicated is None or sampling is None or logits is None:
             return
         plan = sampling.plan
-        if plan.programs is not None and plan.processed_rows is not None:
+        if plan.rules is not None and plan.processed_rows is not None:
             tokens = None if previous is None else previous.tokens_on_host()
             rows = logits.index_select(0, plan.processed_rows)
-            self._followers.send_rows(rows, plan.programs.followed(tokens))
+            self._followers.send_rows(rows, plan.rules.followed(tokens))
 
-    def _run_programs(
+    def _run_rules(
         self, plan: SamplingPlan, logits: Tensor, previous: SampledResults | None, masks: RequestedMasks | None
-    ) -> ProgramResults:
-        """Runs while the device computes the model: programs need the previous step's tokens on the host, the model
+    ) -> RuleResults:
+        """Runs while the device computes the model: rules need the previous step's tokens on the host, the model
         does not."""
-        if plan.programs is None:
-            return NO_PROGRAMS
+        if plan.rules is None:
+            return NO_RULES
         tokens = None if previous is None else previous.tokens_on_host()
-        results = plan.run_programs(logits, tokens, self._extensions.processors, masks)
+        results = plan.run_rules(logits, tokens, self._extensions.processors, masks)
         return results._replace(edits=to_device(results.edits, self._forward.device))

@@ -6,7 +6,7 @@ from engine_worker.guided.guides import refused_guide
 from engine_worker.guided.masks import GuidedSequence
 from engine_worker.protocol import Preparation
 from engine_worker.runner.extensions import Extensions
-from engine_worker.sampling.program import Processing, Program, build_programs
+from engine_worker.sampling.logit_rules import LogitRules, Processing, build_logit_rules
 from sluice.wire.errors import Fault
 from sluice.wire.requests import Submit
 
@@ -38,7 +38,7 @@ class Preparations:
 
 
 class RequestPreparer:
-    """Implements `Runner.prepare` and `Runner.programs`."""
+    """Implements `Runner.prepare` and `Runner.logit_rules`."""
 
     def __init__(self, extensions: Extensions, vocab_size: int) -> None:
         self._guides = extensions.guides
@@ -58,12 +58,12 @@ class RequestPreparer:
         needed = [part for part in parts if part is not None]
         return Preparations(needed, self._advance) if needed else None
 
-    def programs(self, spec: Submit) -> list[Program | None]:
+    def logit_rules(self, spec: Submit) -> list[LogitRules | None]:
         guided: list[GuidedSequence] = []
         if spec.guide is not None and self._guides is not None:
             ends = spec.stopping.eos_token_ids + spec.stopping.stop_token_ids
             guided = self._guides.sequences(spec.guide, ends, spec.n)
-        return build_programs(spec.sampling, spec.prompt, Processing.of(spec), self._vocab_size, guided)
+        return build_logit_rules(spec.sampling, spec.prompt, Processing.of(spec), self._vocab_size, guided)
 
     def _prepare_guide(self, spec: Submit, *, running: bool = False) -> Preparation | None:
         if spec.guide is None:

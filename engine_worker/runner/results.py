@@ -6,7 +6,7 @@ from engine_worker.sampling.candidates import BestOfDraws
 from engine_worker.sampling.choose import Best
 from engine_worker.sampling.host import on_host
 from engine_worker.sampling.logprobs import Logprobs
-from engine_worker.sampling.sampler import ProgramResults, Sampled
+from engine_worker.sampling.sampler import RuleResults, Sampled
 from engine_worker.step import Draw, Drawn
 
 COMPLETE = Drawn(-1, complete=True)
@@ -16,13 +16,13 @@ POSTPONED = Drawn(-1, postponed=True)
 class SampledResults:
     """The results of a step. On a GPU the constructor starts asynchronous copies to pinned memory."""
 
-    def __init__(self, sampled: Sampled, draws: list[Draw], programs: ProgramResults, *, overlapped: bool) -> None:
-        """`programs`: lists the draws whose tokens are invalid. `overlapped`: the next step is queued before the host
-        waits for this one, so a late wake-up costs nothing."""
+    def __init__(self, sampled: Sampled, draws: list[Draw], rule_results: RuleResults, *, overlapped: bool) -> None:
+        """`rule_results`: list the draws whose tokens are invalid. `overlapped`: the next step is queued before the
+        host waits for this one, so a late wake-up costs nothing."""
         self.tokens = sampled.tokens
         """[D] int64, on the device."""
         self._draws = draws
-        self._faults, self._complete, self._later = programs.faults, programs.complete, programs.later
+        _, _, self._faults, self._complete, self._later = rule_results
         self._copied: torch.cuda.Event | None = None
         if self.tokens.device.type != "cpu":
             logprobs = None if sampled.logprobs is None else Logprobs(*map(on_host, sampled.logprobs))

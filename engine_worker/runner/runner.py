@@ -27,7 +27,7 @@ from engine_worker.runner.rows import RequestedRows
 from engine_worker.runner.table_rows import with_images
 from engine_worker.runner.tensors import OutputTensors
 from engine_worker.sampling.fused import TORCH, SamplingKernels
-from engine_worker.sampling.program import Program
+from engine_worker.sampling.logit_rules import LogitRules
 from engine_worker.sampling.replicas import ReplicatedStep
 from engine_worker.step import AdapterLoad, DeviceLostError, Drawn, Move, Slice, Step
 from sluice.wire.calls import MethodCall
@@ -146,9 +146,9 @@ class ModelRunner:
         needed = spec.guide is not None or spec.adapter is not None or spec.tables is not None
         return self._preparer.prepare(spec, running=running) if needed else None
 
-    def programs(self, spec: Submit) -> list[Program | None]:
+    def logit_rules(self, spec: Submit) -> list[LogitRules | None]:
         needed = spec.sampling.has_rules or spec.guide is not None
-        return self._preparer.programs(spec) if needed else [None] * spec.n
+        return self._preparer.logit_rules(spec) if needed else [None] * spec.n
 
     def launch(self, step: Step) -> LaunchedStep:
         with self._inference, self._waiting:
@@ -214,7 +214,7 @@ class ModelRunner:
     def _replicated_step(self, sampling: SampledDraws | None) -> ReplicatedStep | None:
         if self._replicated is None:
             return None
-        return self._replicated.step(None if sampling is None else sampling.plan.programs)
+        return self._replicated.step(None if sampling is None else sampling.plan.rules)
 
     def _weights(self, loads: tuple[AdapterLoad, ...]) -> tuple[AdapterWeights, ...]:
         if self.adapters is None:

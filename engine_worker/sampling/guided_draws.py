@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from engine_worker.guided.masks import Masks
 from engine_worker.sampling.masked import MaskedRows
-from engine_worker.sampling.programs import StepPrograms
+from engine_worker.sampling.step_rules import StepRules
 from sluice.wire.errors import Fault
 
 
@@ -45,9 +45,9 @@ class RequestedMasks(NamedTuple):
     draws: NDArray[np.int64]
 
     @staticmethod
-    def of(masks: Masks, programs: StepPrograms, previous_tokens: Sequence[int] | None) -> "RequestedMasks | None":
-        """Request the masks. `previous_tokens`: see `StepPrograms.advanced`. Returns None if no draw is guided."""
-        requests = programs.guided(previous_tokens)
+    def of(masks: Masks, rules: StepRules, previous_tokens: Sequence[int] | None) -> "RequestedMasks | None":
+        """Request the masks. `previous_tokens`: see `StepRules.advanced`. Returns None if no draw is guided."""
+        requests = rules.guided(previous_tokens)
         if not requests:
             return None
         masks.request(list(requests.values()))

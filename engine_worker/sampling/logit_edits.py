@@ -1,7 +1,7 @@
 """Changes to the logits that do not depend on the tokens so far: bias, then allowed and banned tokens.
 
 They are built from draws on the host, copied to the device and applied there. Flat indices: see `flat`. Changes that
-depend on the tokens so far are applied afterwards; see `programs`.
+depend on the tokens so far are applied afterwards; see `step_rules`.
 """
 
 from collections.abc import Sequence

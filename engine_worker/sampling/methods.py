@@ -30,5 +30,5 @@ def group_by_method(draws: Sequence[Draw]) -> dict[SamplingMethod, list[int]]:
         elif sampling.top_k or sampling.top_p < 1.0:
             kind = Filtered
         listed = draw.banned or sampling.logit_bias or sampling.bad_token_ids or sampling.allowed_token_ids
-        groups[kind, draw.program is not None or bool(listed)].append(i)
+        groups[kind, draw.rules is not None or bool(listed)].append(i)
     return groups

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from engine_worker.attention.backend import first_line
 from engine_worker.sampling.callbacks import Callback, CallbackError
-from engine_worker.sampling.program import Processing
+from engine_worker.sampling.logit_rules import Processing
 from sluice.settings.engine import BATCHED, ProcessorNames
 from sluice.settings.names import find_function
 from sluice.wire.errors import ErrorCode, Fault

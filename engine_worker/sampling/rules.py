@@ -1,4 +1,4 @@
-"""Rules, the parts of a program: each edits the next logits depending on the tokens so far."""
+"""The rules that `logit_rules` consists of: each edits the next logits depending on the tokens so far."""
 
 from typing import NamedTuple, Protocol
 

@@ -65,13 +65,13 @@ def test_a_warm_up_samples_with_and_without_filters(monkeypatch, name, backend):
     model, attention, cache = make(name, backend)
     seen = []
 
-    def sample(logits, plan, programs, **options):
+    def sample(logits, plan, results, **options):
         assert options == {"widen": False, "kernels": TORCH}
         (group,) = plan.groups
-        assert programs.edits[0] is not None
+        assert results.edits[0] is not None
         assert plan.logprob_rows is not None
         seen.append((logits.shape, type(group.choose), len(group.choose.keys)))
-        return sampled(logits, plan, programs, **options)
+        return sampled(logits, plan, results, **options)
 
     sampled = warmup.sample
     monkeypatch.setattr(warmup, "sample", sample)

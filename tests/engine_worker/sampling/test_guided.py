@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from engine_worker.sampling.choose import Greedy
 from engine_worker.sampling.masked import MaskedRows
-from engine_worker.sampling.programs import DeviceEdits, HostEdits
 from engine_worker.sampling.rules import Edits, Penalized
+from engine_worker.sampling.step_rules import DeviceEdits, HostEdits
 
 
 def mask(ids, size: int) -> np.ndarray:

@@ -80,13 +80,13 @@ def test_nothing_waits(logits, monkeypatch):
         monkeypatch.setattr(module, "is_on_host", lambda _: False)
     draws = [draw(seed=i, prompt=[1, 2], output=[3, 4], **kind) for i, kind in enumerate(KINDS)]
     plan = to_device(SamplingPlan.of(draws, range(8), 8, VOCAB, {5: 1}), logits.device)
-    programs = plan.run_programs(logits, [7, 9])
+    applied = plan.run_rules(logits, [7, 9])
     with Recording() as recording:
-        sampled = sample(logits, plan, programs, widen=False)
+        sampled = sample(logits, plan, applied, widen=False)
     assert recording.calls
     assert sampled.short is not None
     assert not sampled.short
-    assert torch.equal(sampled.tokens, sample(logits, plan, programs).tokens)
+    assert torch.equal(sampled.tokens, sample(logits, plan, applied).tokens)
 
 
 def test_with_a_kernel_of_thresholds_no_draw_is_short(logits, monkeypatch):

@@ -1,4 +1,4 @@
-"""The programs of a step: run on the host, applied to the logits on the device."""
+"""The logit rules of a step: run on the host, applied to the logits on the device."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,10 +14,10 @@ from engine_worker.guided.masks import MaskRequest
 from engine_worker.guided.memory import WORD_BITS
 from engine_worker.sampling.choose import Chosen
 from engine_worker.sampling.flat import flat_index, gather_flat, scatter_flat
+from engine_worker.sampling.logit_rules import LogitRules
 from engine_worker.sampling.masked import MaskedRows, choose_allowed, restrict
 from engine_worker.sampling.noise import highest_on_host
 from engine_worker.sampling.processors import ProcessedRow
-from engine_worker.sampling.program import Program
 from engine_worker.sampling.rules import Edits, Penalized
 from engine_worker.step import Draw
 
@@ -76,7 +76,7 @@ class Allowed(NamedTuple):
 
 
 class DeviceEdits(NamedTuple):
-    """Changes by programs to scores [N, size]: bans, then penalties, then guides' masks. Few operations for all rows
+    """Changes by logit rules to scores [N, size]: bans, then penalties, then guides' masks. Few operations for all rows
     together, which suits a GPU."""
 
     banned: Tensor | None
@@ -155,12 +155,12 @@ def _penalize(row: NDArray[np.float32], penalized: Penalized) -> None:
     row[ids] = values
 
 
-class ProgramDraw(NamedTuple):
-    """A draw whose sequence has a program."""
+class DrawRules(NamedTuple):
+    """The rules of one draw, and the tokens to feed them."""
 
     draw: int
     """Index in the step."""
-    program: Program
+    rules: LogitRules
     output: Sequence[int]
     known: int
     """Length of `output` when the step was planned: it may have grown since."""
@@ -173,44 +173,44 @@ class ProgramDraw(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class StepPrograms:
-    """The programs of a step's draws, in the order of the draws."""
+class StepRules:
+    """The rules of a step's draws, in the order of the draws."""
 
-    draws: tuple[ProgramDraw, ...]
-    fed: tuple[ProgramDraw, ...]
-    """Draws whose programs must be fed tokens: all but those with only a guide, which the guide worker advances."""
+    draws: tuple[DrawRules, ...]
+    fed: tuple[DrawRules, ...]
+    """Draws whose rules must be fed tokens: all but those with only a guide, which the guide worker advances."""
 
     @staticmethod
-    def of(draws: Sequence[Draw], follows: Mapping[int, int]) -> "StepPrograms | None":
-        """None if no draw has a program."""
-        program_draws = tuple(
-            ProgramDraw(i, draw.program, draw.output, len(draw.output), follows.get(i), draw.drafted, not draw.banned)
+    def of(draws: Sequence[Draw], follows: Mapping[int, int]) -> "StepRules | None":
+        """None if no draw has rules."""
+        draw_rules = tuple(
+            DrawRules(i, draw.rules, draw.output, len(draw.output), follows.get(i), draw.drafted, not draw.banned)
             for i, draw in enumerate(draws)
-            if isinstance(draw.program, Program)
+            if isinstance(draw.rules, LogitRules)
         )
-        if not program_draws:
+        if not draw_rules:
             return None
-        return StepPrograms(program_draws, tuple([draw for draw in program_draws if not draw.program.only_guided]))
+        return StepRules(draw_rules, tuple([draw for draw in draw_rules if not draw.rules.only_guided]))
 
     @property
     def is_guided(self) -> bool:
-        return any(program.guide is not None for _, program, *_ in self.draws)
+        return any(rules.guide is not None for _, rules, *_ in self.draws)
 
     def guided(self, previous_tokens: Sequence[int] | None) -> dict[int, MaskRequest]:
         """Requests for masks, by draw. `previous_tokens`: see `advanced`."""
         requests = {}
-        for draw, program, output, known, follows, drafted, may_end in self.draws:
-            if program.guide is not None:
+        for draw, rules, output, known, follows, drafted, may_end in self.draws:
+            if rules.guide is not None:
                 followed = () if follows is None or previous_tokens is None else (previous_tokens[follows],)
-                requests[draw] = MaskRequest(program.guide, output, known, (*followed, *drafted), may_end)
+                requests[draw] = MaskRequest(rules.guide, output, known, (*followed, *drafted), may_end)
         return requests
 
     def draws_with_processors(self) -> list[int]:
-        return [draw for draw, program, *_ in self.draws if program.processing is not None]
+        return [draw for draw, rules, *_ in self.draws if rules.processing is not None]
 
     def processed(self, logits: Tensor) -> list[ProcessedRow]:
         """logits [P, vocab]: a row for each of `draws_with_processors`."""
-        processed = [(draw, program.processing) for draw, program, *_ in self.draws if program.processing is not None]
+        processed = [(draw, rules.processing) for draw, rules, *_ in self.draws if rules.processing is not None]
         return [ProcessedRow(draw, row, processing) for (draw, processing), row in zip(processed, logits, strict=True)]
 
     def followed(self, previous_tokens: Sequence[int] | None) -> list[int]:
@@ -218,29 +218,29 @@ class StepPrograms:
         `previous_tokens`: see `advanced`."""
         return [
             FOLLOWS_NONE if follows is None or previous_tokens is None else previous_tokens[follows]
-            for _, program, _, _, follows, *_ in self.draws
-            if program.processing is not None
+            for _, rules, _, _, follows, *_ in self.draws
+            if rules.processing is not None
         ]
 
     @contextmanager
     def advanced(self, previous_tokens: Sequence[int] | None) -> Iterator[dict[int, Edits]]:
-        """Feed the programs the tokens before their draws, and yield the edits of draws that have any, by draw; at the
+        """Feed the rules the tokens before their draws, and yield the edits of draws that have any, by draw; at the
         end of the body, roll back the tokens in flight. `previous_tokens`: tokens of the previous step; None if it
         failed, which makes the results of draws that follow it meaningless."""
         edits = {}
-        for draw, program, output, known, follows, drafted, _ in self.fed:
-            for token in output[program.num_fed : known]:
-                program.feed(token)
+        for draw, rules, output, known, follows, drafted, _ in self.fed:
+            for token in output[rules.num_fed : known]:
+                rules.feed(token)
             if follows is not None and previous_tokens is not None:
-                program.feed(previous_tokens[follows])
+                rules.feed(previous_tokens[follows])
             # The draws of a sequence come in order, each with one more draft token.
-            for token in drafted[program.num_fed - known :]:
-                program.feed(token)
-            if edit := program.edits():
+            for token in drafted[rules.num_fed - known :]:
+                rules.feed(token)
+            if edit := rules.edits():
                 edits[draw] = edit
         try:
             yield edits
         finally:
             # The followed token is not final: the step that samples it can still turn out to have failed.
-            for _, program, _, known, *_ in self.fed:
-                program.truncate(known)
+            for _, rules, _, known, *_ in self.fed:
+                rules.truncate(known)

@@ -1,7 +1,7 @@
-"""A sequence's program: how the tokens so far change the next logits.
+"""The logit rules of a sequence: how the tokens so far change the next logits.
 
-Its state is a function of the sequence's tokens alone. A new program that is fed all tokens together is in the same
-state as one that was fed step by step, which lets a stream continue on any engine.
+Their state is a function of the sequence's tokens alone. New rules that are fed all tokens together are in the same
+state as those that were fed step by step, which lets a stream continue on any engine.
 """
 
 from collections.abc import Callable, Sequence
@@ -39,36 +39,36 @@ class Processing(NamedTuple):
         ]
 
 
-class Program:
+class LogitRules:
     """The rules of one sequence, and the tokens that they were fed."""
 
     def __init__(
         self,
-        rules: Callable[[], Sequence[Rule]],
+        make_rules: Callable[[], Sequence[Rule]],
         prompt_end: Sequence[int],
         processing: Processing | None = None,
         guide: GuidedSequence | None = None,
     ) -> None:
-        """`rules`: creates the rules, in the state after the prompt. `prompt_end`: the last tokens of the prompt, as
+        """`make_rules`: in the state after the prompt. `prompt_end`: the last tokens of the prompt, as
         many as any rule reads."""
         self.processing = processing
         self.guide = guide
-        """Its masks are requested for all draws of a step together; see `programs`."""
-        self._make_rules = rules
-        self._rules = rules()
+        """Its masks are requested for all draws of a step together; see `step_rules`."""
+        self._make_rules = make_rules
+        self._rules = make_rules()
         self._tokens = list(prompt_end)
         self._num_prompt = len(self._tokens)
         self.only_guided = guide is not None and processing is None and not self._rules
-        """Whether only the guide worker follows the tokens, so that this program need not be fed."""
+        """Whether only the guide worker follows the tokens, so that these rules need not be fed."""
 
     @property
     def num_fed(self) -> int:
         """Number of output tokens that were fed."""
         return len(self._tokens) - self._num_prompt
 
-    def fork(self) -> "Program":
+    def fork(self) -> "LogitRules":
         """A copy; only for sequences without processors and guide. Takes as long as feeding all tokens again."""
-        forked = Program(self._make_rules, self._tokens[: self._num_prompt])
+        forked = LogitRules(self._make_rules, self._tokens[: self._num_prompt])
         for token in self._tokens[self._num_prompt :]:
             forked.feed(token)
         return forked
@@ -98,14 +98,14 @@ class Program:
         return edits
 
 
-def build_programs(
+def build_logit_rules(
     sampling: SamplingParams,
     prompt: Sequence[int],
     processing: Sequence[Processing | None] = (None,),
     vocab_size: float = inf,
     guides: Sequence[GuidedSequence] = (),
-) -> list[Program | None]:
-    """A program for each sequence of `processing`; None if no parameter needs one. They share their data of the prompt.
+) -> list[LogitRules | None]:
+    """The rules of each sequence of `processing`; None if no parameter needs any. They share their data of the prompt.
 
     `vocab_size`: bad words with ids from there on, which a tokenizer may have, are ignored because the model cannot
     sample them. Ids of virtual tokens in the prompt also start there; rules skip them, but processors see them.
@@ -121,15 +121,16 @@ def build_programs(
     bad_words = [BadWords(words)] if words else []
     longest = max(size, *map(len, words), 1)
 
-    def rules() -> list[Rule]:
-        rules_of_sequence: list[Rule] = [*bad_words]
+    def make_rules() -> list[Rule]:
+        rules: list[Rule] = [*bad_words]
         if size == 1:
-            rules_of_sequence.append(NoRepeatTokens(seen))
+            rules.append(NoRepeatTokens(seen))
         elif size:
-            rules_of_sequence.append(NoRepeatNgrams(size, ngrams))
+            rules.append(NoRepeatNgrams(size, ngrams))
         if sampling.penalized:
-            rules_of_sequence.append(Penalties(sampling, seen))
-        return rules_of_sequence
+            rules.append(Penalties(sampling, seen))
+        return rules
 
     guide_of: Sequence[GuidedSequence | None] = guides or [None] * len(processing)
-    return [Program(rules, prompt[-longest:], each, guide) for each, guide in zip(processing, guide_of, strict=True)]
+    ends = zip(processing, guide_of, strict=True)
+    return [LogitRules(make_rules, prompt[-longest:], each, guide) for each, guide in ends]
