@@ -6,7 +6,8 @@ from engine_worker.guided.guides import refused_guide
 from engine_worker.guided.masks import GuidedSequence
 from engine_worker.protocol import Preparation
 from engine_worker.runner.extensions import Extensions
-from engine_worker.sampling.logit_rules import LogitRules, Processing, build_logit_rules
+from engine_worker.sampling.logit_rules import LogitRules, build_logit_rules
+from engine_worker.sampling.processors import Processing
 from sluice.wire.errors import Fault
 from sluice.wire.requests import Submit
 

@@ -7,8 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine_worker.guided.masks import Masks
+from engine_worker.sampling.logit_rules import StepRules
 from engine_worker.sampling.masked import MaskedRows
-from engine_worker.sampling.step_rules import StepRules
 from sluice.wire.errors import Fault
 
 

@@ -1,42 +1,34 @@
-"""The logit rules of a sequence: how the tokens so far change the next logits.
+"""The logit rules of a sequence, and those of a step: how the tokens so far change the next logits.
 
 Their state is a function of the sequence's tokens alone. New rules that are fed all tokens together are in the same
 state as those that were fed step by step, which lets a stream continue on any engine.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from math import inf
 from typing import NamedTuple
 
-from engine_worker.guided.masks import GuidedSequence
-from engine_worker.sampling.bans import BadWords, NoRepeatNgrams, NoRepeatTokens, index_ngrams
-from engine_worker.sampling.penalties import Penalties
-from engine_worker.sampling.rules import Edits, Rule
-from engine_worker.sampling.seen import PromptTokens
+from torch import Tensor
+
+from engine_worker.guided.masks import GuidedSequence, MaskRequest
+from engine_worker.sampling.processors import ProcessedRow, Processing
+from engine_worker.sampling.rules import (
+    BadWords,
+    Edits,
+    NoRepeatNgrams,
+    NoRepeatTokens,
+    Penalties,
+    PromptTokens,
+    Rule,
+    index_ngrams,
+)
+from engine_worker.step import Draw
 from sluice.wire.params import SamplingParams
-from sluice.wire.requests import Submit
 
-
-class Processing(NamedTuple):
-    """Arguments for the logits processors of one sequence; see `processors`."""
-
-    names: tuple[str, ...]
-    request_id: str
-    client_id: int | None
-    tokens: list[int]
-    """Prompt and output."""
-
-    @staticmethod
-    def of(spec: Submit) -> "list[Processing | None]":
-        """One per sequence; None for sequences that ended in an earlier attempt, or if there are no processors."""
-        names = spec.sampling.logits_processors
-        if not names:
-            return [None] * spec.n
-        ids = [spec.name] if spec.n == 1 else [f"{spec.name}/{i}" for i in range(spec.n)]
-        return [
-            None if index in spec.ended else Processing(names, request_id, spec.client_id, list(spec.prompt))
-            for index, request_id in enumerate(ids)
-        ]
+FOLLOWS_NONE = -1
+"""In place of a token id: the draw does not follow a token of the previous step."""
 
 
 class LogitRules:
@@ -49,11 +41,11 @@ class LogitRules:
         processing: Processing | None = None,
         guide: GuidedSequence | None = None,
     ) -> None:
-        """`make_rules`: in the state after the prompt. `prompt_end`: the last tokens of the prompt, as
+        """`make_rules`: creates them, in the state after the prompt. `prompt_end`: the last tokens of the prompt, as
         many as any rule reads."""
         self.processing = processing
         self.guide = guide
-        """Its masks are requested for all draws of a step together; see `step_rules`."""
+        """Its masks are requested for all draws of a step together; see `StepRules.guided`."""
         self._make_rules = make_rules
         self._rules = make_rules()
         self._tokens = list(prompt_end)
@@ -134,3 +126,94 @@ def build_logit_rules(
     guide_of: Sequence[GuidedSequence | None] = guides or [None] * len(processing)
     ends = zip(processing, guide_of, strict=True)
     return [LogitRules(make_rules, prompt[-longest:], each, guide) for each, guide in ends]
+
+
+class DrawRules(NamedTuple):
+    """The rules of one draw, and the tokens to feed them."""
+
+    draw: int
+    """Index in the step."""
+    rules: LogitRules
+    output: Sequence[int]
+    known: int
+    """Length of `output` when the step was planned: it may have grown since."""
+    follows: int | None
+    """Draw of the previous step that samples the token after the `known` ones; None: all tokens are known."""
+    drafted: Sequence[int]
+    """Draft tokens after these."""
+    may_end: bool
+    """Whether the ids that end the sequence may be sampled."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepRules:
+    """The rules of a step's draws, in the order of the draws."""
+
+    draws: tuple[DrawRules, ...]
+    fed: tuple[DrawRules, ...]
+    """Draws whose rules must be fed tokens: all but those with only a guide, which the guide worker advances."""
+
+    @staticmethod
+    def of(draws: Sequence[Draw], follows: Mapping[int, int]) -> "StepRules | None":
+        """None if no draw has rules."""
+        draw_rules = tuple(
+            DrawRules(i, draw.rules, draw.output, len(draw.output), follows.get(i), draw.drafted, not draw.banned)
+            for i, draw in enumerate(draws)
+            if isinstance(draw.rules, LogitRules)
+        )
+        if not draw_rules:
+            return None
+        return StepRules(draw_rules, tuple([draw for draw in draw_rules if not draw.rules.only_guided]))
+
+    @property
+    def is_guided(self) -> bool:
+        return any(rules.guide is not None for _, rules, *_ in self.draws)
+
+    def guided(self, previous_tokens: Sequence[int] | None) -> dict[int, MaskRequest]:
+        """Requests for masks, by draw. `previous_tokens`: see `advanced`."""
+        requests = {}
+        for draw, rules, output, known, follows, drafted, may_end in self.draws:
+            if rules.guide is not None:
+                followed = () if follows is None or previous_tokens is None else (previous_tokens[follows],)
+                requests[draw] = MaskRequest(rules.guide, output, known, (*followed, *drafted), may_end)
+        return requests
+
+    def draws_with_processors(self) -> list[int]:
+        return [draw for draw, rules, *_ in self.draws if rules.processing is not None]
+
+    def processed(self, logits: Tensor) -> list[ProcessedRow]:
+        """logits [P, vocab]: a row for each of `draws_with_processors`."""
+        processed = [(draw, rules.processing) for draw, rules, *_ in self.draws if rules.processing is not None]
+        return [ProcessedRow(draw, row, processing) for (draw, processing), row in zip(processed, logits, strict=True)]
+
+    def followed(self, previous_tokens: Sequence[int] | None) -> list[int]:
+        """For each of `draws_with_processors` the token of the previous step that it follows, or FOLLOWS_NONE.
+        `previous_tokens`: see `advanced`."""
+        return [
+            FOLLOWS_NONE if follows is None or previous_tokens is None else previous_tokens[follows]
+            for _, rules, _, _, follows, *_ in self.draws
+            if rules.processing is not None
+        ]
+
+    @contextmanager
+    def advanced(self, previous_tokens: Sequence[int] | None) -> Iterator[dict[int, Edits]]:
+        """Feed the rules the tokens before their draws, and yield the edits of draws that have any, by draw; at the
+        end of the body, roll back the tokens in flight. `previous_tokens`: tokens of the previous step; None if it
+        failed, which makes the results of draws that follow it meaningless."""
+        edits = {}
+        for draw, rules, output, known, follows, drafted, _ in self.fed:
+            for token in output[rules.num_fed : known]:
+                rules.feed(token)
+            if follows is not None and previous_tokens is not None:
+                rules.feed(previous_tokens[follows])
+            # The draws of a sequence come in order, each with one more draft token.
+            for token in drafted[rules.num_fed - known :]:
+                rules.feed(token)
+            if edit := rules.edits():
+                edits[draw] = edit
+        try:
+            yield edits
+        finally:
+            # The followed token is not final: the step that samples it can still turn out to have failed.
+            for _, rules, _, known, *_ in self.fed:
+                rules.truncate(known)

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from engine_worker.attention.backend import first_line
 from engine_worker.sampling.callbacks import Callback, CallbackError
-from engine_worker.sampling.logit_rules import Processing
 from sluice.settings.engine import BATCHED, ProcessorNames
 from sluice.settings.names import find_function
 from sluice.wire.errors import ErrorCode, Fault
+from sluice.wire.requests import Submit
 
 Warn = Callable[[str, str], None]
 """(log event, reason)."""
@@ -53,6 +53,28 @@ def find_processors(names: ProcessorNames, warn: Warn) -> Processors:
         callback = Callback.of(value_of_batched, seconds)
         batched = find_function("logits_processor_batched", value_of_batched) if callback is None else callback.batch
     return Processors(named, batched, warn)
+
+
+class Processing(NamedTuple):
+    """Arguments for the logits processors of one sequence."""
+
+    names: tuple[str, ...]
+    request_id: str
+    client_id: int | None
+    tokens: list[int]
+    """Prompt and output."""
+
+    @staticmethod
+    def of(spec: Submit) -> "list[Processing | None]":
+        """One per sequence; None for sequences that ended in an earlier attempt, or if there are no processors."""
+        names = spec.sampling.logits_processors
+        if not names:
+            return [None] * spec.n
+        ids = [spec.name] if spec.n == 1 else [f"{spec.name}/{i}" for i in range(spec.n)]
+        return [
+            None if index in spec.ended else Processing(names, request_id, spec.client_id, list(spec.prompt))
+            for index, request_id in enumerate(ids)
+        ]
 
 
 class ProcessedRow(NamedTuple):

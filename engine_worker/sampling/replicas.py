@@ -13,9 +13,8 @@ from weakref import WeakKeyDictionary
 from torch import Tensor
 
 from engine_worker.guided.masks import take_all
-from engine_worker.sampling.logit_rules import LogitRules, Processing
-from engine_worker.sampling.processors import ProcessedRow, Processors, run_processors
-from engine_worker.sampling.step_rules import FOLLOWS_NONE, StepRules
+from engine_worker.sampling.logit_rules import FOLLOWS_NONE, LogitRules, StepRules
+from engine_worker.sampling.processors import ProcessedRow, Processing, Processors, run_processors
 
 
 class ReplicatedRow(NamedTuple):

@@ -15,13 +15,13 @@ from engine_worker.sampling.candidates import BestOfDraws, Candidates
 from engine_worker.sampling.choose import Chosen, Filtered, Greedy, Unfiltered, finite
 from engine_worker.sampling.fused import TORCH, SamplingKernels
 from engine_worker.sampling.guided_draws import GuidedDraws, RequestedMasks
-from engine_worker.sampling.logit_edits import LogitEdits
+from engine_worker.sampling.logit_edits import DeviceEdits, HostEdits, LogitEdits
+from engine_worker.sampling.logit_rules import StepRules
 from engine_worker.sampling.logprobs import Logprobs, compute_logprobs
 from engine_worker.sampling.methods import SamplingMethod, group_by_method
 from engine_worker.sampling.processors import NO_PROCESSORS, Processors, run_processors
 from engine_worker.sampling.rejection import Rejection
 from engine_worker.sampling.rules import Edits
-from engine_worker.sampling.step_rules import DeviceEdits, HostEdits, StepRules
 from engine_worker.step import Draw, Drawn
 from sluice.wire.errors import ErrorCode, Fault
 

@@ -8,10 +8,9 @@ from torch import Tensor
 from engine_worker.runner.batch import to_device
 from engine_worker.sampling.choose import Chosen, Filtered
 from engine_worker.sampling.fused import TORCH, SamplingKernels
-from engine_worker.sampling.logit_edits import LogitEdits
-from engine_worker.sampling.logit_rules import build_logit_rules
+from engine_worker.sampling.logit_edits import DeviceEdits, HostEdits, LogitEdits
+from engine_worker.sampling.logit_rules import StepRules, build_logit_rules
 from engine_worker.sampling.sampler import Sampled, SamplingPlan, sample
-from engine_worker.sampling.step_rules import DeviceEdits, HostEdits, StepRules
 from engine_worker.step import Draw, Drawn, Proposal
 from sluice.wire.params import SamplingParams
 

@@ -2,7 +2,8 @@
 
 from msgspec.structs import replace
 
-from engine_worker.sampling.logit_rules import Processing, build_logit_rules
+from engine_worker.sampling.logit_rules import build_logit_rules
+from engine_worker.sampling.processors import Processing
 from engine_worker.sampling.sampler import SamplingPlan, sample
 from engine_worker.step import Draw, Drawn
 from sluice.wire.params import SamplingParams

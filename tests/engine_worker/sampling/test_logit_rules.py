@@ -6,11 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import NoBadWordsLogitsProcessor, NoRepeatNGramLogitsProcessor, RepetitionPenaltyLogitsProcessor
 
-from engine_worker.sampling.bans import BadWords
-from engine_worker.sampling.logit_rules import LogitRules, build_logit_rules
-from engine_worker.sampling.rules import Edits
-from engine_worker.sampling.seen import PromptTokens, SeenTokens
-from engine_worker.sampling.step_rules import StepRules
+from engine_worker.sampling.logit_rules import LogitRules, StepRules, build_logit_rules
+from engine_worker.sampling.rules import BadWords, Edits, PromptTokens, SeenTokens
 from engine_worker.step import Draw
 from sluice.wire.params import SamplingParams
 from tests.engine_worker.sampling.draws import draw, edit

@@ -6,8 +6,8 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from engine_worker.sampling.logit_rules import Processing, build_logit_rules
-from engine_worker.sampling.processors import BATCHED, Processors, find_processors
+from engine_worker.sampling.logit_rules import build_logit_rules
+from engine_worker.sampling.processors import BATCHED, Processing, Processors, find_processors
 from engine_worker.sampling.sampler import SamplingPlan, sample
 from engine_worker.step import Draw
 from sluice.settings.engine import ProcessorNames

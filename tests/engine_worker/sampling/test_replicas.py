@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from engine_worker.parallel.commands import ComputeStep, decode, encode
-from engine_worker.sampling.logit_rules import Processing, build_logit_rules
-from engine_worker.sampling.processors import BATCHED, Processors
+from engine_worker.sampling.logit_rules import build_logit_rules
+from engine_worker.sampling.processors import BATCHED, Processing, Processors
 from engine_worker.sampling.replicas import ReplicatedProcessors, ReplicatedSequences, ReplicatedStep
 from engine_worker.sampling.sampler import SamplingPlan
 from engine_worker.step import Draw
