@@ -17,7 +17,7 @@ from engine_worker.runner.forward import Forward, PreparedStep, ignore_rows
 from engine_worker.runner.launched import LaunchedStep
 from engine_worker.runner.results import SampledResults
 from engine_worker.runner.rows import RequestedRows
-from engine_worker.sampling.fused import SamplingKernels
+from engine_worker.sampling.choose import SamplingKernels
 from engine_worker.sampling.guided_draws import RequestedMasks
 from engine_worker.sampling.sampler import NO_RULES, RuleResults, SamplingPlan, sample
 from engine_worker.step import Move

@@ -32,7 +32,7 @@ from engine_worker.runner.torch_forward import TorchForward
 from engine_worker.runner.vision import load_images
 from engine_worker.runner.warmup import capture_graphs, graphs_refused, warm_up
 from engine_worker.runner.weights import Progress, fill_weights
-from engine_worker.sampling.fused import SamplingKernels
+from engine_worker.sampling.choose import SamplingKernels
 from sluice.checkpoint.folder import Checkpoint
 from sluice.host.cores import usable_cores
 

@@ -2,8 +2,7 @@
 
 import torch
 
-from engine_worker.sampling.candidates import BestOfDraws
-from engine_worker.sampling.choose import Best
+from engine_worker.sampling.choose import Best, BestOfDraws
 from engine_worker.sampling.host import on_host
 from engine_worker.sampling.logprobs import Logprobs
 from engine_worker.sampling.sampler import RuleResults, Sampled

@@ -26,7 +26,7 @@ from engine_worker.runner.preparations import RequestPreparer
 from engine_worker.runner.rows import RequestedRows
 from engine_worker.runner.table_rows import with_images
 from engine_worker.runner.tensors import OutputTensors
-from engine_worker.sampling.fused import TORCH, SamplingKernels
+from engine_worker.sampling.choose import TORCH, SamplingKernels
 from engine_worker.sampling.logit_rules import LogitRules
 from engine_worker.sampling.replicas import ReplicatedStep
 from engine_worker.step import AdapterLoad, DeviceLostError, Drawn, Move, Slice, Step

@@ -28,7 +28,7 @@ from engine_worker.runner.graphs import Graphs
 from engine_worker.runner.memory import MemoryTooSmallError, free_memory
 from engine_worker.runner.torch_forward import TorchForward
 from engine_worker.runner.weights import Progress
-from engine_worker.sampling.fused import TORCH, SamplingKernels
+from engine_worker.sampling.choose import TORCH, SamplingKernels
 from engine_worker.sampling.logit_rules import build_logit_rules
 from engine_worker.sampling.sampler import sample
 from engine_worker.step import Draw, Slice

@@ -4,6 +4,7 @@ Sampling parameters become tensors first (`SamplingPlan`) and are copied to the 
 behind the model, and the host does not wait for the device.
 """
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from typing import NamedTuple
@@ -11,19 +12,31 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from engine_worker.sampling.candidates import BestOfDraws, Candidates
-from engine_worker.sampling.choose import Chosen, Filtered, Greedy, Unfiltered, finite
-from engine_worker.sampling.fused import TORCH, SamplingKernels
+from engine_worker.sampling.choose import (
+    TORCH,
+    BestOfDraws,
+    Candidates,
+    Chosen,
+    Filtered,
+    Greedy,
+    SamplingKernels,
+    Unfiltered,
+    finite,
+)
 from engine_worker.sampling.guided_draws import GuidedDraws, RequestedMasks
 from engine_worker.sampling.logit_edits import DeviceEdits, HostEdits, LogitEdits
 from engine_worker.sampling.logit_rules import StepRules
 from engine_worker.sampling.logprobs import Logprobs, compute_logprobs
-from engine_worker.sampling.methods import SamplingMethod, group_by_method
 from engine_worker.sampling.processors import NO_PROCESSORS, Processors, run_processors
 from engine_worker.sampling.rejection import Rejection
 from engine_worker.sampling.rules import Edits
 from engine_worker.step import Draw, Drawn
 from sluice.wire.errors import ErrorCode, Fault
+from sluice.wire.params import GREEDY_TEMPERATURE
+
+Kind = type[Greedy] | type[Unfiltered] | type[Filtered] | type[Candidates] | type[Rejection]
+SamplingMethod = tuple[Kind, bool]
+"""How tokens are chosen, and whether the logits may be edited before that."""
 
 
 class RuleResults(NamedTuple):
@@ -100,6 +113,26 @@ class Sampled(NamedTuple):
         broken = [True] * len(valid) if self.broken is None else self.broken.tolist()
         faults = [INVALID_LOGITS if each else NO_TOKEN for each in broken]
         return [drawn if good else fault for drawn, good, fault in zip(results, valid, faults, strict=True)]
+
+
+def group_by_method(draws: Sequence[Draw]) -> dict[SamplingMethod, list[int]]:
+    """Indices of the draws, by method."""
+    groups: dict[SamplingMethod, list[int]] = defaultdict(list)
+    # Runs for every draw of every step, hence one loop without calls.
+    for i, draw in enumerate(draws):
+        sampling = draw.sampling
+        kind: Kind = Unfiltered
+        if draw.candidates:
+            kind = Candidates
+        elif sampling.temperature < GREEDY_TEMPERATURE:
+            kind = Greedy
+        elif draw.proposal is not None:
+            kind = Rejection
+        elif sampling.top_k or sampling.top_p < 1.0:
+            kind = Filtered
+        listed = draw.banned or sampling.logit_bias or sampling.bad_token_ids or sampling.allowed_token_ids
+        groups[kind, draw.rules is not None or bool(listed)].append(i)
+    return groups
 
 
 class SamplingGroup(NamedTuple):

@@ -6,8 +6,8 @@ from engine_worker.runner import compute
 from engine_worker.runner.config import RunnerConfig
 from engine_worker.runner.load import load_runner
 from engine_worker.sampling import choose, sampler
+from engine_worker.sampling.choose import TORCH, SamplingKernels
 from engine_worker.sampling.filters import torch_thresholds
-from engine_worker.sampling.fused import TORCH, SamplingKernels
 from engine_worker.sampling.logit_rules import build_logit_rules
 from engine_worker.step import Draw, Slice, Step
 from sluice.wire.params import SamplingParams

@@ -13,8 +13,7 @@ from engine_worker.runner.batch import build_arrays
 from engine_worker.runner.config import RunnerConfig
 from engine_worker.runner.memory import MemoryTooSmallError
 from engine_worker.runner.warmup import FILTERED, capture_graphs, graphs_refused, largest_step, warm_up
-from engine_worker.sampling.choose import Filtered, Unfiltered
-from engine_worker.sampling.fused import TORCH
+from engine_worker.sampling.choose import TORCH, Filtered, Unfiltered
 from engine_worker.step import Slice
 from tests.engine_worker.models.checkpoints import CONFIGS
 from tests.fakes.graphs import FakeCapture

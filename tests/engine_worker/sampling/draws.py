@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from engine_worker.runner.batch import to_device
-from engine_worker.sampling.choose import Chosen, Filtered
-from engine_worker.sampling.fused import TORCH, SamplingKernels
+from engine_worker.sampling.choose import TORCH, Chosen, Filtered, SamplingKernels
 from engine_worker.sampling.logit_edits import DeviceEdits, HostEdits, LogitEdits
 from engine_worker.sampling.logit_rules import StepRules, build_logit_rules
 from engine_worker.sampling.sampler import Sampled, SamplingPlan, sample

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from engine_worker.runner.batch import to_device
 from engine_worker.sampling import choose, logprobs, noise
+from engine_worker.sampling.choose import TORCH
 from engine_worker.sampling.filters import torch_thresholds
-from engine_worker.sampling.fused import TORCH
 from engine_worker.sampling.sampler import SamplingPlan, sample
 from tests.engine_worker.sampling.draws import draw, edit, tensors
 from tests.examples import examples
