@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from engine_worker.attention.backend import AttentionInputs
-from engine_worker.layers.embeds import Embeds
+from engine_worker.models.model import Embeds
 from engine_worker.positions import AXES
 from engine_worker.runner.table_rows import STAND_IN, table_rows
 from engine_worker.step import Slice

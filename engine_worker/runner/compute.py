@@ -1,6 +1,6 @@
 """Computes one launched step: block moves, adapter loads, the model, guides' masks, logits processors, sampling."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -10,17 +10,58 @@ from engine_worker.lora.checkpoint import AdapterWeights
 from engine_worker.lora.device import LoadPlan
 from engine_worker.runner.batch import to_device
 from engine_worker.runner.debug_tensors import DebugStep
-from engine_worker.runner.draws import SampledDraws
 from engine_worker.runner.extensions import Extensions
 from engine_worker.runner.followers import Followers
 from engine_worker.runner.forward import Forward, PreparedStep, ignore_rows
-from engine_worker.runner.launched import LaunchedStep
-from engine_worker.runner.results import SampledResults
+from engine_worker.runner.launched import LaunchedStep, SampledResults
 from engine_worker.runner.rows import RequestedRows
 from engine_worker.sampling.choose import SamplingKernels
 from engine_worker.sampling.guided_draws import RequestedMasks
 from engine_worker.sampling.sampler import NO_RULES, RuleResults, SamplingPlan, sample
-from engine_worker.step import Move
+from engine_worker.step import Draw, Move, Slice
+
+
+class SampledDraws(NamedTuple):
+    """The draws of a step and how they are sampled."""
+
+    draws: list[Draw]
+    plan: SamplingPlan
+    masks: RequestedMasks | None = None
+    """Masks that were requested when the step was launched; None: they are requested when it is computed."""
+
+
+class StepDraws(NamedTuple):
+    """D draws from R rows of logits: one row per slice that draws, and one more for each of its drafts."""
+
+    draws: list[Draw]
+    rows: list[int]
+    """[D]: each draw's row."""
+    num_rows: int
+    """R."""
+    follows: dict[int, int]
+    """For draws whose last output token is still being sampled: the draw of the previous step that samples it."""
+
+    @classmethod
+    def of(cls, slices: Sequence[Slice]) -> "StepDraws":
+        draws: list[Draw] = []
+        rows: list[int] = []
+        follows: dict[int, int] = {}
+        num_rows = 0
+        for part in slices:
+            if not part.draws:
+                continue
+            for draw in part.draws:
+                if part.follows is not None:
+                    follows[len(draws)] = part.follows
+                draws.append(draw)
+                # In steps of the draft model `drafts` is 0: its cache has all draft tokens before a draw but the last.
+                rows.append(num_rows + (len(draw.drafted) if part.drafts else 0))
+            num_rows += 1 + part.drafts
+        return cls(draws, rows, num_rows, follows)
+
+    def plan(self, vocab_size: int) -> SamplingPlan:
+        """Copies what it needs of the draws, which the engine may change afterwards."""
+        return SamplingPlan.of(self.draws, self.rows, self.num_rows, vocab_size, self.follows)
 
 
 class StepWork(NamedTuple):

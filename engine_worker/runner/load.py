@@ -20,12 +20,11 @@ from engine_worker.models.config import NotNativeError, narrow_windows, widest_w
 from engine_worker.models.decoder import CausalLM
 from engine_worker.models.model import Model
 from engine_worker.models.registry import find_model, model_class
-from engine_worker.runner.capture import CaptureError, CudaCapture
 from engine_worker.runner.config import DraftConfig, RunnerConfig, check_output_layers, find_device, find_dtype
 from engine_worker.runner.extensions import NO_EXTENSIONS, Extensions
 from engine_worker.runner.followers import Followers
 from engine_worker.runner.fusing import fuse, missing_compiler, no_kernels, triton_kernels
-from engine_worker.runner.graphs import Graphs
+from engine_worker.runner.graphs import CaptureError, CudaCapture, Graphs
 from engine_worker.runner.memory import count_blocks, count_host_blocks, fraction_of, free_memory
 from engine_worker.runner.runner import DraftRunner, ModelRunner
 from engine_worker.runner.torch_forward import TorchForward

@@ -12,16 +12,14 @@ from engine_worker.lora.checkpoint import AdapterWeights
 from engine_worker.lora.device import LoadPlan
 from engine_worker.protocol import ImageUsage, Preparation
 from engine_worker.runner.batch import to_device
-from engine_worker.runner.calls import PendingCall, Poll, refused
-from engine_worker.runner.compute import StepComputer, StepWork
+from engine_worker.runner.compute import SampledDraws, StepComputer, StepDraws, StepWork
 from engine_worker.runner.config import use_device
-from engine_worker.runner.draws import SampledDraws, StepDraws
 from engine_worker.runner.extensions import NO_EXTENSIONS, Extensions
 from engine_worker.runner.finished import Finished
 from engine_worker.runner.followers import Followers
 from engine_worker.runner.forward import Forward
 from engine_worker.runner.launched import LaunchedStep, WaitTimer
-from engine_worker.runner.methods import Methods
+from engine_worker.runner.methods import Methods, PendingCall, Poll, refused
 from engine_worker.runner.preparations import RequestPreparer
 from engine_worker.runner.rows import RequestedRows
 from engine_worker.runner.table_rows import with_images

@@ -21,10 +21,9 @@ from engine_worker.runner.buffers import (
     GenerationBuffers,
     table_width,
 )
-from engine_worker.runner.capture import Capture, CaptureError, Graph, Work
+from engine_worker.runner.compute import StepDraws
 from engine_worker.runner.config import RunnerConfig
-from engine_worker.runner.draws import StepDraws
-from engine_worker.runner.graphs import Graphs
+from engine_worker.runner.graphs import Capture, CaptureError, Graph, Graphs, Work
 from engine_worker.runner.memory import MemoryTooSmallError, free_memory
 from engine_worker.runner.torch_forward import TorchForward
 from engine_worker.runner.weights import Progress

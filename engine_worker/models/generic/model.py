@@ -14,14 +14,13 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 from engine_worker.attention.backend import AttentionBackend, AttentionInputs, HeadShape
 from engine_worker.attention.cache import KVCache
 from engine_worker.layers.adapters import StepAdapters
-from engine_worker.layers.embeds import Embeds
 from engine_worker.layers.moe import waits_for_device
 from engine_worker.layers.shard import Cut, Place
 from engine_worker.models.config import Windows
 from engine_worker.models.generic.interface import SERVED, AttentionCall, attention_computed_by, context_of
 from engine_worker.models.generic.probe import probe
 from engine_worker.models.generic.source import Source, build, load, read_source
-from engine_worker.models.taps import Taps
+from engine_worker.models.model import Embeds, Taps
 from sluice.checkpoint.folder import CheckpointError
 
 TOLERANCE = 0.02

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from engine_worker.positions import PlacedGrid, Positions
 from engine_worker.runner.batch import StepArrays, build_arrays
 from engine_worker.runner.buffers import ContextBuffers, GenerationBuffers
-from engine_worker.runner.draws import StepDraws
+from engine_worker.runner.compute import StepDraws
 from engine_worker.step import Draw, Kept, Scored, Slice
 from sluice.wire.params import SamplingParams
 from sluice.wire.tables import PromptTables, VirtualTokens

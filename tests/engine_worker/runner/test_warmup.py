@@ -116,7 +116,7 @@ def test_graphs_fit_the_longest_possible_table():
             model, cache(num_blocks), attention, CONFIG, context, FakeCapture(), lambda *_: None
         )
         assert graphs.sizes == [1, 2, 4, 6]
-        return graphs._buffers._static.blocks
+        return graphs._buffers._blocks
 
     assert width("llama", 100, 30) == 8
     assert width("llama", 5, 30) == 5

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from engine_worker.runner import results
-from engine_worker.runner.results import SampledResults
+from engine_worker.runner import launched
+from engine_worker.runner.launched import SampledResults
 from engine_worker.sampling.sampler import NO_RULES, Sampled
 
 
@@ -21,7 +21,7 @@ def events(monkeypatch):
             pass
 
     monkeypatch.setattr(torch.cuda, "Event", Event)
-    monkeypatch.setattr(results, "on_host", lambda tensor: tensor)
+    monkeypatch.setattr(launched, "on_host", lambda tensor: tensor)
     return made
 
 
