@@ -29,6 +29,10 @@ Cuts = Mapping[str, Cut]
 """By name of a target: which slice of the checkpoint's tensor it holds. Targets not listed hold the whole tensor."""
 
 
+def ignore_progress(_done: int, _total: int) -> None:
+    """A `Progress` that drops the reports."""
+
+
 def same_name(name: str) -> str:
     return name
 

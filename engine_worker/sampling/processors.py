@@ -25,8 +25,8 @@ Processor = Callable[[str, Tensor, list[list[int]], int | None, int | None], Non
 BatchedProcessor = Callable[[list[str], list[Tensor], list[list[list[int]]], int | None, list[int | None]], None]
 
 
-def ignore(_event: str, _reason: str) -> None:
-    """Drop a warning."""
+def ignore_warning(_event: str, _reason: str) -> None:
+    """A `Warn` that drops the warnings."""
 
 
 class Processors(NamedTuple):
@@ -34,7 +34,7 @@ class Processors(NamedTuple):
 
     named: Mapping[str, Processor] = {}
     batched: BatchedProcessor | None = None
-    warn: Warn = ignore
+    warn: Warn = ignore_warning
 
 
 NO_PROCESSORS = Processors()
