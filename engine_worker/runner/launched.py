@@ -6,11 +6,10 @@ from concurrent.futures import Future
 
 import torch
 
+from engine_worker.runner.batch import map_tensors
 from engine_worker.runner.finished import Finished
 from engine_worker.runner.rows import RequestedRows
-from engine_worker.sampling.choose import Best, BestOfDraws
 from engine_worker.sampling.host import on_host
-from engine_worker.sampling.logprobs import Logprobs
 from engine_worker.sampling.sampler import RuleResults, Sampled
 from engine_worker.step import Draw, Drawn, KeptRows
 
@@ -30,14 +29,10 @@ class SampledResults:
         _, _, self._faults, self._complete, self._later = rule_results
         self._copied: torch.cuda.Event | None = None
         if self.tokens.device.type != "cpu":
-            logprobs = None if sampled.logprobs is None else Logprobs(*map(on_host, sampled.logprobs))
-            short = None if sampled.short is None else on_host(sampled.short)
-            best = tuple(BestOfDraws(beams, Best(*map(on_host, candidates))) for beams, candidates in sampled.best)
-            broken = None if sampled.broken is None else on_host(sampled.broken)
-            sampled = Sampled(on_host(sampled.tokens), on_host(sampled.valid), logprobs, short, best, broken)
+            sampled = map_tensors(sampled, on_host)
             # CUDA spins while it waits, which takes a core that router and detokenizer may need; a blocking wait wakes
             # up about 50 µs late. Spin if there is a `short`, since the next step is queued only after that is known.
-            self._copied = torch.cuda.Event(blocking=overlapped and short is None)
+            self._copied = torch.cuda.Event(blocking=overlapped and sampled.short is None)
             self._copied.record()
         self._sampled = sampled
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from engine_worker.runner.forward import NO_LAYERS, Layers, rows_between
 from engine_worker.runner.tensors import RowsFunction
-from engine_worker.sampling.prompt_logprobs import PromptScores
+from engine_worker.sampling.logprobs import PromptScores
 from engine_worker.step import Kept, KeptRows, Slice
 from sluice.wire.tensors import DType
 

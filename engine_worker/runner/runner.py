@@ -11,7 +11,7 @@ from engine_worker.attention.backend import first_line
 from engine_worker.lora.checkpoint import AdapterWeights
 from engine_worker.lora.device import LoadPlan
 from engine_worker.protocol import ImageUsage, Preparation
-from engine_worker.runner.batch import to_device
+from engine_worker.runner.batch import to_device, with_images
 from engine_worker.runner.compute import SampledDraws, StepComputer, StepDraws, StepWork
 from engine_worker.runner.config import use_device
 from engine_worker.runner.extensions import NO_EXTENSIONS, Extensions
@@ -22,7 +22,6 @@ from engine_worker.runner.launched import LaunchedStep, WaitTimer
 from engine_worker.runner.methods import Methods, PendingCall, Poll, refused
 from engine_worker.runner.preparations import RequestPreparer
 from engine_worker.runner.rows import RequestedRows
-from engine_worker.runner.table_rows import with_images
 from engine_worker.runner.tensors import OutputTensors
 from engine_worker.sampling.choose import TORCH, SamplingKernels
 from engine_worker.sampling.logit_rules import LogitRules

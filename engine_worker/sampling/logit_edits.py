@@ -15,7 +15,7 @@ from torch import Tensor
 
 from engine_worker.guided.memory import WORD_BITS
 from engine_worker.sampling.choose import Chosen
-from engine_worker.sampling.masked import MaskedRows, choose_allowed, restrict
+from engine_worker.sampling.guided_draws import MaskedRows, choose_allowed, restrict
 from engine_worker.sampling.noise import highest_on_host
 from engine_worker.sampling.rules import Edits, Penalized
 from engine_worker.step import Draw
