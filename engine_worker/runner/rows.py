@@ -76,8 +76,8 @@ class RequestedRows:
 
     def __init__(self, slices: Sequence[Slice], device: torch.device, functions: Mapping[str, RowsFunction]) -> None:
         with_rows = [part for part in slices if part.scored is not None or part.kept]
-        self._scores = PromptScores(with_rows, device) if any(part.scored for part in with_rows) else None
-        self._tensors = KeptTensors(with_rows, functions) if any(part.kept for part in with_rows) else None
+        self._scores = PromptScores(with_rows, device)
+        self._tensors = KeptTensors(with_rows, functions)
         self._runs: list[tuple[int | None, int]] = []
         """In the order of the rows: (index among all `Kept` of the step, or None for `Scored`; number of rows)."""
         num_kept = 0
@@ -96,9 +96,9 @@ class RequestedRows:
         while at < len(hidden):
             kept, size = self._runs[self._run]
             end = min(len(hidden), at + size - self._done)
-            if kept is None and self._scores is not None:
+            if kept is None:
                 self._scores.add(logits[at:end])
-            elif kept is not None and self._tensors is not None:
+            else:
                 self._tensors.add(kept, self._done, hidden[at:end], logits[at:end], rows_between(layers, at, end))
             self._done += end - at
             at = end
@@ -107,15 +107,13 @@ class RequestedRows:
 
     def finish(self) -> None:
         """Called after the last row."""
-        if self._scores is not None:
-            self._scores.finish()
-        if self._tensors is not None:
-            self._tensors.finish()
+        self._scores.finish()
+        self._tensors.finish()
 
     def prompt_logprobs(self) -> list[bytes]:
         """See `Launched.prompt_logprobs`."""
-        return [] if self._scores is None else self._scores.collect()
+        return self._scores.collect()
 
     def kept_rows(self) -> list[list[KeptRows]]:
         """See `Launched.kept_rows`."""
-        return [] if self._tensors is None else self._tensors.collect()
+        return self._tensors.collect()

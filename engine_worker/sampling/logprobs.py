@@ -77,13 +77,15 @@ class PromptScores:
 
     def finish(self) -> None:
         """Called after the last row: start the copies to the host."""
-        if self._tokens.device.type != "cpu":
+        if self._scored and self._tokens.device.type != "cpu":
             self._blocks = [Logprobs(*map(on_host, block)) for block in self._blocks]
             self._copied = torch.cuda.Event()
             self._copied.record()
 
     def collect(self) -> list[bytes]:
         """See `Launched.prompt_logprobs`."""
+        if not self._scored:
+            return []
         if self._copied is not None:
             self._copied.synchronize()
         words = np.concatenate([_packed(block) for block in self._blocks])
