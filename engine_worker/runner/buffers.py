@@ -58,14 +58,21 @@ class Buffers:
     def pad(self, arrays: StepArrays, size: int) -> StepArrays:
         """Pad a step to `size` tokens and the sequences of a graph of this size."""
         more, missing = size - len(arrays.token_ids), self._rows(size) - len(arrays.context_lengths)
+        if self.has_context:
+            generation_rows = arrays.generation_rows
+            query_start = np.pad(arrays.query_start, (0, missing), mode="edge")
+        else:
+            generation_rows = size
+            query_start = np.arange(size + 1, dtype=np.int32)
         return replace(
             arrays,
             token_ids=_extended(arrays.token_ids, more, 0),
             positions=_extended(arrays.positions, more, 0),
             slots=_extended(arrays.slots, more, -1),
             block_tables=_extended(arrays.block_tables, missing, 0),
-            query_start=np.pad(arrays.query_start, (0, missing), mode="edge"),
+            query_start=query_start,
             context_lengths=_extended(arrays.context_lengths, missing, 0),
+            generation_rows=generation_rows,
         )
 
     def inputs(self, size: int) -> tuple[Tensor, Tensor, AttentionInputs]:
@@ -112,10 +119,6 @@ class GenerationBuffers(Buffers):
 
     def holds(self, arrays: StepArrays) -> bool:
         return arrays.max_query == 1 and super().holds(arrays)
-
-    def pad(self, arrays: StepArrays, size: int) -> StepArrays:
-        padded = super().pad(arrays, size)
-        return replace(padded, query_start=np.arange(size + 1, dtype=np.int32), generation_rows=size)
 
 
 class ContextBuffers(Buffers):
