@@ -6,10 +6,10 @@ from importlib import import_module
 from engine_worker.runner import servable
 from engine_worker.runner.config import DraftConfig, RunnerConfig, find_device
 from engine_worker.runner.extensions import NO_EXTENSIONS, Extensions
-from engine_worker.runner.load import Warn
 from engine_worker.runner.load import load_runner as load_torch
 from engine_worker.runner.runner import ModelRunner
 from engine_worker.runner.weights import Progress
+from engine_worker.sampling.processors import Warn
 from sluice.checkpoint.folder import Checkpoint
 from sluice.checkpoint.servable import check_draft_model
 from sluice.settings import engine as engine_settings

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from engine_worker.step import Drawn, KeptRows, SequenceProgram, Slice, Step
+from engine_worker.step import Drawn, KeptRows, SequenceRules, Slice, Step
 from sluice.wire.calls import MethodCall, RankAnswer
 from sluice.wire.errors import Fault
 from sluice.wire.requests import Submit
@@ -170,8 +170,8 @@ class Runner(Protocol):
         """Start the work that the request needs before its first step or, if it is `running`, before its postponed
         draws; None if it can run immediately."""
 
-    def programs(self, submit: Submit) -> Sequence[SequenceProgram | None]:
-        """The program of each of the request's n sequences; None if the logits need no edits. The engine keeps it with
+    def logit_rules(self, submit: Submit) -> Sequence[SequenceRules | None]:
+        """The rules of each of the request's n sequences; None if the logits need no edits. The engine keeps it with
         the sequence and passes it back in the sequence's draws."""
 
     def launch(self, step: Step) -> Launched:

@@ -18,7 +18,7 @@ from engine_worker.recompute import Recompute
 from engine_worker.speculative.drafter import Drafter
 from engine_worker.speculative.lookup import Lookup
 from engine_worker.speculative.proposals import Proposals
-from engine_worker.step import NO_LIMIT, SequenceProgram
+from engine_worker.step import NO_LIMIT, SequenceRules
 from sluice.wire.errors import FinishReason
 from sluice.wire.params import place_in_line
 from sluice.wire.requests import NO_EXTRAS, Submit
@@ -61,8 +61,8 @@ class Sequence:
     """Sort key (place in line, arrival number, index): the lowest is served first and preempted last. Unique."""
     num_tokens: int
     """Prompt and output tokens, promised ones included."""
-    program: SequenceProgram | None = None
-    """See `Runner.programs`."""
+    rules: SequenceRules | None = None
+    """See `Runner.logit_rules`."""
     drafter: Drafter | None = None
     output: list[int] = field(default_factory=list)
     """Known output tokens."""
@@ -232,7 +232,7 @@ class Sequence:
             State.WAITING,
             (*self.order[:2], index),
             self.num_tokens,
-            program=None if self.program is None else self.program.fork(),
+            rules=None if self.rules is None else self.rules.fork(),
             output=self.output.copy(),
             first_token_at=self.first_token_at,
             chain=self.chain.copy(),
@@ -276,14 +276,14 @@ class Request:
         number: int,
         now: float,
         aging_seconds: float = 0.0,
-        programs: abc.Sequence[SequenceProgram | None] | None = None,
+        rules: abc.Sequence[SequenceRules | None] | None = None,
         max_drafts: int = 0,
         virtual: VirtualTokens | None = None,
         positions: Positions | None = None,
         recompute: Recompute | None = None,
     ) -> None:
         """`root`: parent hash of the first block. `number`: arrival number. `aging_seconds`: see `place_in_line`.
-        `programs`: from `Runner.programs`; None: the request needs none. `max_drafts`: limit on draft tokens per
+        `rules`: from `Runner.logit_rules`; None: the request needs none. `max_drafts`: limit on draft tokens per
         sequence and step. `virtual`: ids of its tables and images. `positions`: see `Slice`.
         `recompute`: None: generated tokens are computed again like those of the prompt."""
         self.submit = submit
@@ -342,13 +342,13 @@ class Request:
         self.blocks_missed = 0
         """Full prompt blocks that were looked up in the prefix cache and not found."""
         place = place_in_line(submit.priority, now, aging_seconds)
-        programs = programs or [None] * submit.n
+        rules = rules or [None] * submit.n
         if self.search is not None:
-            first = Sequence(self, 0, State.AWAITING, (place, number, 0), self.num_prompt, programs[0])
+            first = Sequence(self, 0, State.AWAITING, (place, number, 0), self.num_prompt, rules[0])
             self.sequences: tuple[Sequence, ...] = (first,)
         else:
             self.sequences = tuple(
-                self._sequence(index, (place, number, index), programs[index]) for index in remaining(submit)
+                self._sequence(index, (place, number, index), rules[index]) for index in remaining(submit)
             )
         for computes_prompt in self.awaiting()[:1]:
             computes_prompt.state = State.WAITING
@@ -368,12 +368,12 @@ class Request:
     def awaiting(self) -> list[Sequence]:
         return [sequence for sequence in self.sequences if sequence.state is State.AWAITING]
 
-    def _sequence(self, index: int, order: tuple[float, int, int], program: SequenceProgram | None) -> Sequence:
+    def _sequence(self, index: int, order: tuple[float, int, int], rules: SequenceRules | None) -> Sequence:
         output = list(self.submit.resume.get(index, ()))
         forced = output.pop() if self._lacks_rows(index, output) else None
         state = State.WAITING if output else State.AWAITING
         num_tokens = self.num_prompt + len(output)
-        sequence = Sequence(self, index, state, order, num_tokens, program, None, output, len(output))
+        sequence = Sequence(self, index, state, order, num_tokens, rules, None, output, len(output))
         sequence.num_rows, sequence.forced = self.tensors.output_rows.get(index, 0), forced
         return sequence
 

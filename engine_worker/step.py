@@ -26,12 +26,12 @@ NO_LIMIT = 1 << 62
 """No limit on a number of tokens or bytes: more than any request reaches."""
 
 
-class SequenceProgram(Protocol):
+class SequenceRules(Protocol):
     """State of a sequence that changes its logits depending on its tokens: penalties, bans, a guide."""
 
-    def fork(self) -> "SequenceProgram":
-        """A copy for another sequence that begins with the same tokens. Must not be called while a draw with this
-        program is in flight."""
+    def fork(self) -> "SequenceRules":
+        """A copy for another sequence that begins with the same tokens. Must not be called while a draw with these
+        rules is in flight."""
 
 
 class Proposal(msgspec.Struct, frozen=True, eq=False):
@@ -54,9 +54,9 @@ class Draw(msgspec.Struct, frozen=True, gc=False):
     position: int
     """Offset of the new token in the continuation, from 0."""
     output: Sequence[int] = ()
-    """Known output tokens: the engine's list itself, which only grows. Only a program reads it."""
-    program: SequenceProgram | None = None
-    """The sequence's program, from `Runner.programs`."""
+    """Known output tokens: the engine's list itself, which only grows. Only logit rules read it."""
+    rules: SequenceRules | None = None
+    """The sequence's rules, from `Runner.logit_rules`."""
     banned: tuple[int, ...] = ()
     """Token ids that must not be sampled: end and stop ids before min_tokens."""
     drafted: Sequence[int] = ()

@@ -22,7 +22,7 @@ from engine_worker.guided.processes import Model
 from engine_worker.runner.config import RunnerConfig
 from engine_worker.runner.extensions import Extensions
 from engine_worker.runner.runner import ModelRunner
-from engine_worker.sampling.program import Program, build_programs
+from engine_worker.sampling.logit_rules import LogitRules, build_logit_rules
 from engine_worker.step import Draw, Slice
 from engine_worker.step import Step as EngineStep
 from sluice.checkpoint.folder import Checkpoint, open_checkpoint
@@ -95,13 +95,13 @@ class Streams:
 
     def _restart(self) -> None:
         self._outputs: list[list[int]] = [[] for _ in self._prompts]
-        self._programs = [self._program() for _ in self._prompts]
+        self._rules = [self._new_rules() for _ in self._prompts]
         self._last = [prompt[-1] for prompt in self._prompts]
         self._at = [len(prompt) - 1 for prompt in self._prompts]
 
-    def _program(self) -> Program | None:
+    def _new_rules(self) -> LogitRules | None:
         guided = [] if self._guide is None else self._guides.sequences(self._guide, (), 1)
-        return build_programs(self._sampling, (), guides=guided)[0]
+        return build_logit_rules(self._sampling, (), guides=guided)[0]
 
     def timed_round(self, steps: int) -> float:
         """Median seconds of a step."""
@@ -122,14 +122,14 @@ class Streams:
             self._at[i] += 1
             if result.complete:
                 # The output is complete: start another one.
-                self._outputs[i], self._programs[i] = [], self._program()
+                self._outputs[i], self._rules[i] = [], self._new_rules()
             else:
                 self._outputs[i].append(result.token)
                 self._last[i] = result.token
         return seconds
 
     def _slice(self, i: int) -> Slice:
-        draw = Draw(self._sampling, 0, len(self._outputs[i]), self._outputs[i], self._programs[i])
+        draw = Draw(self._sampling, 0, len(self._outputs[i]), self._outputs[i], self._rules[i])
         return Slice([self._last[i]], self._at[i], self._tables[i], (draw,))
 
 

@@ -92,7 +92,7 @@ class ScriptedRunner:
     def prepare(self, spec: Submit, *, running: bool = False) -> None:
         """No request needs a preparation."""
 
-    def programs(self, spec: Submit) -> list[None]:
+    def logit_rules(self, spec: Submit) -> list[None]:
         return [None] * spec.n
 
     def launch(self, step: EngineStep) -> "Done":

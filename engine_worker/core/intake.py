@@ -87,14 +87,14 @@ class Intake:
             submit = replace(submit, extras=replace(extras, tables=tables))
             virtual = VirtualTokens.of(self._limits.vocab_size, tables)
         root = root_hash(self._limits.fingerprint, submit.salt, submit.adapter_version or "")
-        programs, drafts = self._runner.programs(submit), self._drafts(submit)
+        rules, drafts = self._runner.logit_rules(submit), self._drafts(submit)
         request = Request(
             submit,
             root,
             self._arrivals,
             now,
             self._aging_seconds,
-            programs,
+            rules,
             drafts,
             virtual,
             positions,

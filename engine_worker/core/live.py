@@ -268,8 +268,8 @@ class LiveRequests:
         was_active = sequence.state is not State.AWAITING
         if was_active:
             self._remove(sequence)
-        # A program may hold memory in other processes.
-        sequence.program = None
+        # Rules may hold memory in other processes.
+        sequence.rules = None
         # Blocks that in-flight steps use are released later, by `release_ended`.
         if sequence.num_inflight:
             self._cache.retire(sequence)

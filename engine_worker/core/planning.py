@@ -292,9 +292,7 @@ def draw_after(sequence: Sequence, drafted: abc.Sequence[int] = ()) -> Draw:
     submit, position = request.submit, sequence.num_tokens - request.num_prompt + len(drafted)
     banned = request.banned if request.banned and position < submit.stopping.min_tokens else ()
     candidates = 0 if request.search is None else request.search.num_candidates
-    draw = Draw(
-        submit.sampling, sequence.index, position, sequence.output, sequence.program, banned, drafted, candidates
-    )
+    draw = Draw(submit.sampling, sequence.index, position, sequence.output, sequence.rules, banned, drafted, candidates)
     if request.proposals is None or sequence.num_promised:
         # A step with a proposal is collected before the next one is planned (`decides_next`). So a promised token has
         # no proposal, and neither have those after it.

@@ -14,7 +14,6 @@ from engine_worker.attention.backend import AttentionBackend, AttentionInputs
 from engine_worker.attention.cache import KVCache, LayerCache
 from engine_worker.layers.adapters import LayerAdapters, StepAdapters
 from engine_worker.layers.attention import SelfAttention
-from engine_worker.layers.embeds import Embeds
 from engine_worker.layers.layer import Layer
 from engine_worker.layers.linear import Embedding, LMHead
 from engine_worker.layers.mlp import SwiGLU
@@ -23,7 +22,7 @@ from engine_worker.layers.norm import RMSNorm
 from engine_worker.layers.rotary import Rotary
 from engine_worker.layers.shard import Place
 from engine_worker.models.config import DecoderConfig
-from engine_worker.models.taps import Taps
+from engine_worker.models.model import Embeds, Taps
 
 TIED = "lm_head.weight"
 """The tensor that a checkpoint with tied embeddings may omit."""

@@ -1,18 +1,16 @@
 """The interface between the runner and models."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from torch import Tensor
 
 from engine_worker.attention.backend import AttentionBackend, AttentionInputs, HeadShape
 from engine_worker.attention.cache import KVCache
 from engine_worker.layers.adapters import StepAdapters
-from engine_worker.layers.embeds import Embeds
 from engine_worker.layers.shard import Cut, Place
 from engine_worker.models.config import Windows
-from engine_worker.models.taps import Taps
 
 
 class ModelConfig(Protocol):
@@ -33,6 +31,35 @@ class ModelConfig(Protocol):
 
     @property
     def num_layers(self) -> int: ...
+
+
+class Embeds(NamedTuple):
+    """Rows of prompt tables in place of the embeddings of tokens."""
+
+    tokens: Tensor
+    """[V] int64: indexes, in the step, of the tokens that the rows belong to; these tokens' ids are placeholders."""
+    rows: Tensor
+    """[V, hidden] float32."""
+
+    def replace_rows(self, x: Tensor) -> None:
+        """Write the rows into the embeddings of a step's tokens, x [T, hidden]."""
+        x.index_copy_(0, self.tokens, self.rows.to(x.dtype))
+
+
+class Taps:
+    """Copies the outputs of `layers`, which clients can request as tensors, for some of a step's tokens."""
+
+    def __init__(self, layers: Collection[int], tokens: Tensor | None) -> None:
+        """`tokens`: [K] int64, indexes in the step; None: copy nothing."""
+        self._layers = layers
+        self._tokens = tokens
+        self.rows: dict[int, Tensor] = {}
+        """Output [K, hidden] by layer."""
+
+    def add(self, layer: int, x: Tensor, update: Tensor) -> None:
+        """Record a layer's output x + update, both [T, hidden]; see `DecoderLayer`."""
+        if layer in self._layers and self._tokens is not None:
+            self.rows[layer] = x.index_select(0, self._tokens) + update.index_select(0, self._tokens)
 
 
 class Model(Protocol):

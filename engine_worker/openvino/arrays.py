@@ -9,8 +9,7 @@ from torch import Tensor
 
 from engine_worker.openvino.graph import INPUTS
 from engine_worker.positions import AXES
-from engine_worker.runner.batch import adapter_numbers, rotary_positions
-from engine_worker.runner.table_rows import STAND_IN, table_rows
+from engine_worker.runner.batch import STAND_IN, adapter_numbers, rotary_positions, table_rows
 from engine_worker.step import Slice
 
 PADDING = 2

@@ -25,11 +25,12 @@ from engine_worker.openvino.store import open_store
 from engine_worker.openvino.trial import Trial, TrialError, verify
 from engine_worker.runner.config import DraftConfig, RunnerConfig, check_output_layers
 from engine_worker.runner.extensions import NO_EXTENSIONS, Extensions
-from engine_worker.runner.load import Warn, share_of_rank
+from engine_worker.runner.load import share_of_rank
 from engine_worker.runner.memory import count_blocks, count_host_blocks, free_memory
 from engine_worker.runner.runner import DraftRunner, ModelRunner
 from engine_worker.runner.vision import load_images
 from engine_worker.runner.weights import Progress, fill_weights
+from engine_worker.sampling.processors import Warn
 from engine_worker.step import Slice
 from sluice.checkpoint.folder import Checkpoint
 from sluice.settings.engine import OPENVINO_BLOCK

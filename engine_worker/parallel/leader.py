@@ -23,10 +23,10 @@ from engine_worker.parallel.rank_env import RankEnv
 from engine_worker.parallel.tcp import ENDPOINT_KEY, RankListener, TcpSender
 from engine_worker.parallel.watchdog import Watchdog
 from engine_worker.runner.batch import StepArrays
-from engine_worker.runner.calls import Poll
 from engine_worker.runner.config import RunnerConfig, find_device
 from engine_worker.runner.extensions import NO_EXTENSIONS, Extensions
 from engine_worker.runner.load import load_runner
+from engine_worker.runner.methods import Poll
 from engine_worker.runner.runner import ModelRunner
 from engine_worker.runner.weights import Progress
 from engine_worker.sampling.replicas import ReplicatedSequences, ReplicatedStep

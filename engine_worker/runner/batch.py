@@ -1,27 +1,28 @@
 """A step's slices as arrays, from which torch computes on every rank."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
+import msgspec
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from engine_worker.attention.backend import AttentionInputs
-from engine_worker.layers.embeds import Embeds
+from engine_worker.models.model import Embeds
 from engine_worker.positions import AXES
-from engine_worker.runner.table_rows import STAND_IN, table_rows
 from engine_worker.step import Slice
+from sluice.wire.tables import Image, Table, VirtualTokens
 from sluice.wire.tensors import LAYER_PREFIX
 
 # Bytes. Triton compiles a separate variant of a kernel for addresses that are not a multiple of 16.
 ALIGNED = 16
-
+STAND_IN = 0
+"""The token id that the model gets in place of a virtual token's id."""
 Tree = TypeVar("Tree", bound=tuple[Any, ...])
-
 DTYPES = {np.dtype(name): getattr(torch, name) for name in ("int64", "int32", "float64", "float32", "bool")}
 
 
@@ -90,6 +91,56 @@ class StepTensors:
         """Fill in the tokens that the previous step sampled: `sampled` [D] int64."""
         if len(self.follow_tokens):
             self.token_ids.index_copy_(0, self.follow_tokens, sampled.index_select(0, self.follow_draws))
+
+
+class TableRows(NamedTuple):
+    tokens: NDArray[np.int64]
+    """[V]: indices of the virtual tokens in the step."""
+    rows: NDArray[np.float32]
+    """[V, hidden]."""
+
+
+def with_images(slices: Sequence[Slice], rows_of: Callable[[Image], Table]) -> tuple[Slice, ...]:
+    """The slices, with tables in place of the images that their tokens address."""
+    return tuple(
+        part
+        if part.virtual is None
+        else msgspec.structs.replace(part, virtual=part.virtual.computed(part.tokens, rows_of))
+        for part in slices
+    )
+
+
+def table_rows(slices: Sequence[Slice]) -> TableRows:
+    """At least one slice must have virtual tokens."""
+    tokens, rows, end = [], [], 0
+    for part in slices:
+        start, end = end, end + len(part.tokens)
+        if part.virtual is not None:
+            ids = np.fromiter(part.tokens, np.int64, end - start) - part.virtual.vocab_size
+            indices = np.flatnonzero(ids >= 0)
+            tokens.append(indices + start)
+            rows.append(_rows(part.virtual, ids[indices]))
+    return TableRows(np.concatenate(tokens), np.concatenate(rows))
+
+
+def _rows(virtual: VirtualTokens, numbers: NDArray[np.int64]) -> NDArray[np.float32]:
+    """[V, hidden]. `numbers` [V]: row numbers in the concatenation of all tables."""
+    tables = [(table, first) for table, first in virtual.placed if isinstance(table, Table)]
+    rows = np.empty((len(numbers), tables[0][0].hidden_size), np.float32)
+    for table, first in tables:
+        inside = (numbers >= first) & (numbers < first + table.rows)
+        if inside.any():
+            rows[inside] = _floats(table, numbers[inside] - first)
+    return rows
+
+
+def _floats(table: Table, rows: NDArray[np.int64]) -> NDArray[np.float32]:
+    dtype = {"float32": "<f4", "float16": "<f2", "bfloat16": "<u2"}[table.dtype]
+    values = np.frombuffer(table.data, dtype).reshape(table.rows, table.hidden_size)[rows]
+    if table.dtype == "bfloat16":
+        # bfloat16 is the upper half of a float32.
+        return (values.astype(np.uint32) << 16).view(np.float32)
+    return values.astype(np.float32, copy=False)
 
 
 def build_arrays(
@@ -205,8 +256,7 @@ def to_device(tree: Tree, device: torch.device) -> Tree:
     if device.type == "cpu":
         return tree
     sent = iter(arrays_to_device([tensor.numpy() for tensor in _tensors(tree)], device))
-    moved: Tree = _with(tree, sent)
-    return moved
+    return map_tensors(tree, lambda _: next(sent))
 
 
 def arrays_to_device(arrays: Sequence[NDArray[Any]], device: torch.device) -> list[Tensor]:
@@ -249,11 +299,16 @@ def _tensors(tree: Any) -> Iterator[Tensor]:
             yield from _tensors(part)
 
 
-def _with(tree: Any, tensors: Iterator[Tensor]) -> Any:
-    """The tree with its tensors replaced, in order."""
+def map_tensors(tree: Tree, function: Callable[[Tensor], Tensor]) -> Tree:
+    """A tree of (named) tuples with the function's result in place of each tensor."""
+    mapped: Tree = _mapped(tree, function)
+    return mapped
+
+
+def _mapped(tree: Any, function: Callable[[Tensor], Tensor]) -> Any:
     if isinstance(tree, Tensor):
-        return next(tensors)
+        return function(tree)
     if not isinstance(tree, tuple):
         return tree
-    parts = [_with(part, tensors) for part in tree]
+    parts = [_mapped(part, function) for part in tree]
     return type(tree)(*parts) if hasattr(tree, "_fields") else tuple(parts)

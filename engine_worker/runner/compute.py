@@ -1,6 +1,6 @@
 """Computes one launched step: block moves, adapter loads, the model, guides' masks, logits processors, sampling."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -10,17 +10,58 @@ from engine_worker.lora.checkpoint import AdapterWeights
 from engine_worker.lora.device import LoadPlan
 from engine_worker.runner.batch import to_device
 from engine_worker.runner.debug_tensors import DebugStep
-from engine_worker.runner.draws import SampledDraws
 from engine_worker.runner.extensions import Extensions
 from engine_worker.runner.followers import Followers
 from engine_worker.runner.forward import Forward, PreparedStep, ignore_rows
-from engine_worker.runner.launched import LaunchedStep
-from engine_worker.runner.results import SampledResults
+from engine_worker.runner.launched import LaunchedStep, SampledResults
 from engine_worker.runner.rows import RequestedRows
-from engine_worker.sampling.fused import SamplingKernels
+from engine_worker.sampling.choose import SamplingKernels
 from engine_worker.sampling.guided_draws import RequestedMasks
-from engine_worker.sampling.sampler import NO_PROGRAMS, ProgramResults, SamplingPlan, sample
-from engine_worker.step import Move
+from engine_worker.sampling.sampler import NO_RULES, RuleResults, SamplingPlan, sample
+from engine_worker.step import Draw, Move, Slice
+
+
+class SampledDraws(NamedTuple):
+    """The draws of a step and how they are sampled."""
+
+    draws: list[Draw]
+    plan: SamplingPlan
+    masks: RequestedMasks | None = None
+    """Masks that were requested when the step was launched; None: they are requested when it is computed."""
+
+
+class StepDraws(NamedTuple):
+    """D draws from R rows of logits: one row per slice that draws, and one more for each of its drafts."""
+
+    draws: list[Draw]
+    rows: list[int]
+    """[D]: each draw's row."""
+    num_rows: int
+    """R."""
+    follows: dict[int, int]
+    """For draws whose last output token is still being sampled: the draw of the previous step that samples it."""
+
+    @classmethod
+    def of(cls, slices: Sequence[Slice]) -> "StepDraws":
+        draws: list[Draw] = []
+        rows: list[int] = []
+        follows: dict[int, int] = {}
+        num_rows = 0
+        for part in slices:
+            if not part.draws:
+                continue
+            for draw in part.draws:
+                if part.follows is not None:
+                    follows[len(draws)] = part.follows
+                draws.append(draw)
+                # In steps of the draft model `drafts` is 0: its cache has all draft tokens before a draw but the last.
+                rows.append(num_rows + (len(draw.drafted) if part.drafts else 0))
+            num_rows += 1 + part.drafts
+        return cls(draws, rows, num_rows, follows)
+
+    def plan(self, vocab_size: int) -> SamplingPlan:
+        """Copies what it needs of the draws, which the engine may change afterwards."""
+        return SamplingPlan.of(self.draws, self.rows, self.num_rows, vocab_size, self.follows)
 
 
 class StepWork(NamedTuple):
@@ -90,14 +131,14 @@ class StepComputer:
         if work.sampling is None or logits is None:
             return None
         draws, plan, _ = work.sampling
-        programs = self._run_programs(plan, logits, previous, masks)
-        sampled = sample(logits, plan, programs, widen=self._widen, kernels=self._kernels)
-        results = SampledResults(sampled, draws, programs, overlapped=self._overlap)
+        rule_results = self._run_rules(plan, logits, previous, masks)
+        sampled = sample(logits, plan, rule_results, widen=self._widen, kernels=self._kernels)
+        results = SampledResults(sampled, draws, rule_results, overlapped=self._overlap)
         # Checked only after the whole step is queued: the device idles at most until the next one is queued too.
         if not results.short():
             return results
-        sampled = sample(logits, plan, programs, kernels=self._kernels)
-        return SampledResults(sampled, draws, programs, overlapped=self._overlap)
+        sampled = sample(logits, plan, rule_results, kernels=self._kernels)
+        return SampledResults(sampled, draws, rule_results, overlapped=self._overlap)
 
     def request_masks(self, sampling: SampledDraws | None, previous: SampledResults | None) -> RequestedMasks | None:
         """Request the masks of guided draws, unless the launch has done so; None if no draw is guided.
@@ -105,12 +146,12 @@ class StepComputer:
         `previous`: results of the step that samples the last output tokens of some draws.
         """
         guides = self._extensions.guides
-        if guides is None or sampling is None or (programs := sampling.plan.programs) is None:
+        if guides is None or sampling is None or (rules := sampling.plan.rules) is None:
             return None
         if sampling.masks is not None:
             return sampling.masks
-        tokens = None if previous is None or not programs.is_guided else previous.tokens_on_host()
-        return RequestedMasks.of(guides.masks, programs, tokens)
+        tokens = None if previous is None or not rules.is_guided else previous.tokens_on_host()
+        return RequestedMasks.of(guides.masks, rules, tokens)
 
     def _run_model(
         self, work: StepWork, previous: SampledResults | None
@@ -142,18 +183,18 @@ class StepComputer:
         if self._followers is None or self._extensions.replicated is None or sampling is None or logits is None:
             return
         plan = sampling.plan
-        if plan.programs is not None and plan.processed_rows is not None:
+        if plan.rules is not None and plan.processed_rows is not None:
             tokens = None if previous is None else previous.tokens_on_host()
             rows = logits.index_select(0, plan.processed_rows)
-            self._followers.send_rows(rows, plan.programs.followed(tokens))
+            self._followers.send_rows(rows, plan.rules.followed(tokens))
 
-    def _run_programs(
+    def _run_rules(
         self, plan: SamplingPlan, logits: Tensor, previous: SampledResults | None, masks: RequestedMasks | None
-    ) -> ProgramResults:
-        """Runs while the device computes the model: programs need the previous step's tokens on the host, the model
+    ) -> RuleResults:
+        """Runs while the device computes the model: rules need the previous step's tokens on the host, the model
         does not."""
-        if plan.programs is None:
-            return NO_PROGRAMS
+        if plan.rules is None:
+            return NO_RULES
         tokens = None if previous is None else previous.tokens_on_host()
-        results = plan.run_programs(logits, tokens, self._extensions.processors, masks)
+        results = plan.run_rules(logits, tokens, self._extensions.processors, masks)
         return results._replace(edits=to_device(results.edits, self._forward.device))

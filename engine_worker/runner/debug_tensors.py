@@ -2,7 +2,7 @@
 
 import shutil
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate, chain
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,12 +12,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from engine_worker.runner.batch import rotary_positions
+from engine_worker.sampling.processors import Warn
 from engine_worker.step import Slice
 from sluice.settings.engine import DEBUG_STEP, DebugOptions
 
 Arrays = Mapping[str, NDArray[Any]]
-Warn = Callable[[str, str], None]
-"""(log event, reason)."""
 
 
 class DebugStep(NamedTuple):
@@ -27,6 +26,22 @@ class DebugStep(NamedTuple):
     inputs: dict[str, NDArray[Any]]
     follows: Mapping[int, int]
     """For each token that the previous step samples: its draw in that step."""
+
+    @classmethod
+    def of(cls, number: int, slices: Sequence[Slice]) -> "DebugStep":
+        ends = list(accumulate(len(part.tokens) for part in slices))
+        starts = np.array([part.start for part in slices], np.int64)
+        counts = np.array([len(part.tokens) for part in slices], np.int64)
+        positions = [range(part.start, part.start + len(part.tokens)) for part in slices]
+        inputs: dict[str, NDArray[Any]] = {
+            "input_ids": np.fromiter(chain.from_iterable(part.tokens for part in slices), np.int64, ends[-1]),
+            "position_ids": rotary_positions(slices, np.fromiter(chain.from_iterable(positions), np.int64, ends[-1])),
+            "sequence_length": (starts + counts).astype(np.int32),
+            "host_past_key_value_lengths": starts.astype(np.int32),
+            "last_token_ids": np.array(ends, np.int32),
+        }
+        follows = {end - 1: part.follows for part, end in zip(slices, ends, strict=True) if part.follows is not None}
+        return cls(number, inputs, follows)
 
     def complete(self, logits: Tensor | None, previous_tokens: Sequence[int] | None) -> Arrays:
         """logits [R, vocab]. `previous_tokens`: tokens of the previous step, if it samples some tokens of this one."""
@@ -67,8 +82,8 @@ class DebugTensors:
 
     def launch(self, slices: Sequence[Slice]) -> DebugStep:
         """Number the step and copy its inputs."""
-        number, self._launched = self._launched, self._launched + 1
-        return _step(number, slices)
+        self._launched += 1
+        return DebugStep.of(self._launched - 1, slices)
 
     def write(self, step: DebugStep, logits: Tensor | None, previous_tokens: Sequence[int] | None) -> None:
         """Write the step's arrays that the settings name. Arguments: see `DebugStep.complete`."""
@@ -98,19 +113,3 @@ class DebugTensors:
             self._size -= size
             # A reader may have removed it.
             shutil.rmtree(oldest, ignore_errors=True)
-
-
-def _step(number: int, slices: Sequence[Slice]) -> DebugStep:
-    ends = list(accumulate(len(part.tokens) for part in slices))
-    starts = np.array([part.start for part in slices], np.int64)
-    counts = np.array([len(part.tokens) for part in slices], np.int64)
-    positions = [range(part.start, part.start + len(part.tokens)) for part in slices]
-    inputs: dict[str, NDArray[Any]] = {
-        "input_ids": np.fromiter(chain.from_iterable(part.tokens for part in slices), np.int64, ends[-1]),
-        "position_ids": rotary_positions(slices, np.fromiter(chain.from_iterable(positions), np.int64, ends[-1])),
-        "sequence_length": (starts + counts).astype(np.int32),
-        "host_past_key_value_lengths": starts.astype(np.int32),
-        "last_token_ids": np.array(ends, np.int32),
-    }
-    follows = {end - 1: part.follows for part, end in zip(slices, ends, strict=True) if part.follows is not None}
-    return DebugStep(number, inputs, follows)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from engine_worker.lora.device import LoadPlan
 from engine_worker.runner.batch import StepArrays
-from engine_worker.runner.calls import Poll
+from engine_worker.runner.methods import Poll
 from engine_worker.sampling.replicas import ReplicatedStep
 from engine_worker.step import Move
 from sluice.wire.calls import MethodCall

@@ -22,8 +22,8 @@ from engine_worker.layers.norm import rms_norm
 from engine_worker.layers.rotary import Rope, Rotary, rotate
 from engine_worker.layers.shard import Shard
 from engine_worker.models.model import Model
+from engine_worker.sampling.choose import TORCH, SamplingKernels
 from engine_worker.sampling.filters import Filters, Thresholds, torch_thresholds
-from engine_worker.sampling.fused import TORCH, SamplingKernels
 from engine_worker.sampling.noise import GumbelMax, torch_gumbel_max
 
 COMPILERS = ("gcc", "clang")

@@ -1,13 +1,69 @@
-"""A launched step, whose results the engine's thread waits for."""
+"""A launched step, whose results are copied to the host; the engine's thread waits for them."""
 
 import time
 from collections.abc import Mapping
 from concurrent.futures import Future
 
+import torch
+
+from engine_worker.runner.batch import map_tensors
 from engine_worker.runner.finished import Finished
-from engine_worker.runner.results import SampledResults
 from engine_worker.runner.rows import RequestedRows
-from engine_worker.step import Drawn, KeptRows
+from engine_worker.sampling.host import on_host
+from engine_worker.sampling.sampler import RuleResults, Sampled
+from engine_worker.step import Draw, Drawn, KeptRows
+
+COMPLETE = Drawn(-1, complete=True)
+POSTPONED = Drawn(-1, postponed=True)
+
+
+class SampledResults:
+    """The results of a step. On a GPU the constructor starts asynchronous copies to pinned memory."""
+
+    def __init__(self, sampled: Sampled, draws: list[Draw], rule_results: RuleResults, *, overlapped: bool) -> None:
+        """`rule_results`: list the draws whose tokens are invalid. `overlapped`: the next step is queued before the
+        host waits for this one, so a late wake-up costs nothing."""
+        self.tokens = sampled.tokens
+        """[D] int64, on the device."""
+        self._draws = draws
+        _, _, self._faults, self._complete, self._later = rule_results
+        self._copied: torch.cuda.Event | None = None
+        if self.tokens.device.type != "cpu":
+            sampled = map_tensors(sampled, on_host)
+            # CUDA spins while it waits, which takes a core that router and detokenizer may need; a blocking wait wakes
+            # up about 50 µs late. Spin if there is a `short`, since the next step is queued only after that is known.
+            self._copied = torch.cuda.Event(blocking=overlapped and sampled.short is None)
+            self._copied.record()
+        self._sampled = sampled
+
+    def drawn(self) -> list[Drawn]:
+        """The results, one per draw. Waits for the device."""
+        self._wait()
+        results = self._sampled.results(self._draws)
+        for draw in self._later:
+            results[draw] = POSTPONED
+        for draw, fault in self._faults.items():
+            results[draw] = Drawn(0, fault=fault)
+        for draw in self._complete:
+            results[draw] = COMPLETE
+        return results
+
+    def tokens_on_host(self) -> list[int]:
+        """The tokens [D]. Waits for the device."""
+        self._wait()
+        tokens: list[int] = self._sampled.tokens.tolist()
+        return tokens
+
+    def short(self) -> bool:
+        """See `Sampled.short`. Waits for the device only if a draw has a filter that candidates may be too few for."""
+        if self._sampled.short is None:
+            return False
+        self._wait()
+        return bool(self._sampled.short)
+
+    def _wait(self) -> None:
+        if self._copied is not None:
+            self._copied.synchronize()
 
 
 class WaitTimer:

@@ -1,6 +1,6 @@
 """Builds a runner from a checkpoint."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -20,37 +20,21 @@ from engine_worker.models.config import NotNativeError, narrow_windows, widest_w
 from engine_worker.models.decoder import CausalLM
 from engine_worker.models.model import Model
 from engine_worker.models.registry import find_model, model_class
-from engine_worker.runner.capture import CaptureError, CudaCapture
 from engine_worker.runner.config import DraftConfig, RunnerConfig, check_output_layers, find_device, find_dtype
 from engine_worker.runner.extensions import NO_EXTENSIONS, Extensions
 from engine_worker.runner.followers import Followers
 from engine_worker.runner.fusing import fuse, missing_compiler, no_kernels, triton_kernels
-from engine_worker.runner.graphs import Graphs
+from engine_worker.runner.graphs import CaptureError, CudaCapture, Graphs
 from engine_worker.runner.memory import count_blocks, count_host_blocks, fraction_of, free_memory
 from engine_worker.runner.runner import DraftRunner, ModelRunner
 from engine_worker.runner.torch_forward import TorchForward
 from engine_worker.runner.vision import load_images
 from engine_worker.runner.warmup import capture_graphs, graphs_refused, warm_up
-from engine_worker.runner.weights import Progress, fill_weights
-from engine_worker.sampling.fused import SamplingKernels
+from engine_worker.runner.weights import Progress, fill_weights, ignore_progress
+from engine_worker.sampling.choose import SamplingKernels
+from engine_worker.sampling.processors import Warn, ignore_warning
 from sluice.checkpoint.folder import Checkpoint
 from sluice.host.cores import usable_cores
-
-Warn = Callable[[str, str], None]
-"""(log event, reason)."""
-
-
-def _ignore(*_: object) -> None:
-    """Drop a progress report or a warning."""
-
-
-class RankSetup(NamedTuple):
-    config: RunnerConfig
-    """With `tokens_per_block` set."""
-    max_context: int
-    dtype: torch.dtype
-    device: torch.device
-    shard: Shard
 
 
 class LoadedModel(NamedTuple):
@@ -58,7 +42,10 @@ class LoadedModel(NamedTuple):
 
     model: Model
     backend: AttentionBackend
-    setup: RankSetup
+    config: RunnerConfig
+    """With `tokens_per_block` set."""
+    max_context: int
+    place: Place
     kernels: SamplingKernels
     choices: Mapping[str, str]
     """What was chosen, such as the attention backend, for the log."""
@@ -67,24 +54,23 @@ class LoadedModel(NamedTuple):
 
     @property
     def num_kv_heads(self) -> int:
-        return self.setup.shard.heads(self.model.config.heads).num_kv_heads
+        return self.place.shard.heads(self.model.config.heads).num_kv_heads
 
     @property
     def block_bytes(self) -> int:
-        return KVCache.block_bytes(self.model.config.num_layers, *self._block_sizes, self.setup.dtype)
+        return KVCache.block_bytes(self.model.config.num_layers, *self._block_sizes, self.place.dtype)
 
     def new_cache(self, num_blocks: int, num_host_blocks: int = 0) -> KVCache:
-        num_layers, (dtype, device) = self.model.config.num_layers, self.setup[2:4]
-        return KVCache(num_layers, num_blocks, *self._block_sizes, dtype, device, num_host_blocks)
+        num_layers, place = self.model.config.num_layers, self.place
+        return KVCache(num_layers, num_blocks, *self._block_sizes, place.dtype, place.device, num_host_blocks)
 
     def warm_up(self, cache: KVCache, where: str = "after loading") -> None:
-        config, context, _, _, shard = self.setup
-        kernels = self.kernels if shard.rank == 0 else None
-        warm_up(self.model, cache, self.backend, config, context, kernels=kernels, where=where)
+        kernels = self.kernels if self.place.shard.rank == 0 else None
+        warm_up(self.model, cache, self.backend, self.config, self.max_context, kernels=kernels, where=where)
 
     @property
     def _block_sizes(self) -> tuple[int, int, int]:
-        return self.setup.config.tokens_per_block, self.num_kv_heads, self.model.config.heads.head_dim
+        return self.config.tokens_per_block, self.num_kv_heads, self.model.config.heads.head_dim
 
 
 class Loaded(NamedTuple):
@@ -99,8 +85,8 @@ def load_runner(
     progress: Progress,
     shard: Shard = UNSHARDED,
     followers: Followers | None = None,
-    capturing: Progress = _ignore,
-    warn: Warn = _ignore,
+    capturing: Progress = ignore_progress,
+    warn: Warn = ignore_warning,
     draft: DraftConfig | None = None,
     extensions: Extensions = NO_EXTENSIONS,
 ) -> ModelRunner:
@@ -116,7 +102,8 @@ def load_runner(
     check_adapters(config, checkpoint)
     device = find_device(config)
     images = load_images(checkpoint, config, find_dtype(config, checkpoint, device), device)
-    forward, choices, kernels = (loaded := load(checkpoint, config, progress, shard, capturing, warn, draft))[0]
+    loaded = load(checkpoint, config, progress, shard, capturing, warn, draft)
+    forward, choices, kernels = loaded[0]
     drafter = None
     if draft is not None:
         draft_runner = ModelRunner(
@@ -124,10 +111,12 @@ def load_runner(
         )
         drafter = DraftRunner(draft_runner, draft.checkpoint.max_context_tokens)
     adapters = make_library(forward.adapters, config, forward.hidden_dtype, warn)
-    overlap = forward.device.type == "cuda" if config.overlap is None else config.overlap
+    overlap = device.type == "cuda" if config.overlap is None else config.overlap
     extensions = replace(extensions, adapters=adapters, images=images)
-    runner = ModelRunner(forward, overlap, followers, kernels=kernels, drafter=drafter, extensions=extensions)
+    runner = ModelRunner(forward, overlap, followers, kernels, drafter, extensions)
     runner.choices |= choices
+    if forward.adapters is not None:
+        runner.choices["lora_pages"] = str(forward.adapters.num_pages)
     if images is not None:
         runner.choices["image_tokens"] = str(images.per_image)
     return runner
@@ -150,7 +139,7 @@ def supports_adapters(checkpoint: Checkpoint) -> bool:
 
 def load_forward(checkpoint: Checkpoint, config: RunnerConfig, progress: Progress, shard: Shard) -> TorchForward:
     """Like `load_runner`, for ranks other than 0, which need no runner."""
-    return load(checkpoint, config, progress, shard, _ignore, _ignore)[0].forward
+    return load(checkpoint, config, progress, shard, ignore_progress, ignore_warning)[0].forward
 
 
 def load(
@@ -169,7 +158,7 @@ def load(
     with torch.inference_mode():
         models = [_load_model(checkpoint, config, device, progress, shard, warn)]
         if draft is not None:
-            draft_config = draft.runner_config(models[0].setup.config, widest_window(models[0].model.config.windows))
+            draft_config = draft.runner_config(models[0].config, widest_window(models[0].model.config.windows))
             models.append(_load_model(draft.checkpoint, draft_config, device, progress, shard, warn))
         caches = _make_caches(models)
         return [_complete(model, cache, capturing, warn) for model, cache in zip(models, caches, strict=True)]
@@ -195,7 +184,8 @@ def _load_model(
     _warn_if_slow(chosen, device, warn)
     config = replace(config, tokens_per_block=chosen.tokens_per_block)
     check_output_layers(config.output_layers, shape.num_layers)
-    model = implementation.architecture(shape, chosen.backend, Place(dtype, device, shard))
+    place = Place(dtype, device, shard)
+    model = implementation.architecture(shape, chosen.backend, place)
     if config.output_layers and not model.has_taps:
         raise ValueError("output_layers: this model runs through transformers, which does not expose single layers")
     fill_weights(model, checkpoint, config, progress)
@@ -207,21 +197,16 @@ def _load_model(
         "linear": packer.summary,
         "fused": fused.summary,
     }
-    adapters = _make_adapters(model, config, dtype, device, shard)
-    if adapters is not None:
-        choices["lora_pages"] = str(adapters.num_pages)
-    setup = RankSetup(config, context, dtype, device, shard)
-    return LoadedModel(model, chosen.backend, setup, fused.sampling, choices, adapters)
+    adapters = _make_adapters(model, config, place)
+    return LoadedModel(model, chosen.backend, config, context, place, fused.sampling, choices, adapters)
 
 
-def _make_adapters(
-    model: Model, config: RunnerConfig, dtype: torch.dtype, device: torch.device, shard: Shard
-) -> DeviceAdapters | None:
+def _make_adapters(model: Model, config: RunnerConfig, place: Place) -> DeviceAdapters | None:
     """Called before the KV cache is allocated, which gets a fraction of the memory that remains."""
     if not config.lora or not isinstance(model, CausalLM):
         return None
     targets = find_targets(model.model.layers)
-    return make_adapters(targets, config, dtype, device, shard, free_memory(device) // config.ranks_here)
+    return make_adapters(targets, config, *place, free_memory(place.device) // config.ranks_here)
 
 
 def _use_device(device: torch.device, config: RunnerConfig, warn: Warn) -> None:
@@ -249,7 +234,7 @@ def _pack(model: Model) -> Packer:
 
 def _make_caches(models: Sequence[LoadedModel]) -> list[KVCache]:
     """A KV cache per model, all with the same number of blocks."""
-    config, context, _, device, shard = models[0].setup
+    config, context, (_, device, shard) = models[0].config, models[0].max_context, models[0].place
     if device.type == "cuda":
         # Allocate what the largest step needs first, so that the cache is sized by the memory that remains.
         for model in models:
@@ -263,10 +248,8 @@ def _make_caches(models: Sequence[LoadedModel]) -> list[KVCache]:
 
 def _complete(loaded: LoadedModel, cache: KVCache, capturing: Progress, warn: Warn) -> Loaded:
     graphs, summary = _make_graphs(loaded, cache, capturing, warn)
-    device, shard = loaded.setup.device, loaded.setup.shard
-    forward = TorchForward(
-        loaded.model, cache, loaded.backend, device, graphs, shard, loaded.adapters, loaded.setup.config.output_layers
-    )
+    device, shard, layers = loaded.place.device, loaded.place.shard, loaded.config.output_layers
+    forward = TorchForward(loaded.model, cache, loaded.backend, device, graphs, shard, loaded.adapters, layers)
     return Loaded(forward, {**loaded.choices, "cuda_graphs": summary}, loaded.kernels)
 
 
@@ -274,8 +257,7 @@ def _make_graphs(
     loaded: LoadedModel, cache: KVCache, capturing: Progress, warn: Warn
 ) -> tuple[tuple[Graphs, ...], str]:
     """CUDA graphs, if they are supported, and a summary for the log."""
-    model, backend = loaded.model, loaded.backend
-    config, context, _, device, shard = loaded.setup
+    model, backend, config, context, (_, device, shard), *_ = loaded
     refused = graphs_refused(config, model, backend, device)
     # All ranks or none: padding changes the shapes of a step, on which collectives must agree.
     if not shard.all_min(int(refused is None)):

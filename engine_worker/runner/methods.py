@@ -1,6 +1,7 @@
 """Methods that are called by name on a rank, between two steps: BUILT_IN and those of the entry point group GROUP.
 
-A method is called as `method(rank, *args, **kwargs)` and returns a value that JSON can represent.
+A method is called as `method(rank, *args, **kwargs)` and returns a value that JSON can represent. A call may name
+several ranks: rank 0 runs it between its steps, the other ranks receive it as a command.
 """
 
 import inspect
@@ -8,6 +9,7 @@ import os
 import platform
 import socket
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, version
 from pathlib import Path
@@ -15,6 +17,7 @@ from typing import Any, Protocol
 
 import torch
 
+from engine_worker.runner.finished import Finished
 from engine_worker.runner.memory import free_memory
 from sluice.host.installation import BUILD_VERSION
 from sluice.wire.calls import MAX_JSON_BYTES, MethodCall, RankAnswer, failed, parse_json, to_json
@@ -22,8 +25,8 @@ from sluice.wire.calls import MAX_JSON_BYTES, MethodCall, RankAnswer, failed, pa
 GROUP = "sluice.engine_methods"
 PACKAGES = ("torch", "transformers", "flash-attn", "triton", "openvino")
 STATM = Path("/proc/self/statm")
-
 Method = Callable[..., object]
+Poll = Callable[[], list[RankAnswer] | None]
 
 
 class Blocks(Protocol):
@@ -135,3 +138,31 @@ def _version(package: str) -> str | None:
         return version(package)
     except PackageNotFoundError:
         return None
+
+
+class PendingCall:
+    """See `engine_worker.protocol.PendingCall`."""
+
+    def __init__(
+        self, rank_0: "Future[RankAnswer] | Finished[RankAnswer] | None", others: Poll, refused: list[RankAnswer]
+    ) -> None:
+        """`rank_0`: answer of rank 0, if the call names it. `others`: polls the other ranks. `refused`: answers for
+        ranks that do not exist."""
+        self._rank_0 = rank_0
+        self._others = others
+        self._refused = refused
+
+    def poll(self) -> list[RankAnswer] | None:
+        if self._rank_0 is not None and not self._rank_0.done():
+            return None
+        others = self._others()
+        if others is None:
+            return None
+        rank_0 = [] if self._rank_0 is None else [self._rank_0.result()]
+        return [*rank_0, *others, *self._refused]
+
+
+def refused(call: MethodCall, num_ranks: int) -> list[RankAnswer]:
+    """An answer for each rank that the call names and that does not exist."""
+    error = f"this rank does not exist: the engine's last rank is {num_ranks - 1}"
+    return [failed(rank, error) for rank in sorted(set(call.ranks)) if rank >= num_ranks]

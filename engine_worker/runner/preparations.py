@@ -6,7 +6,8 @@ from engine_worker.guided.guides import refused_guide
 from engine_worker.guided.masks import GuidedSequence
 from engine_worker.protocol import Preparation
 from engine_worker.runner.extensions import Extensions
-from engine_worker.sampling.program import Processing, Program, build_programs
+from engine_worker.sampling.logit_rules import LogitRules, build_logit_rules
+from engine_worker.sampling.processors import Processing
 from sluice.wire.errors import Fault
 from sluice.wire.params import Guide
 from sluice.wire.requests import Extras, Submit
@@ -39,7 +40,7 @@ class Preparations:
 
 
 class RequestPreparer:
-    """Implements `Runner.prepare` and `Runner.programs`."""
+    """Implements `Runner.prepare` and `Runner.logit_rules`."""
 
     def __init__(self, extensions: Extensions, vocab_size: int) -> None:
         self._guides = extensions.guides
@@ -60,12 +61,12 @@ class RequestPreparer:
         needed = [part for part in parts if part is not None]
         return Preparations(needed, self._advance) if needed else None
 
-    def programs(self, submit: Submit, guide: Guide | None) -> list[Program | None]:
+    def logit_rules(self, submit: Submit, guide: Guide | None) -> list[LogitRules | None]:
         guided: list[GuidedSequence] = []
         if guide is not None and self._guides is not None:
             ends = submit.stopping.eos_token_ids + submit.stopping.stop_token_ids
             guided = self._guides.sequences(guide, ends, submit.n)
-        return build_programs(submit.sampling, submit.prompt, Processing.of(submit), self._vocab_size, guided)
+        return build_logit_rules(submit.sampling, submit.prompt, Processing.of(submit), self._vocab_size, guided)
 
     def _prepare_guide(self, submit: Submit, guide: Guide, *, running: bool) -> Preparation | None:
         if self._guides is None:

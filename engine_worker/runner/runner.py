@@ -11,23 +11,20 @@ from engine_worker.attention.backend import first_line
 from engine_worker.lora.checkpoint import AdapterWeights
 from engine_worker.lora.device import LoadPlan
 from engine_worker.protocol import ImageUsage, Preparation
-from engine_worker.runner.batch import to_device
-from engine_worker.runner.calls import PendingCall, Poll, refused
-from engine_worker.runner.compute import StepComputer, StepWork
+from engine_worker.runner.batch import to_device, with_images
+from engine_worker.runner.compute import SampledDraws, StepComputer, StepDraws, StepWork
 from engine_worker.runner.config import use_device
-from engine_worker.runner.draws import SampledDraws, StepDraws
 from engine_worker.runner.extensions import NO_EXTENSIONS, Extensions
 from engine_worker.runner.finished import Finished
 from engine_worker.runner.followers import Followers
 from engine_worker.runner.forward import Forward
 from engine_worker.runner.launched import LaunchedStep, WaitTimer
-from engine_worker.runner.methods import Methods
+from engine_worker.runner.methods import Methods, PendingCall, Poll, refused
 from engine_worker.runner.preparations import RequestPreparer
 from engine_worker.runner.rows import RequestedRows
-from engine_worker.runner.table_rows import with_images
 from engine_worker.runner.tensors import OutputTensors
-from engine_worker.sampling.fused import TORCH, SamplingKernels
-from engine_worker.sampling.program import Program
+from engine_worker.sampling.choose import TORCH, SamplingKernels
+from engine_worker.sampling.logit_rules import LogitRules
 from engine_worker.sampling.replicas import ReplicatedStep
 from engine_worker.step import AdapterLoad, DeviceLostError, Drawn, Move, Slice, Step
 from sluice.wire.calls import MethodCall
@@ -145,10 +142,10 @@ class ModelRunner:
     def prepare(self, submit: Submit, *, running: bool = False) -> Preparation | None:
         return None if submit.extras is None else self._preparer.prepare(submit, submit.extras, running=running)
 
-    def programs(self, submit: Submit) -> list[Program | None]:
+    def logit_rules(self, submit: Submit) -> list[LogitRules | None]:
         guide = None if submit.extras is None else submit.extras.guide
         needed = submit.sampling.has_rules or guide is not None
-        return self._preparer.programs(submit, guide) if needed else [None] * submit.n
+        return self._preparer.logit_rules(submit, guide) if needed else [None] * submit.n
 
     def launch(self, step: Step) -> LaunchedStep:
         with self._inference, self._waiting:
@@ -214,7 +211,7 @@ class ModelRunner:
     def _replicated_step(self, sampling: SampledDraws | None) -> ReplicatedStep | None:
         if self._replicated is None:
             return None
-        return self._replicated.step(None if sampling is None else sampling.plan.programs)
+        return self._replicated.step(None if sampling is None else sampling.plan.rules)
 
     def _weights(self, loads: tuple[AdapterLoad, ...]) -> tuple[AdapterWeights, ...]:
         if self.adapters is None:

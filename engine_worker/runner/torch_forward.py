@@ -12,13 +12,11 @@ from torch import Tensor
 from engine_worker.attention.backend import AttentionBackend, AttentionInputs, synchronize
 from engine_worker.attention.cache import KVCache
 from engine_worker.layers.adapters import StepAdapters
-from engine_worker.layers.embeds import Embeds
 from engine_worker.layers.shard import UNSHARDED, Shard
 from engine_worker.lora.checkpoint import AdapterWeights
 from engine_worker.lora.device import DeviceAdapters, LoadPlan
 from engine_worker.models.config import widest_window
-from engine_worker.models.model import Model
-from engine_worker.models.taps import Taps
+from engine_worker.models.model import Embeds, Model, Taps
 from engine_worker.runner.batch import StepArrays, StepTensors, arrays_to_device, build_arrays
 from engine_worker.runner.forward import NO_LAYERS, TakeRows, ignore_rows, rows_between, rows_per_block
 from engine_worker.runner.graphs import Graphs

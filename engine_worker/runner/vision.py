@@ -7,7 +7,7 @@ from math import isqrt
 import torch
 
 from engine_worker.runner.config import RunnerConfig, use_device
-from engine_worker.runner.weights import load_weights, random_weights
+from engine_worker.runner.weights import ignore_progress, load_weights, random_weights
 from engine_worker.vision.names import vision_name
 from engine_worker.vision.rows import ImageRows
 from engine_worker.vision.tower import make_tower
@@ -28,20 +28,17 @@ def load_images(
         return None
     tower = make_tower(checkpoint, dtype, device)
     targets = tower.targets()
+    # No progress is reported: the decoder's weights, which are many times as large, take most of the time.
     if config.weights == "random":
-        random_weights(targets, config.weights_seed, 0.02, _ignore)
+        random_weights(targets, config.weights_seed, 0.02, ignore_progress)
     else:
-        load_weights(checkpoint.path, targets, _ignore, rename=vision_name)
+        load_weights(checkpoint.path, targets, ignore_progress, rename=vision_name)
     try:
         # This also allocates the tower's memory, so that the KV cache leaves it. Large images are slow on a CPU.
         tower.encode(_blank(checkpoint.vision, largest=device.type == "cuda"))
     except ValueError as error:
         raise CheckpointError(f"{checkpoint.path}: {error}") from error
     return ImageRows(tower.encode, checkpoint.vision.rows, config.image_cache_size, partial(use_device, device))
-
-
-def _ignore(*_: object) -> None:
-    """Drop progress reports: the decoder's weights, which are many times as large, take most of the time."""
 
 
 def _blank(vision: Vision, *, largest: bool) -> Image:

@@ -21,15 +21,14 @@ from engine_worker.runner.buffers import (
     GenerationBuffers,
     table_width,
 )
-from engine_worker.runner.capture import Capture, CaptureError, Graph, Work
+from engine_worker.runner.compute import StepDraws
 from engine_worker.runner.config import RunnerConfig
-from engine_worker.runner.draws import StepDraws
-from engine_worker.runner.graphs import Graphs
+from engine_worker.runner.graphs import Capture, CaptureError, Graph, Graphs, Work
 from engine_worker.runner.memory import MemoryTooSmallError, free_memory
 from engine_worker.runner.torch_forward import TorchForward
 from engine_worker.runner.weights import Progress
-from engine_worker.sampling.fused import TORCH, SamplingKernels
-from engine_worker.sampling.program import build_programs
+from engine_worker.sampling.choose import TORCH, SamplingKernels
+from engine_worker.sampling.logit_rules import build_logit_rules
 from engine_worker.sampling.sampler import sample
 from engine_worker.step import Draw, Slice
 from sluice.wire.params import SamplingParams
@@ -42,13 +41,13 @@ FILTERED = replace(UNFILTERED, top_p=0.9)
 def largest_step(config: RunnerConfig, max_context: int, sampling: SamplingParams) -> list[Slice]:
     """The maximum number of tokens in the maximum number of sequences, one of which is as long as possible."""
     tokens_left = config.max_tokens_per_step
-    (program,) = build_programs(sampling, [0])
+    (rules,) = build_logit_rules(sampling, [0])
     slices = []
     for sequences_left in reversed(range(min(config.max_batch_size, tokens_left))):
         count = min(max_context, tokens_left - sequences_left)
         # All sequences share block 0, whose content does not matter yet.
         blocks = [0] * -(-count // config.tokens_per_block)
-        slices.append(Slice([0] * count, 0, blocks, (Draw(sampling, 0, 0, program=program),)))
+        slices.append(Slice([0] * count, 0, blocks, (Draw(sampling, 0, 0, rules=rules),)))
         tokens_left -= count
     return slices
 
@@ -82,9 +81,9 @@ def warm_up(
         if logits is not None and kernels is not None:
             for slices in (unfiltered, filtered):
                 plan = to_device(StepDraws.of(slices).plan(model.config.vocab_size), device)
-                programs = plan.run_programs(logits, None)
-                programs = programs._replace(edits=to_device(programs.edits, device))
-                sample(logits, plan, programs, widen=False, kernels=kernels)
+                results = plan.run_rules(logits, None)
+                results = results._replace(edits=to_device(results.edits, device))
+                sample(logits, plan, results, widen=False, kernels=kernels)
         synchronize(device)
     except torch.OutOfMemoryError as error:
         raise MemoryTooSmallError(

@@ -1,19 +1,19 @@
 """Loads weights from safetensors files: one tensor at a time, only this rank's slice, directly to its device."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from engine_worker.layers.shard import Cut
-from engine_worker.models.decoder import TIED, CausalLM
+from engine_worker.models.decoder import EMBEDDING, TIED, CausalLM
 from engine_worker.models.model import Model, SelfLoading
 from engine_worker.runner.config import RunnerConfig
-from engine_worker.runner.tying import resolve_tied
-from engine_worker.runner.weight_file import Rename, opened
 from engine_worker.vision.names import decoder_name
 from sluice.checkpoint.folder import Checkpoint, CheckpointError, listed, weight_files
 
@@ -21,12 +21,29 @@ FLOATS = ("BF16", "F16", "F32", "F64")
 """Names in safetensors of the types that are not quantized."""
 Progress = Callable[[int, int], None]
 """Called with bytes done and bytes in total."""
+Rename = Callable[[str], str | None]
+"""Maps the name of a tensor in a file to a target's name; None: the tensor belongs to another part of the model."""
+ROWS = 4096
+"""Rows of a matrix that are compared at once."""
 Cuts = Mapping[str, Cut]
 """By name of a target: which slice of the checkpoint's tensor it holds. Targets not listed hold the whole tensor."""
 
 
+def ignore_progress(_done: int, _total: int) -> None:
+    """A `Progress` that drops the reports."""
+
+
 def same_name(name: str) -> str:
     return name
+
+
+@contextmanager
+def opened(file: Path, device: str = "cpu") -> Iterator[Any]:
+    try:
+        with safe_open(file, framework="pt", device=device) as tensors:
+            yield tensors
+    except SafetensorError as error:
+        raise CheckpointError(f"{file} is broken: {error}") from error
 
 
 def load_weights(
@@ -140,3 +157,45 @@ def fill_weights(model: Model, checkpoint: Checkpoint, config: RunnerConfig, pro
             rename = resolve_tied(model, checkpoint.path, rename)
         load_weights(checkpoint.path, model.targets(), progress, model.cuts(), rename)
     model.freeze()
+
+
+def resolve_tied(model: CausalLM, folder: Path, rename: Rename) -> Rename:
+    """For a model whose config.json ties the head to the embedding, but whose files may say otherwise; as transformers
+    reads them. Gives the model a head of its own if the files contain one with other values than the embedding. The
+    result is `rename`, which also maps the head to the embedding if the files contain only the head."""
+    if not model.config.tie_word_embeddings:
+        return rename
+    places = _places(folder, rename)
+    if TIED not in places:
+        return rename
+    if EMBEDDING not in places:
+        return lambda name: EMBEDDING if rename(name) == TIED else rename(name)
+    if not _equal(places[TIED], places[EMBEDDING]):
+        model.untie()
+    return rename
+
+
+class Place(NamedTuple):
+    file: Path
+    name: str
+
+
+def _places(folder: Path, rename: Rename) -> Mapping[str | None, Place]:
+    """Where the files contain each tensor of the model."""
+    places: dict[str | None, Place] = {}
+    for file in weight_files(folder):
+        with opened(file) as tensors:
+            places |= {rename(name): Place(file, name) for name in tensors.keys()}  # noqa: SIM118 - not a mapping
+    return places
+
+
+def _equal(one: Place, other: Place) -> bool:
+    with opened(one.file) as first, opened(other.file) as second:
+        pair = first.get_slice(one.name), second.get_slice(other.name)
+        return pair[0].get_shape() == pair[1].get_shape() and all(
+            torch.equal(*(matrix[start : start + ROWS].float() for matrix in pair)) for start in _starts(pair[0])
+        )
+
+
+def _starts(matrix: Any) -> Iterator[int]:
+    yield from range(0, matrix.get_shape()[0], ROWS)

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from engine_worker.attention.backend import first_line
 from engine_worker.sampling.callbacks import Callback, CallbackError
-from engine_worker.sampling.program import Processing
 from sluice.settings.engine import BATCHED, ProcessorNames
 from sluice.settings.names import find_function
 from sluice.wire.errors import ErrorCode, Fault
+from sluice.wire.requests import Submit
 
 Warn = Callable[[str, str], None]
 """(log event, reason)."""
@@ -25,8 +25,8 @@ Processor = Callable[[str, Tensor, list[list[int]], int | None, int | None], Non
 BatchedProcessor = Callable[[list[str], list[Tensor], list[list[list[int]]], int | None, list[int | None]], None]
 
 
-def ignore(_event: str, _reason: str) -> None:
-    """Drop a warning."""
+def ignore_warning(_event: str, _reason: str) -> None:
+    """A `Warn` that drops the warnings."""
 
 
 class Processors(NamedTuple):
@@ -34,7 +34,7 @@ class Processors(NamedTuple):
 
     named: Mapping[str, Processor] = {}
     batched: BatchedProcessor | None = None
-    warn: Warn = ignore
+    warn: Warn = ignore_warning
 
 
 NO_PROCESSORS = Processors()
@@ -53,6 +53,29 @@ def find_processors(names: ProcessorNames, warn: Warn) -> Processors:
         callback = Callback.of(value_of_batched, seconds)
         batched = find_function("logits_processor_batched", value_of_batched) if callback is None else callback.batch
     return Processors(named, batched, warn)
+
+
+class Processing(NamedTuple):
+    """Arguments for the logits processors of one sequence."""
+
+    names: tuple[str, ...]
+    request_id: str
+    client_id: int | None
+    tokens: list[int]
+    """Prompt and output."""
+
+    @staticmethod
+    def of(submit: Submit) -> "list[Processing | None]":
+        """One per sequence; None for sequences that ended in an earlier attempt, or if there are no processors."""
+        names = submit.sampling.logits_processors
+        if not names:
+            return [None] * submit.n
+        ids = [submit.name] if submit.n == 1 else [f"{submit.name}/{i}" for i in range(submit.n)]
+        client_id = None if submit.extras is None else submit.extras.client_id
+        return [
+            None if index in submit.ended else Processing(names, request_id, client_id, list(submit.prompt))
+            for index, request_id in enumerate(ids)
+        ]
 
 
 class ProcessedRow(NamedTuple):

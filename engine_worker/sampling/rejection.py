@@ -13,9 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine_worker.sampling.choose import Chosen, finite, keys_of, temperature_of
+from engine_worker.sampling.choose import TORCH, Chosen, SamplingKernels, finite, keys_of, temperature_of
 from engine_worker.sampling.filters import Filters, Thresholds, keep
-from engine_worker.sampling.fused import TORCH, SamplingKernels
 from engine_worker.sampling.noise import uniform
 from engine_worker.step import Draw
 

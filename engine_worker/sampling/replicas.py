@@ -13,9 +13,8 @@ from weakref import WeakKeyDictionary
 from torch import Tensor
 
 from engine_worker.guided.masks import take_all
-from engine_worker.sampling.processors import ProcessedRow, Processors, run_processors
-from engine_worker.sampling.program import Processing, Program
-from engine_worker.sampling.programs import FOLLOWS_NONE, StepPrograms
+from engine_worker.sampling.logit_rules import FOLLOWS_NONE, LogitRules, StepRules
+from engine_worker.sampling.processors import ProcessedRow, Processing, Processors, run_processors
 
 
 class ReplicatedRow(NamedTuple):
@@ -53,26 +52,26 @@ class ReplicatedSequences:
     """Rank 0's side. Used by the thread that launches steps."""
 
     def __init__(self) -> None:
-        self._sent: WeakKeyDictionary[Program, _Sent] = WeakKeyDictionary()
+        self._sent: WeakKeyDictionary[LogitRules, _Sent] = WeakKeyDictionary()
         self._numbers = count()
         self._released: deque[int] = deque()
 
-    def step(self, programs: StepPrograms | None) -> ReplicatedStep | None:
-        """The message to the other ranks for a step with these programs; None if they need nothing."""
+    def step(self, step_rules: StepRules | None) -> ReplicatedStep | None:
+        """The message to the other ranks for a step with these rules; None if they need nothing."""
         rows = []
-        for _, program, output, known, *_ in () if programs is None else programs.draws:
-            if program.processing is not None:
-                rows.append(self._row(program, program.processing, output, known))
+        for _, rules, output, known, *_ in () if step_rules is None else step_rules.draws:
+            if rules.processing is not None:
+                rows.append(self._row(rules, rules.processing, output, known))
         released = take_all(self._released)
         return ReplicatedStep(rows, released) if rows or released else None
 
-    def _row(self, program: Program, processing: Processing, output: Sequence[int], known: int) -> ReplicatedRow:
-        sent = self._sent.get(program)
+    def _row(self, rules: LogitRules, processing: Processing, output: Sequence[int], known: int) -> ReplicatedRow:
+        sent = self._sent.get(rules)
         begins = None
         if sent is None:
-            # No step has fed this program yet, so it has only the prompt.
+            # No step has fed these rules yet, so they have only the prompt.
             begins = processing._replace(tokens=list(processing.tokens))
-            sent = self._sent[program] = _Sent(next(self._numbers), len(begins.tokens), self._released)
+            sent = self._sent[rules] = _Sent(next(self._numbers), len(begins.tokens), self._released)
         same = min(sent.num_output, known)
         sent.num_output = known
         return ReplicatedRow(sent.number, sent.num_prompt + same, output[same:known], begins)
@@ -87,7 +86,7 @@ class ReplicatedProcessors:
 
     def run(self, step: ReplicatedStep, logits: Tensor, followed: Sequence[int]) -> None:
         """Call the processors of a step. logits: [P, vocab] float32, changed in place. followed: [P], see
-        `StepPrograms.followed`."""
+        `StepRules.followed`."""
         for number in step.released:
             self._sequences.pop(number, None)
         rows = []

@@ -4,6 +4,7 @@ Sampling parameters become tensors first (`SamplingPlan`) and are copied to the 
 behind the model, and the host does not wait for the device.
 """
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from typing import NamedTuple
@@ -11,23 +12,35 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from engine_worker.sampling.candidates import BestOfDraws, Candidates
-from engine_worker.sampling.choose import Chosen, Filtered, Greedy, Unfiltered, finite
-from engine_worker.sampling.fused import TORCH, SamplingKernels
+from engine_worker.sampling.choose import (
+    TORCH,
+    BestOfDraws,
+    Candidates,
+    Chosen,
+    Filtered,
+    Greedy,
+    SamplingKernels,
+    Unfiltered,
+    finite,
+)
 from engine_worker.sampling.guided_draws import GuidedDraws, RequestedMasks
-from engine_worker.sampling.logit_edits import LogitEdits
+from engine_worker.sampling.logit_edits import DeviceEdits, HostEdits, LogitEdits
+from engine_worker.sampling.logit_rules import StepRules
 from engine_worker.sampling.logprobs import Logprobs, compute_logprobs
-from engine_worker.sampling.methods import SamplingMethod, group_by_method
 from engine_worker.sampling.processors import NO_PROCESSORS, Processors, run_processors
-from engine_worker.sampling.programs import DeviceEdits, HostEdits, StepPrograms
 from engine_worker.sampling.rejection import Rejection
 from engine_worker.sampling.rules import Edits
 from engine_worker.step import Draw, Drawn
 from sluice.wire.errors import ErrorCode, Fault
+from sluice.wire.params import GREEDY_TEMPERATURE
+
+Kind = type[Greedy] | type[Unfiltered] | type[Filtered] | type[Candidates] | type[Rejection]
+SamplingMethod = tuple[Kind, bool]
+"""How tokens are chosen, and whether the logits may be edited before that."""
 
 
-class ProgramResults(NamedTuple):
-    """Results of a step's programs."""
+class RuleResults(NamedTuple):
+    """Results of a step's rules."""
 
     scores: Tensor | None = None
     """[R + P, vocab] float32: the logits, then the rows that logits processors have changed; None: no draw has
@@ -102,6 +115,26 @@ class Sampled(NamedTuple):
         return [drawn if good else fault for drawn, good, fault in zip(results, valid, faults, strict=True)]
 
 
+def group_by_method(draws: Sequence[Draw]) -> dict[SamplingMethod, list[int]]:
+    """Indices of the draws, by method."""
+    groups: dict[SamplingMethod, list[int]] = defaultdict(list)
+    # Runs for every draw of every step, hence one loop without calls.
+    for i, draw in enumerate(draws):
+        sampling = draw.sampling
+        kind: Kind = Unfiltered
+        if draw.candidates:
+            kind = Candidates
+        elif sampling.temperature < GREEDY_TEMPERATURE:
+            kind = Greedy
+        elif draw.proposal is not None:
+            kind = Rejection
+        elif sampling.top_k or sampling.top_p < 1.0:
+            kind = Filtered
+        listed = draw.banned or sampling.logit_bias or sampling.bad_token_ids or sampling.allowed_token_ids
+        groups[kind, draw.rules is not None or bool(listed)].append(i)
+    return groups
+
+
 class SamplingGroup(NamedTuple):
     """Draws that are sampled in the same way."""
 
@@ -146,34 +179,34 @@ class SamplingPlan(NamedTuple):
     order: Tensor | None
     """[D] int64: index of each draw in the concatenated groups; None: they are in order."""
     logprob_rows: LogprobRows | None
-    programs: StepPrograms | None
+    rules: StepRules | None
     processed_rows: Tensor | None
     """[P] int64: rows of the draws that have logits processors. Each of these draws is sampled from a copy of its row;
     the copies follow the R rows of logits."""
     vocab_size: int
 
-    def run_programs(
+    def run_rules(
         self,
         logits: Tensor,
         previous_tokens: Sequence[int] | None,
         processors: Processors = NO_PROCESSORS,
         guided: RequestedMasks | None = None,
-    ) -> ProgramResults:
-        """Run the programs and logits processors, before `sample`. logits: [R, vocab]. previous_tokens: tokens of the
+    ) -> RuleResults:
+        """Run the rules and logits processors, before `sample`. logits: [R, vocab]. previous_tokens: tokens of the
         previous step, if draws follow it; None if it failed. guided: masks that were requested with the same tokens."""
-        if self.programs is None:
-            return ProgramResults()
+        if self.rules is None:
+            return RuleResults()
         scores, faults = None, {}
-        with self.programs.advanced(previous_tokens) as edits:
+        with self.rules.advanced(previous_tokens) as edits:
             if self.processed_rows is not None:
                 scores = torch.cat((logits, logits.index_select(0, self.processed_rows)))
-                faults = run_processors(processors, self.programs.processed(scores[len(logits) :]))
+                faults = run_processors(processors, self.rules.processed(scores[len(logits) :]))
         guided_draws = None if guided is None else guided.collect()
         by_group = tuple(self._edits(group, edits, guided_draws, logits.device) for group in self.groups)
         if guided_draws is None:
-            return ProgramResults(scores, by_group, faults)
+            return RuleResults(scores, by_group, faults)
         # If a draw has both faults, the processor's counts.
-        return ProgramResults(
+        return RuleResults(
             scores, by_group, {**guided_draws.faults, **faults}, guided_draws.complete, guided_draws.later
         )
 
@@ -194,8 +227,8 @@ class SamplingPlan(NamedTuple):
         still being sampled, the draw of the previous step that samples it. Copies what it needs of the draws, whose
         outputs may grow."""
         by_method = group_by_method(draws)
-        programs = StepPrograms.of(draws, follows) if any(edited for _, edited in by_method) else None
-        processed = [] if programs is None else programs.draws_with_processors()
+        rules = StepRules.of(draws, follows) if any(edited for _, edited in by_method) else None
+        processed = [] if rules is None else rules.draws_with_processors()
         copies = {draw: row for row, draw in enumerate(processed, num_rows)}
         score_rows = [copies.get(i, row) for i, row in enumerate(rows)] if copies else rows
         groups = [
@@ -206,24 +239,24 @@ class SamplingPlan(NamedTuple):
             tuple(groups),
             torch.tensor([i for chosen in by_method.values() for i in chosen]).argsort() if len(groups) > 1 else None,
             _logprob_rows(draws, rows, num_rows),
-            programs,
+            rules,
             torch.tensor([rows[i] for i in processed]) if processed else None,
             vocab_size,
         )
 
 
-NO_PROGRAMS = ProgramResults()
+NO_RULES = RuleResults()
 
 
 def sample(
     logits: Tensor,
     plan: SamplingPlan,
-    programs: ProgramResults = NO_PROGRAMS,
+    rule_results: RuleResults = NO_RULES,
     *,
     widen: bool = True,
     kernels: SamplingKernels = TORCH,
 ) -> Sampled:
-    """logits: [R, vocab] float32. programs: the result of `plan.run_programs`; optional if the plan has no programs.
+    """logits: [R, vocab] float32. rule_results: of `plan.run_rules`; optional if the plan has no rules.
 
     widen: see `Filtered`. Without it the host never waits for the device, and the logits are not modified, since the
     step may have to be sampled again.
@@ -234,8 +267,8 @@ def sample(
     # Logprobs are computed from the unmodified logits.
     in_place = widen and plan.logprob_rows is None
     broken = _broken(logits, plan)
-    source = logits if programs.scores is None else programs.scores
-    for group, edits in zip_longest(plan.groups, programs.edits):
+    source = logits if rule_results.scores is None else rule_results.scores
+    for group, edits in zip_longest(plan.groups, rule_results.edits):
         scores = source if group.rows is None else source.index_select(0, group.rows)
         if scores is source and not (in_place or (group.edits is None and edits is None)):
             scores = source.clone()
@@ -256,7 +289,7 @@ def sample(
 
 def _broken(logits: Tensor, plan: SamplingPlan) -> Tensor | None:
     """See `Sampled.broken`. Called before the logits are modified."""
-    if plan.programs is None and all(group.edits is None for group in plan.groups):
+    if plan.rules is None and all(group.edits is None for group in plan.groups):
         return None
     peaks = logits.amax(dim=1)
     if plan.processed_rows is not None:

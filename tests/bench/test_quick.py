@@ -10,7 +10,7 @@ from bench.catalog import TOPICS
 from bench.page import load
 from bench.topics.drafters import LOOKUP, MODEL
 from bench.topics.guided import GUIDES, PLAIN
-from bench.topics.programs import ALL, KINDS
+from bench.topics.logit_rules import ALL, KINDS
 from bench.topics.speculation import EDIT
 
 ROOT = Path(__file__).parents[2]
@@ -20,7 +20,7 @@ LIKE_PEERS = ("peers_large",)
 CROWDED = ("overload", "slow_reader", "slow_tensors")
 DEADLY = ("deaths", "deaths_by_precision", "restart", "pauses", "soak")
 """Topics that are tested in tests/chaos."""
-SCHEDULED = ("scheduler", "programs")
+SCHEDULED = ("scheduler", "logit_rules")
 COMPARED = ("policies", "speculation", "lora", "beams", "prompt_logprobs")
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(600)]
@@ -85,7 +85,7 @@ def test_quick_of_the_gateway_alone(tmp_path):
 def test_quick_of_the_scheduler(tmp_path):
     results = bench(SCHEDULED, tmp_path)
     assert all(0 < point.costs.schedule < point.costs.whole for point in results["scheduler"].points)
-    assert {point.kind for point in results["programs"].points} == {*KINDS, ALL}
+    assert {point.kind for point in results["logit_rules"].points} == {*KINDS, ALL}
 
 
 @pytest.mark.long

@@ -10,7 +10,7 @@ from torch.distributed.distributed_c10d import Work
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
-from engine_worker.runner.capture import CaptureError
+from engine_worker.runner.graphs import CaptureError
 
 SYNCS = {
     "aten::_local_scalar_dense",

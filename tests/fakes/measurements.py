@@ -13,12 +13,12 @@ from bench.topics import (
     cache,
     gateway,
     guided,
+    logit_rules,
     long_context,
     long_prompt,
     lora,
     peers,
     policies,
-    programs,
     prompt_logprobs,
     ring,
     router,
@@ -95,14 +95,14 @@ def scheduler_result() -> scheduler.SchedulerResult:
     return scheduler.SchedulerResult((1, 64, 256), samples=100, points=points)
 
 
-def programs_result() -> programs.ProgramsResult:
+def logit_rules_result() -> logit_rules.LogitRulesResult:
     points = [
-        programs.ProgramsPoint(kind, sequences, prompt, 20.0 * sequences, 4.0 + i)
-        for i, kind in enumerate((*programs.KINDS, programs.ALL))
+        logit_rules.LogitRulesPoint(kind, sequences, prompt, 20.0 * sequences, 4.0 + i)
+        for i, kind in enumerate((*logit_rules.KINDS, logit_rules.ALL))
         for sequences in (1, 8)
         for prompt in (128, 4096)
     ]
-    return programs.ProgramsResult((1, 8), (128, 4096), points=points)
+    return logit_rules.LogitRulesResult((1, 8), (128, 4096), points=points)
 
 
 def speculation_result() -> speculation.SpeculationResult:
@@ -211,7 +211,7 @@ RESULTS = {
     "policies": policies_result,
     "scheduler": scheduler_result,
     "steps": steps_result,
-    "programs": programs_result,
+    "logit_rules": logit_rules_result,
     "speculation": speculation_result,
     "guided": guided_result,
     "beams": beams_result,

@@ -36,13 +36,13 @@ INJECTED = "out of luck"
 """The message of every failure that a test asked for."""
 
 
-class ScriptedProgram(tuple):
+class ScriptedRules(tuple):
     """A sequence's prompt, which lets the runner check the whole context of each draw."""
 
     version: str | None = None
     """Version of the request's LoRA adapter."""
 
-    def fork(self) -> "ScriptedProgram":
+    def fork(self) -> "ScriptedRules":
         return self
 
 
@@ -124,10 +124,10 @@ class ScriptedRunner:
     def prepare(self, spec: Submit, *, running: bool = False) -> Preparation | None:
         return self.preparations.get(spec.request)
 
-    def programs(self, spec: Submit) -> list[object]:
-        program = ScriptedProgram(shown_to_model(spec.prompt, VirtualTokens.of(VOCAB, extras_of(spec).tables)))
-        program.version = spec.adapter_version
-        return [program] * spec.n
+    def logit_rules(self, spec: Submit) -> list[object]:
+        rules = ScriptedRules(shown_to_model(spec.prompt, VirtualTokens.of(VOCAB, extras_of(spec).tables)))
+        rules.version = spec.adapter_version
+        return [rules] * spec.n
 
     def draft(self, slices: Iterable[Slice]) -> list[Drawn]:
         fail, self.fail_drafting = self.fail_drafting, False
@@ -278,9 +278,9 @@ class ScriptedRunner:
     def _check_context(self, tokens: list[int], state: int, draw: Draw) -> None:
         """The context read from the cache must be the prompt and the output that the draw states."""
         output = [*draw.output, *draw.drafted]
-        expected = [*draw.program, *output]
+        expected = [*draw.rules, *output]
         # The draft model has no adapters.
-        version = None if self.adapters is None else draw.program.version
+        version = None if self.adapters is None else draw.rules.version
         matches = tokens == expected[len(expected) - len(tokens) :]
         if not matches or state != digest(expected, initial_digest(version)) or len(output) != draw.position:
             self.violations.append(f"{draw} from {tokens}")

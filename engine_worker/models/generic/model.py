@@ -14,14 +14,13 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 from engine_worker.attention.backend import AttentionBackend, AttentionInputs, HeadShape
 from engine_worker.attention.cache import KVCache
 from engine_worker.layers.adapters import StepAdapters
-from engine_worker.layers.embeds import Embeds
 from engine_worker.layers.moe import waits_for_device
 from engine_worker.layers.shard import Cut, Place
 from engine_worker.models.config import Windows
 from engine_worker.models.generic.interface import SERVED, AttentionCall, attention_computed_by, context_of
 from engine_worker.models.generic.probe import probe
 from engine_worker.models.generic.source import Source, build, load, read_source
-from engine_worker.models.taps import Taps
+from engine_worker.models.model import Embeds, Taps
 from sluice.checkpoint.folder import CheckpointError
 
 TOLERANCE = 0.02
@@ -135,23 +134,20 @@ class Adapter:
             return out[None, ..., :size].to(call.query.dtype)
 
         with attention_computed_by(attend):
-            return self._hidden(token_ids, positions) if embeds is None else self._from(embeds, token_ids, positions)
+            return self._hidden(token_ids, positions, embeds)
 
     def logits(self, hidden: Tensor) -> Tensor:
         logits: Tensor = self._head(inputs_embeds=hidden[None], use_cache=False).logits[0]
         return logits.float()
 
-    def _hidden(self, token_ids: Tensor, positions: Tensor | None) -> Tensor:
+    def _hidden(self, token_ids: Tensor, positions: Tensor | None, embeds: Embeds | None = None) -> Tensor:
+        tokens = {"input_ids": token_ids[None]}
+        if embeds is not None:
+            x: Tensor = self._body.get_input_embeddings()(token_ids).clone()
+            embeds.replace_rows(x)
+            tokens = {"inputs_embeds": x[None]}
         position_ids = None if positions is None else positions[None]
-        output = self._body(input_ids=token_ids[None], position_ids=position_ids, use_cache=False)
-        hidden: Tensor = output.last_hidden_state[0]
-        return hidden
-
-    def _from(self, embeds: Embeds, token_ids: Tensor, positions: Tensor) -> Tensor:
-        x: Tensor = self._body.get_input_embeddings()(token_ids).clone()
-        embeds.replace_rows(x)
-        output = self._body(inputs_embeds=x[None], position_ids=positions[None], use_cache=False)
-        hidden: Tensor = output.last_hidden_state[0]
+        hidden: Tensor = self._body(**tokens, position_ids=position_ids, use_cache=False).last_hidden_state[0]
         return hidden
 
     def _starts_with_embeddings(self) -> bool:
@@ -160,7 +156,7 @@ class Adapter:
         no_embeds = Embeds(ids[:0], torch.zeros(0, self.config.hidden_size, device=self._device))
         try:
             with attention_computed_by(_within_tokens):
-                return _close(self._from(no_embeds, ids, positions), self._hidden(ids, positions))
+                return _close(self._hidden(ids, positions, no_embeds), self._hidden(ids, positions))
         except Exception:  # noqa: BLE001 - a module that needs ids may raise anything without them
             return False
 

@@ -1,7 +1,7 @@
 """Generates whole outputs with a runner alone, without an engine."""
 
 from engine_worker.protocol import Runner
-from engine_worker.sampling.program import build_programs
+from engine_worker.sampling.logit_rules import build_logit_rules
 from engine_worker.step import Draw, Slice, Step
 from sluice.wire.params import SamplingParams
 
@@ -14,7 +14,7 @@ class Sequence:
         self.blocks = blocks
         self.sampling = sampling
         self.output: list[int] = []
-        (self.program,) = build_programs(sampling, prompt)
+        (self.rules,) = build_logit_rules(sampling, prompt)
         self.computed = 0
 
     def slice(self, chunk: int) -> Slice:
@@ -22,7 +22,7 @@ class Sequence:
         tokens = self.prompt + self.output
         part = tokens[self.computed : self.computed + chunk]
         ends = self.computed + len(part) == len(tokens)
-        draw = Draw(self.sampling, 0, len(self.output), self.output, self.program)
+        draw = Draw(self.sampling, 0, len(self.output), self.output, self.rules)
         start, self.computed = self.computed, self.computed + len(part)
         return Slice(part, start, self.blocks, (draw,) if ends else ())
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from engine_worker.positions import PlacedGrid, Positions
 from engine_worker.runner.batch import StepArrays, build_arrays
 from engine_worker.runner.buffers import ContextBuffers, GenerationBuffers
-from engine_worker.runner.draws import StepDraws
+from engine_worker.runner.compute import StepDraws
 from engine_worker.step import Draw, Kept, Scored, Slice
 from sluice.wire.params import SamplingParams
 from sluice.wire.tables import PromptTables, VirtualTokens
@@ -186,7 +186,7 @@ def test_padding(count, num_padding):
         np.testing.assert_array_equal(array[count:], -1 if name == "slots" else 0)
         assert len(array) == count + num_padding
     assert padded.query_start.tolist() == list(range(count + num_padding + 1))
-    assert (padded.max_query, padded.last_tokens) == (1, None)
+    assert (padded.generation_rows, padded.max_query, padded.last_tokens) == (count + num_padding, 1, None)
 
 
 @given(counts=st.lists(st.integers(1, 9), min_size=1, max_size=5), rows=st.integers(0, 3), more=st.integers(0, 5))

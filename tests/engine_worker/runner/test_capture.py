@@ -9,8 +9,8 @@ from engine_worker.attention.choice import ChosenBackend
 from engine_worker.attention.reference import ReferenceAttention
 from engine_worker.layers.shard import Shard
 from engine_worker.runner import load
-from engine_worker.runner.capture import WARM_UPS, CaptureError, CudaCapture
 from engine_worker.runner.config import RunnerConfig
+from engine_worker.runner.graphs import WARM_UPS, CaptureError, CudaCapture
 from engine_worker.runner.load import load_runner
 from engine_worker.runner.warmup import capture_graphs
 from tests.engine_worker.models.checkpoints import CONFIGS, open_written, write_checkpoint

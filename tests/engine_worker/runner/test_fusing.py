@@ -7,8 +7,8 @@ from engine_worker.attention import backend
 from engine_worker.attention.backend import HeadShape
 from engine_worker.layers.shard import UNSHARDED, Shard
 from engine_worker.runner.fusing import fuse, no_kernels, triton_kernels
+from engine_worker.sampling.choose import TORCH, SamplingKernels
 from engine_worker.sampling.filters import torch_thresholds
-from engine_worker.sampling.fused import TORCH, SamplingKernels
 from engine_worker.sampling.noise import torch_gumbel_max
 from tests.engine_worker.models.test_fused import RandomModel
 from tests.fakes.kernels import CountedKernels

@@ -6,9 +6,9 @@ from engine_worker.runner import compute
 from engine_worker.runner.config import RunnerConfig
 from engine_worker.runner.load import load_runner
 from engine_worker.sampling import choose, sampler
+from engine_worker.sampling.choose import TORCH, SamplingKernels
 from engine_worker.sampling.filters import torch_thresholds
-from engine_worker.sampling.fused import TORCH, SamplingKernels
-from engine_worker.sampling.program import build_programs
+from engine_worker.sampling.logit_rules import build_logit_rules
 from engine_worker.step import Draw, Slice, Step
 from sluice.wire.params import SamplingParams
 from tests.engine_worker.models.checkpoints import CONFIGS, open_written, write_checkpoint
@@ -34,9 +34,9 @@ def load(folder, overlap: bool):
 def one(i: int, output: list[int], step: int, follows: int | None) -> Slice:
     """Sequence i's slice in a step, given its known tokens."""
     prompt, known = PROMPTS[i], len(output)
-    # A new program per step behaves like one that is kept for the sequence.
-    (program,) = build_programs(SAMPLINGS[i], prompt)
-    draws = (Draw(SAMPLINGS[i], i, step, output, program),)
+    # New rules per step behave like those that are kept for the sequence.
+    (rules,) = build_logit_rules(SAMPLINGS[i], prompt)
+    draws = (Draw(SAMPLINGS[i], i, step, output, rules),)
     if step == 0:
         return Slice(prompt, 0, [i], draws)
     tokens = (0,) if follows is not None else (output[known - 1],)

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from engine_worker.runner.kept_rows import KeptTensors
+from engine_worker.runner.rows import KeptTensors
 from engine_worker.runner.tensors import LARGEST_ROW, OutputTensors
 from engine_worker.step import Kept, Slice
 

@@ -13,8 +13,7 @@ from engine_worker.runner.batch import build_arrays
 from engine_worker.runner.config import RunnerConfig
 from engine_worker.runner.memory import MemoryTooSmallError
 from engine_worker.runner.warmup import FILTERED, capture_graphs, graphs_refused, largest_step, warm_up
-from engine_worker.sampling.choose import Filtered, Unfiltered
-from engine_worker.sampling.fused import TORCH
+from engine_worker.sampling.choose import TORCH, Filtered, Unfiltered
 from engine_worker.step import Slice
 from tests.engine_worker.models.checkpoints import CONFIGS
 from tests.fakes.graphs import FakeCapture
@@ -65,13 +64,13 @@ def test_a_warm_up_samples_with_and_without_filters(monkeypatch, name, backend):
     model, attention, cache = make(name, backend)
     seen = []
 
-    def sample(logits, plan, programs, **options):
+    def sample(logits, plan, results, **options):
         assert options == {"widen": False, "kernels": TORCH}
         (group,) = plan.groups
-        assert programs.edits[0] is not None
+        assert results.edits[0] is not None
         assert plan.logprob_rows is not None
         seen.append((logits.shape, type(group.choose), len(group.choose.keys)))
-        return sampled(logits, plan, programs, **options)
+        return sampled(logits, plan, results, **options)
 
     sampled = warmup.sample
     monkeypatch.setattr(warmup, "sample", sample)
@@ -117,7 +116,7 @@ def test_graphs_fit_the_longest_possible_table():
             model, cache(num_blocks), attention, CONFIG, context, FakeCapture(), lambda *_: None
         )
         assert graphs.sizes == [1, 2, 4, 6]
-        return graphs._buffers._static.blocks
+        return graphs._buffers._blocks
 
     assert width("llama", 100, 30) == 8
     assert width("llama", 5, 30) == 5

@@ -6,11 +6,9 @@ import torch
 from torch import Tensor
 
 from engine_worker.runner.batch import to_device
-from engine_worker.sampling.choose import Chosen, Filtered
-from engine_worker.sampling.fused import TORCH, SamplingKernels
-from engine_worker.sampling.logit_edits import LogitEdits
-from engine_worker.sampling.program import build_programs
-from engine_worker.sampling.programs import DeviceEdits, HostEdits, StepPrograms
+from engine_worker.sampling.choose import TORCH, Chosen, Filtered, SamplingKernels
+from engine_worker.sampling.logit_edits import DeviceEdits, HostEdits, LogitEdits
+from engine_worker.sampling.logit_rules import StepRules, build_logit_rules
 from engine_worker.sampling.sampler import Sampled, SamplingPlan, sample
 from engine_worker.step import Draw, Drawn, Proposal
 from sluice.wire.params import SamplingParams
@@ -28,8 +26,8 @@ def draw(
     **sampling: object,
 ) -> Draw:
     params = SamplingParams(**sampling)
-    (program,) = build_programs(params, prompt)
-    return Draw(params, sequence, position, output, program, banned, candidates=candidates, proposal=proposal)
+    (rules,) = build_logit_rules(params, prompt)
+    return Draw(params, sequence, position, output, rules, banned, candidates=candidates, proposal=proposal)
 
 
 NO_FOLLOWS: Mapping[int, int] = {}
@@ -52,8 +50,8 @@ def tensors(
 ) -> Sampled:
     """Sample, and return tensors."""
     plan = SamplingPlan.of(draws, rows, *logits.shape, follows)
-    programs = plan.run_programs(logits, before)
-    return sample(logits, to_device(plan, logits.device), programs, widen=widen, kernels=kernels)
+    results = plan.run_rules(logits, before)
+    return sample(logits, to_device(plan, logits.device), results, widen=widen, kernels=kernels)
 
 
 def edit(
@@ -64,9 +62,9 @@ def edit(
     static = LogitEdits.of(draws, size)
     if static is not None:
         static.apply(scores)
-    programs = StepPrograms.of(draws, follows)
-    if programs is not None:
-        with programs.advanced(before) as rows:
+    rules = StepRules.of(draws, follows)
+    if rules is not None:
+        with rules.advanced(before) as rows:
             pass
         on_device = scores.clone()
         DeviceEdits.of(rows, None, size).apply(on_device)

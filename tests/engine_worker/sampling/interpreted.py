@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine_worker.sampling import kernels, noise
-from engine_worker.sampling.fused import TORCH
+from engine_worker.sampling.choose import TORCH
 from engine_worker.sampling.noise import torch_gumbel_max
 from tests.engine_worker.sampling.draws import draw, tensors
 from tests.examples import examples

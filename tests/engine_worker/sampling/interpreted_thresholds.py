@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from engine_worker.runner import fusing
 from engine_worker.sampling import thresholds as kernel
+from engine_worker.sampling.choose import SamplingKernels
 from engine_worker.sampling.filters import Filters, torch_thresholds
-from engine_worker.sampling.fused import SamplingKernels
 from engine_worker.sampling.noise import torch_gumbel_max
 from sluice.wire.params import SamplingParams
 from tests.engine_worker.sampling.draws import draw, tensors

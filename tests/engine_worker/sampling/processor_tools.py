@@ -2,7 +2,8 @@
 
 from msgspec.structs import replace
 
-from engine_worker.sampling.program import Processing, build_programs
+from engine_worker.sampling.logit_rules import build_logit_rules
+from engine_worker.sampling.processors import Processing
 from engine_worker.sampling.sampler import SamplingPlan, sample
 from engine_worker.step import Draw, Drawn
 from sluice.wire.params import SamplingParams
@@ -16,15 +17,15 @@ def greedy(names=(), prompt=(1, 2), output=(), n=1, **sampling) -> list[Draw]:
     """A draw per sequence of a request."""
     params = SamplingParams(temperature=0.0, logits_processors=tuple(names), **sampling)
     spec = replace(spec_of(list(prompt), n=n), sampling=params, name="job", extras=Extras(client_id=7))
-    programs = build_programs(params, spec.prompt, Processing.of(spec))
-    return [Draw(params, i, len(output), list(output), program) for i, program in enumerate(programs)]
+    rules_of = build_logit_rules(params, spec.prompt, Processing.of(spec))
+    return [Draw(params, i, len(output), list(output), rules) for i, rules in enumerate(rules_of)]
 
 
 def run(logits, draws, rows, processors, follows=(), before=None) -> list[Drawn]:
     plan = SamplingPlan.of(draws, rows, *logits.shape, dict(follows))
-    programs = plan.run_programs(logits, before, processors)
-    results = sample(logits, plan, programs).results(draws)
-    return [Drawn(0, fault=programs.faults[i]) if i in programs.faults else each for i, each in enumerate(results)]
+    applied = plan.run_rules(logits, before, processors)
+    results = sample(logits, plan, applied).results(draws)
+    return [Drawn(0, fault=applied.faults[i]) if i in applied.faults else each for i, each in enumerate(results)]
 
 
 def faults(results: list[Drawn]) -> list[str | None]:

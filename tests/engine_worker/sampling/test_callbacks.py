@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine_worker.sampling.processors import find_processors
-from engine_worker.sampling.program import Processing
+from engine_worker.sampling.processors import Processing, find_processors
 from sluice.executor.callbacks import Callbacks, module_name
 from sluice.host.descriptors import raise_limit
 from sluice.settings.engine import BATCHED, ProcessorNames

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine_worker.sampling.candidates import _most_likely_keys, most_likely
+from engine_worker.sampling.choose import _most_likely_keys, most_likely
 from sluice.wire.errors import ErrorCode
 from tests.engine_worker.sampling.draws import draw, sampled
 

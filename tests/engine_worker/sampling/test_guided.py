@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine_worker.sampling.choose import Greedy
-from engine_worker.sampling.masked import MaskedRows
-from engine_worker.sampling.programs import DeviceEdits, HostEdits
+from engine_worker.sampling.guided_draws import MaskedRows
+from engine_worker.sampling.logit_edits import DeviceEdits, HostEdits
 from engine_worker.sampling.rules import Edits, Penalized
 
 

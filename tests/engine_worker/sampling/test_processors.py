@@ -6,8 +6,8 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from engine_worker.sampling.processors import BATCHED, Processors, find_processors
-from engine_worker.sampling.program import Processing, build_programs
+from engine_worker.sampling.logit_rules import build_logit_rules
+from engine_worker.sampling.processors import BATCHED, Processing, Processors, find_processors
 from engine_worker.sampling.sampler import SamplingPlan, sample
 from engine_worker.step import Draw
 from sluice.settings.engine import ProcessorNames
@@ -187,13 +187,13 @@ def test_sampling_again_uses_the_processed_logits(logits):
     calls: list[str] = []
     params = SamplingParams(top_p=0.9, seed=3, logits_processors=("tilt",))
     spec = replace(spec_of([1, 2]), sampling=params)
-    (program,) = build_programs(params, spec.prompt, Processing.of(spec))
-    plan = SamplingPlan.of([Draw(params, 0, 0, [], program)], [0], *flat.shape, {})
-    programs = plan.run_programs(flat, None, Processors({"tilt": tilt}))
-    first = sample(flat, plan, programs, widen=False)
+    (rules,) = build_logit_rules(params, spec.prompt, Processing.of(spec))
+    plan = SamplingPlan.of([Draw(params, 0, 0, [], rules)], [0], *flat.shape, {})
+    applied = plan.run_rules(flat, None, Processors({"tilt": tilt}))
+    first = sample(flat, plan, applied, widen=False)
     assert first.short is not None
     assert first.short
-    second = sample(flat, plan, programs)
+    second = sample(flat, plan, applied)
     assert len(calls) == 1
     expected = sample(
         torch.arange(size)[None] / size,

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from engine_worker.sampling.prompt_logprobs import PromptScores
+from engine_worker.sampling.logprobs import PromptScores
 from engine_worker.step import Scored, Slice
 from sluice.wire.prompt_logprobs import unpack
 

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from engine_worker.runner.batch import to_device
 from engine_worker.sampling import choose, logprobs, noise
+from engine_worker.sampling.choose import TORCH
 from engine_worker.sampling.filters import torch_thresholds
-from engine_worker.sampling.fused import TORCH
 from engine_worker.sampling.sampler import SamplingPlan, sample
 from tests.engine_worker.sampling.draws import draw, edit, tensors
 from tests.examples import examples
@@ -80,13 +80,13 @@ def test_nothing_waits(logits, monkeypatch):
         monkeypatch.setattr(module, "is_on_host", lambda _: False)
     draws = [draw(seed=i, prompt=[1, 2], output=[3, 4], **kind) for i, kind in enumerate(KINDS)]
     plan = to_device(SamplingPlan.of(draws, range(8), 8, VOCAB, {5: 1}), logits.device)
-    programs = plan.run_programs(logits, [7, 9])
+    applied = plan.run_rules(logits, [7, 9])
     with Recording() as recording:
-        sampled = sample(logits, plan, programs, widen=False)
+        sampled = sample(logits, plan, applied, widen=False)
     assert recording.calls
     assert sampled.short is not None
     assert not sampled.short
-    assert torch.equal(sampled.tokens, sample(logits, plan, programs).tokens)
+    assert torch.equal(sampled.tokens, sample(logits, plan, applied).tokens)
 
 
 def test_with_a_kernel_of_thresholds_no_draw_is_short(logits, monkeypatch):

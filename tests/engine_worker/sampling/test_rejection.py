@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from engine_worker.runner.batch import to_device
+from engine_worker.sampling.choose import TORCH
 from engine_worker.sampling.filters import torch_thresholds
-from engine_worker.sampling.fused import TORCH
 from engine_worker.sampling.noise import noise_key, random_bits, uniform
 from engine_worker.sampling.sampler import SamplingPlan, sample
 from engine_worker.step import Proposal

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from engine_worker.parallel.commands import ComputeStep, decode, encode
-from engine_worker.sampling.processors import BATCHED, Processors
-from engine_worker.sampling.program import Processing, build_programs
+from engine_worker.sampling.logit_rules import build_logit_rules
+from engine_worker.sampling.processors import BATCHED, Processing, Processors
 from engine_worker.sampling.replicas import ReplicatedProcessors, ReplicatedSequences, ReplicatedStep
 from engine_worker.sampling.sampler import SamplingPlan
 from engine_worker.step import Draw
@@ -60,22 +60,22 @@ class Ranks:
 
     def launch(self, draws: list[Draw], follows: dict[int, int]) -> tuple[SamplingPlan, ReplicatedStep | None]:
         plan = SamplingPlan.of(draws, list(range(len(draws))), len(draws), VOCAB, follows)
-        message = encode(ComputeStep((), None, self.replicated.step(plan.programs)))
+        message = encode(ComputeStep((), None, self.replicated.step(plan.rules)))
         return plan, decode(bytearray(message)).processed
 
     def compute(self, plan: SamplingPlan, sent: ReplicatedStep | None, logits: torch.Tensor, before) -> None:
         rows = logits[:0] if plan.processed_rows is None else logits.index_select(0, plan.processed_rows)
-        plan.run_programs(logits, before, self.first.all)
+        plan.run_rules(logits, before, self.first.all)
         if sent is not None:
-            self.other.run(sent, rows, [] if plan.programs is None else plan.programs.followed(before))
+            self.other.run(sent, rows, [] if plan.rules is None else plan.rules.followed(before))
         assert self.first.calls == self.second.calls
 
 
 def sequence(number: int, names: tuple[str, ...], prompt: list[int]) -> tuple[SamplingParams, list[int], object]:
     params = SamplingParams(logits_processors=names)
     spec = replace(spec_of(prompt), sampling=params, name=str(number), extras=Extras(client_id=number or None))
-    (program,) = build_programs(params, prompt, Processing.of(spec))
-    return params, [], program
+    (rules,) = build_logit_rules(params, prompt, Processing.of(spec))
+    return params, [], rules
 
 
 KINDS = st.sampled_from([(), ("one",), (BATCHED,), ("one", BATCHED), (BATCHED, "one")])
@@ -119,7 +119,7 @@ def test_ended_sequences_are_released():
     ranks = Ranks()
     live = [sequence(i, ("one",), [1]) for i in range(3)]
     for _ in range(2):
-        draws = [Draw(params, 0, 0, output, program) for params, output, program in live]
+        draws = [Draw(params, 0, 0, output, rules) for params, output, rules in live]
         plan, sent = ranks.launch(draws, {})
         ranks.compute(plan, sent, torch.zeros(len(draws), VOCAB), None)
         del live[1:], draws, plan
@@ -137,15 +137,13 @@ def test_ended_sequences_are_released():
 
 def test_a_step_sends_only_new_tokens():
     ranks = Ranks()
-    params, output, program = sequence(1, ("one",), [5, 6, 7])
+    params, output, rules = sequence(1, ("one",), [5, 6, 7])
     sent = []
     for token in (8, 9):
-        sent.append(
-            ranks.replicated.step(ranks.launch([Draw(params, 0, len(output), output, program)], {})[0].programs)
-        )
+        sent.append(ranks.replicated.step(ranks.launch([Draw(params, 0, len(output), output, rules)], {})[0].rules))
         output.append(token)
     assert [(row.keep, list(row.tokens)) for step in sent for row in step.rows] == [(3, []), (4, [])]
-    step = ranks.replicated.step(SamplingPlan.of([Draw(params, 0, 2, output, program)], [0], 1, VOCAB, {}).programs)
+    step = ranks.replicated.step(SamplingPlan.of([Draw(params, 0, 2, output, rules)], [0], 1, VOCAB, {}).rules)
     assert (step.rows[0].keep, list(step.rows[0].tokens), step.rows[0].begins) == (4, [9], None)
 
 
@@ -153,8 +151,8 @@ def test_a_step_sends_only_new_tokens():
 def test_a_processor_that_raises_on_another_rank_is_called_once(names):
     ranks = Ranks()
     ranks.second.broken = True
-    params, output, program = sequence(1, names, [5])
+    params, output, rules = sequence(1, names, [5])
     for _ in range(3):
-        plan, sent = ranks.launch([Draw(params, 0, 0, output, program)], {})
-        ranks.other.run(sent, torch.zeros(1, VOCAB), plan.programs.followed(None))
+        plan, sent = ranks.launch([Draw(params, 0, 0, output, rules)], {})
+        ranks.other.run(sent, torch.zeros(1, VOCAB), plan.rules.followed(None))
     assert len(ranks.second.calls) == 1

@@ -1,4 +1,4 @@
-"""Programs have the effect of transformers' processors, however many tokens each update adds."""
+"""Logit rules have the effect of transformers' processors, however many tokens each update adds."""
 
 import pytest
 import torch
@@ -6,11 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import NoBadWordsLogitsProcessor, NoRepeatNGramLogitsProcessor, RepetitionPenaltyLogitsProcessor
 
-from engine_worker.sampling.bans import BadWords
-from engine_worker.sampling.program import Program, build_programs
-from engine_worker.sampling.programs import StepPrograms
-from engine_worker.sampling.rules import Edits
-from engine_worker.sampling.seen import PromptTokens, SeenTokens
+from engine_worker.sampling.logit_rules import LogitRules, StepRules, build_logit_rules
+from engine_worker.sampling.rules import BadWords, Edits, PromptTokens, SeenTokens
 from engine_worker.step import Draw
 from sluice.wire.params import SamplingParams
 from tests.engine_worker.sampling.draws import draw, edit
@@ -73,7 +70,7 @@ def plain(edits: Edits) -> tuple:
 )
 def test_feeding_step_by_step_equals_feeding_all_tokens_together(params, prompt, tokens, data):
     """Even if tokens are undone in between; two sequences of a request do not affect each other."""
-    step_by_step, neighbour = build_programs(params, prompt, [None] * 2)
+    step_by_step, neighbour = build_logit_rules(params, prompt, [None] * 2)
     if step_by_step is None:
         return
     output: list[int] = []
@@ -85,7 +82,7 @@ def test_feeding_step_by_step_equals_feeding_all_tokens_together(params, prompt,
         step_by_step.truncate(len(output))
         step_by_step.feed(token)
         output.append(token)
-        (fresh,) = build_programs(params, prompt)
+        (fresh,) = build_logit_rules(params, prompt)
         for each in output:
             fresh.feed(each)
         assert plain(step_by_step.edits()) == plain(fresh.edits())
@@ -93,20 +90,20 @@ def test_feeding_step_by_step_equals_feeding_all_tokens_together(params, prompt,
 
 def test_tokens_appended_after_the_step_was_planned_are_not_fed():
     output = [2]
-    programs = StepPrograms.of([draw(presence_penalty=1.0, prompt=[1], output=output)], {})
+    rules = StepRules.of([draw(presence_penalty=1.0, prompt=[1], output=output)], {})
     output.append(3)
-    with programs.advanced(None) as edits:
+    with rules.advanced(None) as edits:
         assert plain(edits[0])[1][1] == {2: 1.0}
 
 
-def test_a_request_without_penalties_or_rules_has_no_program():
-    assert build_programs(SamplingParams(top_k=3, bad_token_ids=(1,)), [1], [None] * 3) == [None] * 3
+def test_a_request_without_penalties_or_bans_has_no_rules():
+    assert build_logit_rules(SamplingParams(top_k=3, bad_token_ids=(1,)), [1], [None] * 3) == [None] * 3
 
 
 def test_sequences_share_the_data_of_the_prompt():
     params = SamplingParams(repetition_penalty=1.1, no_repeat_ngram_size=3, bad_words=((1, 2),))
-    first, second = build_programs(params, list(range(1000)), [None] * 2)
-    assert isinstance(first, Program)
+    first, second = build_logit_rules(params, list(range(1000)), [None] * 2)
+    assert isinstance(first, LogitRules)
     assert first._rules[0] is second._rules[0]
     assert first._rules[1]._prompt is second._rules[1]._prompt
     first.feed(5000)
@@ -142,7 +139,7 @@ def test_the_cost_of_bad_words_is_their_length():
 def test_words_with_tokens_that_the_model_lacks_are_ignored():
     """A tokenizer may have more tokens than the model."""
     params = SamplingParams(bad_words=((1, VOCAB), (VOCAB + 3, 1, 2), (1, 3)))
-    (program,) = build_programs(params, [1], vocab_size=VOCAB)
+    (rules,) = build_logit_rules(params, [1], vocab_size=VOCAB)
     scores = torch.zeros(2, VOCAB)
-    edit(scores, [Draw(params, 0, 0, [], program), draw()])
+    edit(scores, [Draw(params, 0, 0, [], rules), draw()])
     assert (scores == -torch.inf).nonzero().tolist() == [[0, 3]]

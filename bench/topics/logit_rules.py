@@ -16,7 +16,7 @@ from msgspec.structs import asdict
 from bench.harness.style import BLUE, GREY, INK, ORANGE, TEAL, Series, canvas, frame, lines
 from bench.harness.tables import Section, Table, number, table
 from bench.harness.topic import Plan, Step, Topic
-from engine_worker.sampling.program import Program, build_programs
+from engine_worker.sampling.logit_rules import LogitRules, build_logit_rules
 from engine_worker.sampling.sampler import SamplingPlan, sample
 from engine_worker.step import Draw
 from sluice.wire.params import SamplingParams
@@ -35,7 +35,7 @@ KINDS: Mapping[str, Mapping[str, Any]] = {
 ALL = "all of these"
 
 
-class ProgramsPlan(Plan, frozen=True):
+class LogitRulesPlan(Plan, frozen=True):
     sequences: tuple[int, ...] = (1, 8, 32)
     prompts: tuple[int, ...] = (128, 4096, 30_000)
     vocabulary: int = 65_536
@@ -43,7 +43,7 @@ class ProgramsPlan(Plan, frozen=True):
     repeats: int = 5
 
 
-class ProgramsPoint(msgspec.Struct, frozen=True):
+class LogitRulesPoint(msgspec.Struct, frozen=True):
     kind: str
     sequences: int
     prompt: int
@@ -53,10 +53,10 @@ class ProgramsPoint(msgspec.Struct, frozen=True):
     """Additional microseconds per sequence compared with the same rounds without rules."""
 
 
-class ProgramsResult(ProgramsPlan, frozen=True, kw_only=True):
-    points: list[ProgramsPoint]
+class LogitRulesResult(LogitRulesPlan, frozen=True, kw_only=True):
+    points: list[LogitRulesPoint]
 
-    def of(self, kind: str, prompt: int) -> list[ProgramsPoint]:
+    def of(self, kind: str, prompt: int) -> list[LogitRulesPoint]:
         """The points by number of sequences."""
         return [point for point in self.points if (point.kind, point.prompt) == (kind, prompt)]
 
@@ -69,18 +69,18 @@ class Sequences:
         self._params = SamplingParams(temperature=0.0, **options)
         self._random = random.Random(7)
         self._outputs = [self._tokens(200) for _ in range(count)]
-        self._programs: list[Program | None] = [
-            program for _ in range(count) for program in build_programs(self._params, self._tokens(prompt))
+        self._rules: list[LogitRules | None] = [
+            rules for _ in range(count) for rules in build_logit_rules(self._params, self._tokens(prompt))
         ]
 
     def timed_step(self, logits: torch.Tensor) -> float:
         """CPU seconds of one draw per sequence. CPU time excludes other processes on the machine."""
-        both = zip(self._outputs, self._programs, strict=True)
-        draws = [Draw(self._params, 0, len(output), output, program) for output, program in both]
+        both = zip(self._outputs, self._rules, strict=True)
+        draws = [Draw(self._params, 0, len(output), output, rules) for output, rules in both]
         logits = logits.clone()
         began = time.thread_time()
         plan = SamplingPlan.of(draws, range(len(draws)), len(draws), logits.shape[1], {})
-        sample(logits, plan, plan.run_programs(logits, None))
+        sample(logits, plan, plan.run_rules(logits, None))
         seconds = time.thread_time() - began
         for output in self._outputs:
             output += self._tokens(1)
@@ -91,7 +91,7 @@ class Sequences:
 
 
 @torch.inference_mode()
-def measure(plan: ProgramsPlan, _: Path, step: Step) -> ProgramsResult:
+def measure(plan: LogitRulesPlan, _: Path, step: Step) -> LogitRulesResult:
     points = []
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -106,12 +106,12 @@ def measure(plan: ProgramsPlan, _: Path, step: Step) -> ProgramsResult:
             step(f"{count:,} sequences, prompts of {prompt:,}, round {round_ + 1} of {plan.repeats}")
         for kind, own in rounds.items():
             added = float(np.median(np.subtract(own, rounds["none"]))) / count
-            points.append(ProgramsPoint(kind, count, prompt, float(np.median(own)), added))
+            points.append(LogitRulesPoint(kind, count, prompt, float(np.median(own)), added))
     torch.set_num_threads(threads)
-    return ProgramsResult(**asdict(plan), points=points)
+    return LogitRulesResult(**asdict(plan), points=points)
 
 
-def section(result: ProgramsResult) -> Section:
+def section(result: LogitRulesResult) -> Section:
     most = result.sequences[-1]
     dearest = max((point for point in result.points if point.sequences == most), key=lambda point: point.added)
     single = [point.added for point in result.points if point.kind != ALL and point.sequences == most]
@@ -128,7 +128,7 @@ def section(result: ProgramsResult) -> Section:
     )
 
 
-def _table(result: ProgramsResult, prompt: int) -> Table:
+def _table(result: LogitRulesResult, prompt: int) -> Table:
     rows = [
         f"{kind} | " + " | ".join(number(point.added) for point in result.of(kind, prompt))
         for kind in (*KINDS, ALL)
@@ -141,7 +141,7 @@ def _table(result: ProgramsResult, prompt: int) -> Table:
     )
 
 
-def draw(result: ProgramsResult) -> Figure:
+def draw(result: LogitRulesResult) -> Figure:
     about = (
         f"CPU µs that rules add per sequence and step, by the number of sequences. Vocabulary {result.vocabulary:,}."
     )
@@ -160,5 +160,5 @@ def draw(result: ProgramsResult) -> Figure:
     return figure
 
 
-QUICK = ProgramsPlan((1, 2), (16,), vocabulary=4096, samples=3, repeats=1)
-TOPIC = Topic(ProgramsPlan(), QUICK, measure, ProgramsResult, section, draw)
+QUICK = LogitRulesPlan((1, 2), (16,), vocabulary=4096, samples=3, repeats=1)
+TOPIC = Topic(LogitRulesPlan(), QUICK, measure, LogitRulesResult, section, draw)

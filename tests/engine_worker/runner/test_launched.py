@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from engine_worker.runner import results
-from engine_worker.runner.results import SampledResults
-from engine_worker.sampling.sampler import NO_PROGRAMS, Sampled
+from engine_worker.runner import launched
+from engine_worker.runner.launched import SampledResults
+from engine_worker.sampling.sampler import NO_RULES, Sampled
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def events(monkeypatch):
             pass
 
     monkeypatch.setattr(torch.cuda, "Event", Event)
-    monkeypatch.setattr(results, "on_host", lambda tensor: tensor)
+    monkeypatch.setattr(launched, "on_host", lambda tensor: tensor)
     return made
 
 
@@ -31,12 +31,12 @@ def events(monkeypatch):
 def test_blocks_only_if_the_next_step_is_queued_before_the_wait(events, overlap, flagged, blocks):
     on_device = torch.empty(2, device="meta")
     SampledResults(
-        Sampled(on_device, on_device, None, on_device if flagged else None), [], NO_PROGRAMS, overlapped=overlap
+        Sampled(on_device, on_device, None, on_device if flagged else None), [], NO_RULES, overlapped=overlap
     )
     assert events == [{"blocking": blocks}]
 
 
 def test_a_cpu_has_no_events(events):
     empty = torch.zeros(0)
-    SampledResults(Sampled(empty, empty, None, None), [], NO_PROGRAMS, overlapped=True)
+    SampledResults(Sampled(empty, empty, None, None), [], NO_RULES, overlapped=True)
     assert events == []
