@@ -11,8 +11,8 @@ from router.validate.adapter import adapter_not_found, changed, check_form
 from router.validate.model import Began, Limits
 from router.validate.needs import Need
 from sluice.v1 import generation_pb2 as pb
+from sluice.wire.adapters import version_of
 from sluice.wire.errors import ErrorCode
-from sluice.wire.prompt_adapters import version_of
 from sluice.wire.tables import FLOAT_BYTES, MAX_TABLE_BYTES, FloatType, PromptTables, Table
 
 TYPES = get_args(FloatType)

@@ -4,7 +4,7 @@ Messages are msgspec Structs in MessagePack. `request` is a random number chosen
 is used only for logs.
 """
 
-from sluice.wire.adapters import Adapter, AdapterEntries, AdapterLoaded, AdapterPart, LoadAdapter
+from sluice.wire.adapters import Adapter, AdapterLoaded, AdapterMessage, PromptAdapterMessage, PromptAdapterRead
 from sluice.wire.cache_events import CacheEvents, ReadCacheEvents
 from sluice.wire.calls import Call, CallAnswer
 from sluice.wire.hashing import Domain
@@ -23,7 +23,6 @@ from sluice.wire.message import (
     TokenId,
 )
 from sluice.wire.params import Guide, RetentionParams, SamplingParams, Speculation, StopParams, TextParams
-from sluice.wire.prompt_adapters import PromptAdapterMessage, PromptAdapterRead
 from sluice.wire.rows import TextBatch, TokenBatch
 from sluice.wire.tables import PromptTables
 from sluice.wire.tensors import TensorBatch, TensorParams
@@ -108,18 +107,7 @@ class Drop(Message, frozen=True):
     attempt: Count
 
 
-ToEngine = (
-    Hello
-    | Submit
-    | Cancel
-    | Flush
-    | Call
-    | ReadCacheEvents
-    | AdapterEntries
-    | AdapterPart
-    | LoadAdapter
-    | PromptAdapterMessage
-)
+ToEngine = Hello | Submit | Cancel | Flush | Call | ReadCacheEvents | AdapterMessage | PromptAdapterMessage
 ToDetokenizer = Hello | TokenBatch | KeepAlive | Drop
 ToRouter = (
     TextBatch
