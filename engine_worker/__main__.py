@@ -126,7 +126,7 @@ def load(
     gc.disable()
     from engine_worker.backend import load_runner
     from engine_worker.guided.guides import Guides, why_unavailable
-    from engine_worker.guided.processes import Model
+    from engine_worker.guided.processes import GuideModel
     from engine_worker.runner.config import DraftConfig, RunnerConfig
     from engine_worker.runner.debug_tensors import DebugTensors
     from engine_worker.runner.extensions import Extensions
@@ -138,7 +138,7 @@ def load(
     def warn(event: str, reason: str) -> None:
         log.warning(event, reason=reason)
 
-    guides = Guides(Model.of(checkpoint), settings)
+    guides = Guides(GuideModel.of(checkpoint), settings)
     # Its processes end with the engine.
     stack.callback(guides.close)
     # Built before the model, which takes long to load, so that invalid settings are reported early.

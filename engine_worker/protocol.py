@@ -96,8 +96,8 @@ class AdapterLibrary(Protocol):
         """Load an uploaded adapter. `parts`: the data of all its parts, see `AdapterPart`. Its fault is ADAPTER_MISSING
         if the data has another version."""
 
-    def held(self) -> list[str]:
-        """Versions in host memory."""
+    def rank(self, version: str) -> int | None:
+        """The largest rank of an adapter in host memory; None if it is not there."""
 
     def remove(self, version: str) -> bool:
         """Remove an adapter from host memory; False, with no effect, if a request uses it."""

@@ -33,12 +33,11 @@ from router.requests.suspects import Suspects
 from sluice.host.limited_log import LimitedLog
 from sluice.lanes.inbox import Gap
 from sluice.settings.services import RouterSettings
-from sluice.wire.adapters import AdapterLoaded
+from sluice.wire.adapters import AdapterLoaded, PromptAdapterRead
 from sluice.wire.cache_events import CacheEvents
 from sluice.wire.calls import CallAnswer
 from sluice.wire.errors import ErrorCode
 from sluice.wire.heartbeats import DetokenizerHeartbeat, EngineHeartbeat, Hello, KeepAlive
-from sluice.wire.prompt_adapters import PromptAdapterRead
 from sluice.wire.requests import ToRouter
 from sluice.wire.rows import TextBatch
 from sluice.wire.tensors import TensorBatch

@@ -18,7 +18,7 @@ from bench.harness.topic import Plan, Step, Topic
 from bench.peers.checkpoints import checkpoint
 from engine_worker.backend import load_runner
 from engine_worker.guided.guides import Guides
-from engine_worker.guided.processes import Model
+from engine_worker.guided.processes import GuideModel
 from engine_worker.runner.config import RunnerConfig
 from engine_worker.runner.extensions import Extensions
 from engine_worker.runner.runner import ModelRunner
@@ -140,7 +140,7 @@ def _thread_counts(plan: GuidedPlan) -> list[int]:
 
 def measure(plan: GuidedPlan, _: Path, step: Step) -> GuidedResult:
     folder = open_checkpoint(str(checkpoint(plan.model)))
-    with closing(Guides(Model.of(folder), GuideLimits())) as guides:
+    with closing(Guides(GuideModel.of(folder), GuideLimits())) as guides:
         waits = _waits(guides, plan, step)
         points = [point for threads in _thread_counts(plan) for point in _points(folder, guides, plan, threads, step)]
     return GuidedResult(**asdict(plan), points=points, waits=waits)

@@ -1,4 +1,5 @@
-"""Translates each dialect of guides into a grammar of llguidance."""
+"""Translates each dialect of guides into a grammar of llguidance: what regular expressions, Lark grammars and JSON
+schemas mean here."""
 
 import json
 import re
@@ -8,7 +9,6 @@ from typing import Any
 from llguidance import LLMatcher, StructTag
 from llguidance.gbnf_to_lark import any_to_lark
 
-from engine_worker.guided.lark import ascii_classes, prepared_grammar
 from engine_worker.guided.schemas import prepared
 from sluice.wire.params import Guide, GuideKind
 
@@ -25,6 +25,26 @@ NUMBERS = re.compile(
     r'"(?:\\.|[^"\\\n])*"|//[^\n]*|/(?:\\.|[^/\\\n])+/|<\[(?P<ids>\d[\d,-]*)\]>'
 )
 """Token ids in a Lark grammar, such as `<[7,10-12]>`."""
+DECODER = json.JSONDecoder()
+PARTS = re.compile(
+    # String literals and comments are matched first, so that nothing in them is taken for one of the others.
+    r'"(?P<literal>(?:\\.|[^"\\\n])*)"(?!i)|"(?:\\.|[^"\\\n])*"|//[^\n]*'
+    r"|/(?P<expression>(?:\\.|[^/\\\n])+)/"
+    r"|(?P<json>%json\s*)(?=\{|true\b)"
+)
+TOKEN = re.compile(r"<[^<>\s\\]+>")
+"""A special token as llguidance's grammars name it."""
+ESCAPE = re.compile(r"\\(.)", re.DOTALL)
+CLASSES = {
+    "d": "[0-9]",
+    "D": "[^0-9]",
+    "w": "[0-9A-Za-z_]",
+    "W": "[^0-9A-Za-z_]",
+    # Not a blank, which the mode (?x) ignores.
+    "s": r"[\t-\r\x20]",
+    "S": r"[^\t-\r\x20]",
+}
+"""By letter. In llguidance they have all of Unicode, such as the digits of all scripts."""
 
 
 def grammar_of(guide: Guide, special: Collection[str] = (), *, close: bool = False) -> str:
@@ -135,3 +155,28 @@ def _tag(structure: Any, triggers: list[str], number: int, *, close: bool) -> St
     if not matching:
         raise ValueError(f"{place}: begin {begin!r} must start with one of the triggers")
     return StructTag(trigger=max(matching, key=len), begin=begin, grammar=prepared(schema, close=close), end=end)
+
+
+def ascii_classes(expression: str) -> str:
+    r"""The expression with \d, \w, \s and their complements limited to ASCII."""
+    return ESCAPE.sub(lambda escape: CLASSES.get(escape[1], escape[0]), expression)
+
+
+def prepared_grammar(text: str, special: Collection[str] = (), *, close: bool) -> str:
+    """The grammar with its expressions and schemas as they are in other guides, and special tokens in place of the
+    literals in `special`. `close`: see `prepared`. Raises ValueError if a schema is not JSON."""
+    pieces, at = [], 0
+    while match := PARTS.search(text, at):
+        pieces.append(text[at : match.start()])
+        at = match.end()
+        if match["expression"] is not None:
+            pieces.append(f"/{ascii_classes(match['expression'])}/")
+        elif match["json"] is not None:
+            schema, at = DECODER.raw_decode(text, at)
+            # The schema true permits any JSON, as {} does.
+            pieces.append(match["json"] + json.dumps(prepared({} if schema is True else schema, close=close)))
+        elif match["literal"] in special and TOKEN.fullmatch(match["literal"]):
+            pieces.append(f" {match['literal']} ")
+        else:
+            pieces.append(match[0])
+    return "".join((*pieces, text[at:]))

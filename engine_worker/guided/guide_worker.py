@@ -4,14 +4,16 @@ Its main thread computes the masks of steps. Other threads compile guides whose 
 waits for them. A kernel timer of the main thread's CPU time kills the process if a mask takes too long.
 """
 
+import ctypes
 import os
+import signal
 import sys
 import threading
+import time
 from multiprocessing.connection import Connection
 from typing import NamedTuple
 
-from engine_worker.guided.cpu_timer import CpuTimer
-from engine_worker.guided.matchers import GuideError, Matchers, shortened
+from engine_worker.guided.matchers import GuideError, Matchers, Tokens, shortened
 from engine_worker.guided.memory import COMPILING, NOTHING, SLOT, MaskMemory
 from engine_worker.guided.messages import (
     COMPILE_SLOTS,
@@ -24,7 +26,6 @@ from engine_worker.guided.messages import (
     receive,
     send,
 )
-from engine_worker.guided.vocabulary import Tokens
 from sluice.wire.params import Guide
 
 TOKEN_SECONDS = 0.002
@@ -34,6 +35,7 @@ STACK_BYTES = 16 << 20
 """Stack of a thread that compiles. A trial has less, so what compiled there compiles here."""
 SWITCH_SECONDS = 0.0005
 """Switch interval of the interpreter's lock, so that compiling delays masks little."""
+SIGEV_SIGNAL = 0
 
 
 class Options(NamedTuple):
@@ -153,3 +155,52 @@ class GuideWorker:
     def _count_compiling(self, change: int) -> None:
         with self._answering:
             self._memory.header[COMPILING] += change
+
+
+class _Event(ctypes.Structure):
+    """`struct sigevent` of Linux."""
+
+    _fields_ = (
+        ("value", ctypes.c_void_p),
+        ("signal", ctypes.c_int),
+        ("notify", ctypes.c_int),
+        ("padding", ctypes.c_char * 48),
+    )
+
+
+class _Spec(ctypes.Structure):
+    """`struct itimerspec`: the interval, which is 0, and the time until the signal."""
+
+    _fields_ = (
+        ("interval_seconds", ctypes.c_long),
+        ("interval_nanoseconds", ctypes.c_long),
+        ("seconds", ctypes.c_long),
+        ("nanoseconds", ctypes.c_long),
+    )
+
+
+class CpuTimer:
+    """Ends the process with SIGPROF once the thread that created the timer has used some CPU time, even while native
+    code is running. Python's `setitimer` counts the CPU time of all threads together."""
+
+    def __init__(self) -> None:
+        library = ctypes.CDLL(None, use_errno=True)
+        if not hasattr(library, "timer_create"):
+            # Before glibc 2.34.
+            library = ctypes.CDLL("librt.so.1", use_errno=True)
+        self._set = library.timer_settime
+        self._timer = ctypes.c_void_p()
+        self._spec = _Spec()
+        self._reference = ctypes.byref(self._spec)
+        event = _Event(signal=signal.SIGPROF, notify=SIGEV_SIGNAL)
+        if library.timer_create(time.CLOCK_THREAD_CPUTIME_ID, ctypes.byref(event), ctypes.byref(self._timer)):
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+    def start(self, seconds: float) -> None:
+        """Start again with this time. The signal's default action must be in place."""
+        self._spec.seconds = int(seconds)
+        self._spec.nanoseconds = int(seconds % 1 * 1e9)
+        self._set(self._timer, 0, self._reference, None)
+
+    def stop(self) -> None:
+        self.start(0.0)

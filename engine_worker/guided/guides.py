@@ -26,14 +26,7 @@ from engine_worker.guided.messages import (
     receive,
     send,
 )
-from engine_worker.guided.processes import (
-    GuideProcesses,
-    GuidesLostError,
-    Model,
-    TemplateLink,
-    WorkerLink,
-)
-from engine_worker.guided.turns import Turns
+from engine_worker.guided.processes import GuideModel, GuideProcesses, GuidesLostError, TemplateLink, WorkerLink
 from sluice.settings.engine import GuideLimits
 from sluice.wire.errors import Fault
 from sluice.wire.params import Guide
@@ -90,8 +83,66 @@ def refused_guide(guide: Guide, reason: str = "it was started without") -> Prepa
     return preparation
 
 
+class Turns:
+    """Guides that wait for a slot or hold one. Tenants take turns, and one of them never holds all slots."""
+
+    def __init__(self, num_slots: int) -> None:
+        """At least two slots: a tenant gets all but one of them, so that another one finds a free slot at once."""
+        self._num_slots = num_slots
+        self._waiting: dict[Key, Preparation] = {}
+        self._holders: dict[Key, str] = {}
+        """The tenants that hold slots."""
+        self._last_turns: dict[str, int] = {}
+        """By tenant, the number of its last turn. Forgotten once no guide waits."""
+        self._num_turns = 0
+        self.running: dict[Key, Preparation] = {}
+        """The guides that hold slots."""
+
+    @property
+    def waiting(self) -> list[Preparation]:
+        return list(self._waiting.values())
+
+    def add(self, guide: Preparation) -> None:
+        self._waiting[guide.key] = guide
+
+    def has_next(self) -> bool:
+        return self._next() is not None
+
+    def begin(self) -> Preparation:
+        """The next guide, which holds a slot from now on. Called if there is one."""
+        chosen = self._next()
+        if chosen is None:
+            raise LookupError("no guide can have a slot")
+        tenant, guide = chosen
+        self._num_turns += 1
+        self._last_turns[tenant] = self._num_turns
+        del self._waiting[guide.key]
+        if not self._waiting:
+            self._last_turns.clear()
+        self.running[guide.key], self._holders[guide.key] = guide, tenant
+        return guide
+
+    def discard(self, guide: Preparation) -> None:
+        """The guide waits no longer, or leaves its slot."""
+        for guides in (self._waiting, self.running, self._holders):
+            guides.pop(guide.key, None)
+
+    def _next(self) -> tuple[str, Preparation] | None:
+        """The tenant whose turn is the longest ago, of those that may have another slot, and its first guide."""
+        if len(self.running) >= self._num_slots:
+            return None
+        held = list(self._holders.values())
+        full = {tenant for tenant in held if held.count(tenant) >= self._num_slots - 1}
+        turns = [
+            (self._last_turns.get(tenant, 0), i, tenant, guide)
+            for i, guide in enumerate(self._waiting.values())
+            for tenant in guide.tenants - full
+        ]
+        return min(turns, key=lambda turn: turn[:2])[2:] if turns else None
+
+
 class Guides:
-    def __init__(self, model: Model, limits: GuideLimits) -> None:
+    def __init__(self, model: GuideModel, limits: GuideLimits) -> None:
         """The processes are started when they are first needed."""
         reason = why_unavailable()
         self._unavailable = None if reason is None else unavailable(reason)
@@ -108,12 +159,12 @@ class Guides:
         """Guides that a guide worker has compiled, with its generation; the latest MAX_COMPILED, which it keeps."""
         self._pending: dict[Key, Preparation] = {}
         """All preparations that are not done. Each is in `_trials` or `_compilations`."""
-        self._trials: Turns[Preparation] = Turns(TRIAL_SLOTS)
+        self._trials = Turns(TRIAL_SLOTS)
         self._template: TemplateLink | None = None
         """The template process that runs trials; None until one is ready."""
         self._ended: TemplateLink | None = None
         """The previous template process, which has ended."""
-        self._compilations: Turns[Preparation] = Turns(COMPILE_SLOTS)
+        self._compilations = Turns(COMPILE_SLOTS)
         """Preparations whose trial has succeeded."""
         self._link: WorkerLink | None = None
         """The guide worker that compiles the running ones."""
@@ -214,7 +265,7 @@ class Guides:
         else:
             self._end(preparation, lost("the process that compiles the guide was killed"))
 
-    def _drop_withdrawn(self, turns: Turns[Preparation]) -> None:
+    def _drop_withdrawn(self, turns: Turns) -> None:
         for preparation in [preparation for preparation in turns.waiting if not preparation.num_waiting]:
             turns.discard(preparation)
             del self._pending[preparation.key]

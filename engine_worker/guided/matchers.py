@@ -1,20 +1,21 @@
-"""The guide worker's state: compiled grammars, and a matcher for each sequence."""
+"""The guide worker's state: the tokenizer, compiled grammars, and a matcher for each sequence."""
 
+import json
 import re
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-from engine_worker.guided.endings import write_ends
 from engine_worker.guided.grammars import grammar_of, numbered_tokens
-from engine_worker.guided.memory import MaskMemory
+from engine_worker.guided.memory import WORD_BITS, MaskMemory
 from engine_worker.guided.messages import MAX_COMPILED, Key, Row, RowResult
-from engine_worker.guided.vocabulary import Tokens
 from sluice.wire.params import Guide, GuideKind
 
+END = "<|end of guided text|>"
 MAX_MESSAGE = 600
 """Limit on the characters of an error message of llguidance."""
 POSITION = re.compile(r"^at \d+\(\d+\): (failed to compile JSON schema: )?")
@@ -29,6 +30,32 @@ LIMIT_MESSAGES = {
 }
 """Beginnings of error messages about llguidance's or Python's own limits, and what they mean."""
 LIMITS = LLParserLimits(verbose_errors=False)
+
+
+class Tokens(NamedTuple):
+    tokenizer: LLTokenizer
+    end: int
+    """The id that marks a complete output in masks: an additional one, which the model does not have."""
+    size: int
+    """Ids in a mask."""
+    special: frozenset[int]
+    """Ids of special tokens, which are never text: a mask allows one only where the grammar names it."""
+
+
+def load_tokens(file: Path, vocab_size: int) -> Tokens:
+    """`vocab_size`: the model's; ids without a token are never allowed. Raises ValueError."""
+    document: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    added = document.setdefault("added_tokens", [])
+    vocab = document["model"]["vocab"]
+    ids = vocab.values() if isinstance(vocab, dict) else range(len(vocab))
+    end = 1 + max((*ids, *(token["id"] for token in added)))
+    # With this additional end token llguidance treats all special tokens of the model alike, and the request decides
+    # which ids end a sequence.
+    special = frozenset(token["id"] for token in added if token.get("special"))
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    added.append({"id": end, "content": END, **flags})
+    size = max(vocab_size, end + 1)
+    return Tokens(LLTokenizer(json.dumps(document), n_vocab=size, eos_token=end), end, size, special)
 
 
 class GuideError(ValueError):
@@ -82,15 +109,9 @@ def shortened(message: str) -> str:
     return message if len(message) <= MAX_MESSAGE else f"{message[:half]} … {message[-half:]}"
 
 
-class CompiledGuide(NamedTuple):
-    matcher: LLMatcher
-    """At the start of the output; sequences get copies."""
-    numbered: tuple[range, ...]
-    """See `numbered_tokens`."""
-
-
 class MatcherState(NamedTuple):
-    """A sequence's matcher and the number of tokens that it has consumed."""
+    """A matcher and the number of tokens that it has consumed: a compiled guide's, of which sequences get copies, or a
+    sequence's."""
 
     matcher: LLMatcher
     consumed: int
@@ -102,8 +123,8 @@ class Matchers:
     def __init__(self, tokens: Tokens, *, close: bool = False) -> None:
         self._tokens = tokens
         self._close = close
-        self._compiled: OrderedDict[Key, CompiledGuide] = OrderedDict()
-        """The most recently used guides, at most MAX_COMPILED."""
+        self._compiled: OrderedDict[Key, MatcherState] = OrderedDict()
+        """The most recently used guides, at most MAX_COMPILED, each at the start of the output."""
         self._lock = threading.Lock()
         """Protects `_compiled`, which two threads use."""
         self._states: dict[int, MatcherState] = {}
@@ -113,9 +134,8 @@ class Matchers:
         """Compile a guide unless it is compiled already. Called in either thread. Raises GuideError."""
         if self._find(key) is not None:
             return
-        compiled = CompiledGuide(
-            compile_guide(self._tokens.tokenizer, guide, close=self._close), numbered_tokens(guide)
-        )
+        matcher = compile_guide(self._tokens.tokenizer, guide, close=self._close)
+        compiled = MatcherState(matcher, 0, numbered_tokens(guide))
         with self._lock:
             self._compiled[key] = compiled
             while len(self._compiled) > MAX_COMPILED:
@@ -124,7 +144,7 @@ class Matchers:
     def has(self, key: Key) -> bool:
         return self._find(key) is not None
 
-    def _find(self, key: Key) -> CompiledGuide | None:
+    def _find(self, key: Key) -> MatcherState | None:
         with self._lock:
             if key in self._compiled:
                 self._compiled.move_to_end(key)
@@ -161,9 +181,58 @@ class Matchers:
         them. None if the worker lacks the guide or the tokens."""
         if row.guide is not None or (row.keep == 0 and row.sequence not in self._states):
             compiled = self._find(row.key)
-            return None if compiled is None else MatcherState(compiled.matcher.deep_copy(), 0, compiled.numbered)
+            return None if compiled is None else compiled._replace(matcher=compiled.matcher.deep_copy())
         state = self._states.get(row.sequence)
         if state is None or state.consumed <= row.keep:
             return state
         state.matcher.rollback(state.consumed - row.keep)
         return state._replace(consumed=row.keep)
+
+
+def write_ends(
+    mask: memoryview,
+    tokens: Tokens,
+    ends: Sequence[int],
+    never: Sequence[int],
+    numbered: Sequence[range] = (),
+    *,
+    may_end: bool,
+) -> bool:
+    """Allow or forbid end ids in a mask. Returns whether the output is complete: no token can follow, and there is no
+    end id to sample.
+
+    mask: uint32 words. ends: ids that end the sequence; they are forbidden unless `may_end` (min_tokens). never: other
+    ids that must not be sampled as text. numbered: ids that the grammar names by number. An id of `ends` or `never`
+    stays allowed where the grammar names it: where it allows a special token, which is never text, or an id in
+    `numbered`. Ids beyond the mask are ignored.
+    """
+    complete, given = _has(mask, tokens.end), (*ends, *never)
+    named = [
+        token
+        for token in given
+        if (token in tokens.special or any(token in ids for ids in numbered)) and _has(mask, token)
+    ]
+    _clear(mask, (*given, tokens.end))
+    _set(mask, named if may_end else [token for token in named if token not in ends])
+    if complete and may_end:
+        _set(mask, ends)
+    return (complete or bool(named)) and not (ends and may_end) and not any(mask)
+
+
+def _has(mask: memoryview, token: int) -> bool:
+    word, bit = divmod(token, WORD_BITS)
+    return word < len(mask) and bool(mask[word] >> bit & 1)
+
+
+def _clear(mask: memoryview, ids: Collection[int]) -> None:
+    for token in ids:
+        word, bit = divmod(token, WORD_BITS)
+        if word < len(mask):
+            mask[word] &= ~(1 << bit)
+
+
+def _set(mask: memoryview, ids: Collection[int]) -> None:
+    for token in ids:
+        word, bit = divmod(token, WORD_BITS)
+        if word < len(mask):
+            mask[word] |= 1 << bit

@@ -1,9 +1,12 @@
-"""Messages between the engine, the template process and the guide worker: msgspec over sockets."""
+"""Messages between the engine, the template process and the guide worker: msgspec over sockets. Waits for them end if a
+signal has stopped the other process."""
 
+import select
 from collections.abc import Mapping
 from enum import Enum
 from hashlib import blake2b
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
@@ -18,6 +21,8 @@ COMPILE_SLOTS = 2
 """Guides that a guide worker compiles at the same time for later steps."""
 FORK = b"f"
 """engine → template: fork a new guide worker; sent with the worker's descriptors."""
+STOPPED_SECONDS = 0.25
+"""A process that does not answer for this long is checked: the step of every request may be waiting for it."""
 
 
 class Outcome(Enum):
@@ -142,3 +147,29 @@ def receive(connection: Connection, kind: type[M]) -> M:
 
 def key_of(guide: Guide) -> Key:
     return blake2b(msgspec.msgpack.encode(guide), digest_size=16).digest()
+
+
+def poll_of(descriptor: int) -> select.poll:
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    return poll
+
+
+def wait_for(poll: select.poll, pid: int, seconds: float) -> None:
+    """Wait until there is something to read from a process. Raises BlockingIOError after `seconds`, or as soon as a
+    signal has stopped the process."""
+    for _ in range(max(1, round(seconds / STOPPED_SECONDS))):
+        if poll.poll(1000 * STOPPED_SECONDS):
+            return
+        if is_stopped(pid):
+            break
+    raise BlockingIOError(f"process {pid} does not answer")
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a signal such as SIGSTOP has stopped the process."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False
+    return stat.rpartition(") ")[2][:1] in ("T", "t")

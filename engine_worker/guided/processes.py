@@ -16,9 +16,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from engine_worker.guided.liveness import is_stopped, poll_of, wait_for
 from engine_worker.guided.memory import HEADER, MaskMemory
-from engine_worker.guided.messages import FORK, Loaded
+from engine_worker.guided.messages import FORK, Loaded, is_stopped, poll_of, wait_for
 from sluice.checkpoint.folder import Checkpoint
 from sluice.settings.engine import GuideLimits
 
@@ -42,7 +41,7 @@ class GuidesLostError(Exception):
     """The processes cannot be started; the message says why."""
 
 
-class Model(NamedTuple):
+class GuideModel(NamedTuple):
     """The properties of a model that guided decoding depends on."""
 
     tokenizer: Path
@@ -50,8 +49,8 @@ class Model(NamedTuple):
     eos_token_ids: tuple[int, ...]
 
     @staticmethod
-    def of(checkpoint: Checkpoint) -> "Model":
-        return Model(checkpoint.tokenizer_file, checkpoint.vocab_size, checkpoint.eos_token_ids)
+    def of(checkpoint: Checkpoint) -> "GuideModel":
+        return GuideModel(checkpoint.tokenizer_file, checkpoint.vocab_size, checkpoint.eos_token_ids)
 
 
 class WorkerLink(NamedTuple):
@@ -82,7 +81,7 @@ class WorkerLink(NamedTuple):
 class TemplateLink:
     """One template process."""
 
-    def __init__(self, model: Model, limits: GuideLimits) -> None:
+    def __init__(self, model: GuideModel, limits: GuideLimits) -> None:
         """Raises OSError if it cannot be started."""
         trials, their_trials = socket.socketpair()
         # Packets keep message boundaries.

@@ -21,11 +21,9 @@ from typing import NoReturn
 import msgspec
 
 from engine_worker.guided.guide_worker import GuideWorker, Options
-from engine_worker.guided.liveness import is_stopped
-from engine_worker.guided.matchers import GuideError, compile_guide
+from engine_worker.guided.matchers import GuideError, Tokens, compile_guide, load_tokens
 from engine_worker.guided.memory import MaskMemory
-from engine_worker.guided.messages import FORK, Key, Loaded, Outcome, StartTrial, TrialResult, receive, send
-from engine_worker.guided.vocabulary import Tokens, load_tokens
+from engine_worker.guided.messages import FORK, Key, Loaded, Outcome, StartTrial, TrialResult, is_stopped, receive, send
 from sluice.host.process import PR_SET_PDEATHSIG
 
 TRIAL_NICENESS = 10

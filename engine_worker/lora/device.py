@@ -1,4 +1,5 @@
-"""Copies adapters from host memory to the device, on every rank of a tensor-parallel group."""
+"""An engine's memory for adapters on the device, and the copies from host memory to it, on every rank of a
+tensor-parallel group."""
 
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -6,14 +7,14 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
+from engine_worker.attention.cache import zeros
 from engine_worker.layers.adapters import StepAdapters, Target
 from engine_worker.layers.shard import Shard
 from engine_worker.lora.checkpoint import AdapterWeights
-from engine_worker.lora.paged import PagedAdapters
-from engine_worker.lora.placed import NO_ADAPTER, PlacedModule, share
+from engine_worker.lora.paged import NO_ADAPTER, Kernel, PagedAdapters, PlacedModule, share
 from engine_worker.step import AdapterLoad
+from sluice.settings.engine import LoraOptions
 
 
 class LoadPlan(NamedTuple):
@@ -29,20 +30,11 @@ class LoadPlan(NamedTuple):
 
 
 class DeviceAdapters:
-    def __init__(
-        self,
-        placed: PagedAdapters,
-        targets: Sequence[Target],
-        dtype: torch.dtype,
-        device: torch.device,
-        shard: Shard,
-        num_pages: int,
-    ) -> None:
+    def __init__(self, placed: PagedAdapters, targets: Sequence[Target], dtype: torch.dtype, shard: Shard) -> None:
         self.placed = placed
         self.targets = targets
-        self.num_pages = num_pages
+        self.num_pages = len(placed.arena)
         self._dtype = dtype
-        self._device = device
         self._shard = shard
         self._failed: dict[int, str] = {}
         """Why loads failed, by number, until they succeed or are dropped."""
@@ -88,14 +80,51 @@ class DeviceAdapters:
                 yield share(target, weights.modules[i].a, weights.modules[i].b)
                 continue
             # Broadcast one module at a time, to save memory, and both matrices in one message.
-            both = torch.empty(rank, target.inputs.total + target.outputs.total, dtype=self._dtype, device=self._device)
+            width, device = target.inputs.total + target.outputs.total, self.placed.arena.device
+            both = torch.empty(rank, width, dtype=self._dtype, device=device)
             a, b = both[:, : target.inputs.total], both[:, target.inputs.total :]
             if weights is not None:
-                _fill(a, weights.modules[i].a)
-                _fill(b, weights.modules[i].b)
+                a.copy_(weights.modules[i].a, non_blocking=True)
+                b.copy_(weights.modules[i].b, non_blocking=True)
             self._shard.broadcast(both)
             yield share(target, a, b)
 
 
-def _fill(to: Tensor, source: Tensor) -> None:
-    to.copy_(source, non_blocking=True)
+def make_adapters(
+    targets: Sequence[Target], options: LoraOptions, dtype: torch.dtype, device: torch.device, shard: Shard, free: int
+) -> DeviceAdapters:
+    """`targets`: see `find_targets`. `free`: free bytes of device memory. Raises ValueError if not even one page
+    fits, or if the model has no linear map that an adapter may change."""
+    if not targets:
+        raise ValueError("lora: no layer of this model can have adapters")
+    widest = max(target.inputs.size + target.outputs.size for target in targets)
+    ranks = options.lora_num_device_module_layer
+    paged_dtype = _paged_dtype(dtype, device)
+    if ranks is None:
+        ranks = int(free * options.lora_device_cache_percent) // (widest * paged_dtype.itemsize)
+    num_pages = shard.all_min(ranks // options.lora_optimal_adapter_size)
+    if num_pages < 1:
+        raise ValueError(
+            f"lora: the device's memory for adapters holds {ranks} ranks of one linear map, less than a page of "
+            f"lora_optimal_adapter_size = {options.lora_optimal_adapter_size}"
+        )
+    page_ranks = options.lora_optimal_adapter_size
+    arena = zeros((num_pages, page_ranks * widest), paged_dtype, device)
+    placed = PagedAdapters(targets, arena, page_ranks, _kernel(device))
+    return DeviceAdapters(placed, targets, dtype, shard)
+
+
+def _paged_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
+    """The kernel for CPUs computes in float32."""
+    return torch.float32 if device.type == "cpu" else dtype
+
+
+def _kernel(device: torch.device) -> Kernel:
+    # Imported only where needed: importing the first compiles it, and the second requires triton.
+    if device.type == "cpu":
+        from engine_worker.lora.cpu import CpuKernel
+
+        return CpuKernel(torch.get_num_threads())
+    from engine_worker.lora import kernels
+
+    return kernels.bind

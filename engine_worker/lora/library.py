@@ -6,7 +6,7 @@ All state belongs to the engine's thread; the loading threads only convert files
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -15,11 +15,9 @@ import msgspec
 import torch
 
 from engine_worker.layers.adapters import Target
-from engine_worker.lora.adapter_config import AdapterError
-from engine_worker.lora.checkpoint import AdapterWeights, read_adapter, read_files
-from engine_worker.lora.host import HostAdapters
-from engine_worker.lora.loading import Loaded, Loading
-from engine_worker.lora.uploads import WaitingUploads
+from engine_worker.lora.checkpoint import AdapterError, AdapterWeights, read_adapter, read_files
+from engine_worker.lora.device import DeviceAdapters
+from engine_worker.lora.host import HostAdapters, WaitingUploads
 from engine_worker.protocol import HostUsage
 from sluice.checkpoint.peft import CONFIG
 from sluice.settings.engine import LoraOptions
@@ -36,25 +34,69 @@ class OtherFilesError(AdapterError):
     """The files are not those of the requested version."""
 
 
-class LibraryPlan(NamedTuple):
-    """The model's targets, and the memory for adapters."""
+class Loaded(NamedTuple):
+    version: str
+    weights: AdapterWeights
 
-    targets: Sequence[Target]
-    dtype: torch.dtype
-    num_pages: int
-    """Pages on the device."""
-    host_bytes: int
+
+class Loading:
+    """See `engine_worker.protocol.Preparation`. Requests for the same version from the same path share it."""
+
+    def __init__(
+        self,
+        advance: Callable[[], None],
+        read: Callable[[], Loaded] | None = None,
+        *,
+        patient: bool = False,
+        uploaded: str = "",
+    ) -> None:
+        """`read`: reads the adapter, in a thread; None: another load will provide it. `patient`: see the attribute.
+        `uploaded`: the version, if the adapter was uploaded."""
+        self.done = False
+        self.fault: Fault | None = None
+        self.version = ""
+        """Known once the load has ended without a fault; so is `rank`."""
+        self.rank = 0
+        self.future: Future[Loaded] | None = None
+        """None: the adapter is not being read."""
+        self.nbytes = 0
+        """Size in host memory; known once the adapter was read and there was no room for it."""
+        self.patient = patient
+        """Whether the load waits while host memory is full of adapters in use."""
+        self.uploaded = uploaded
+        self._advance = advance
+        self._read = read
+
+    @property
+    def readable(self) -> bool:
+        """Whether `begin` would read the adapter: it can be read and is not being read."""
+        return self._read is not None and self.future is None
+
+    def begin(self, threads: Executor) -> None:
+        if self._read is not None:
+            self.future = threads.submit(self._read)
+
+    def poll(self) -> bool:
+        if not self.done:
+            self._advance()
+        return self.done
+
+    def withdraw(self) -> None:
+        """No effect: the load continues, for the next request."""
+
+    def end(self, fault: Fault | None = None) -> None:
+        self.done, self.fault, self.future, self._read = True, fault, None, None
 
 
 class AdapterLibrary:
-    def __init__(self, options: LoraOptions, plan: LibraryPlan, clock: Callable[[], float] = time.monotonic) -> None:
-        """Raises ValueError on a folder that does not exist."""
-        self.num_pages = plan.num_pages
+    def __init__(self, options: LoraOptions, targets: Sequence[Target], dtype: torch.dtype, num_pages: int) -> None:
+        """`num_pages`: pages on the device. Raises ValueError on a folder that does not exist."""
+        self.num_pages = num_pages
         self._options = options
-        self._dtype = plan.dtype
-        self._targets = {target.path: target for target in plan.targets}
+        self._dtype = dtype
+        self._targets = {target.path: target for target in targets}
         self._folders = [_existing("lora_folders", folder) for folder in options.lora_folders]
-        self._host = HostAdapters(plan.host_bytes)
+        self._host = HostAdapters(_host_bytes(options, targets, dtype))
         self._threads = ThreadPoolExecutor(options.lora_num_put_workers, "adapters")
         self._ended: Counter[str] = Counter()
         """Loads since the start, by outcome."""
@@ -64,7 +106,7 @@ class AdapterLibrary:
         and the files in one of them may be replaced. The path is empty if the version can only come from an upload."""
         self._unservable: dict[str, Fault] = {}
         """Uploads that cannot be served, by version, with the reason; the latest last."""
-        self._uploads = WaitingUploads(self._host, options.lora_num_put_workers, clock)
+        self._uploads = WaitingUploads(self._host, options.lora_num_put_workers, time.monotonic)
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
@@ -99,10 +141,10 @@ class AdapterLibrary:
         not the files of this version."""
         return self._bounded(partial(self._read_upload, version, parts), version)
 
-    def held(self) -> list[str]:
-        """Versions in host memory."""
+    def rank(self, version: str) -> int | None:
+        """The largest rank of an adapter in host memory; None if it is not there."""
         self.advance()
-        return self._host.versions
+        return self._host[version].rank if version in self._host else None
 
     @property
     def usage(self) -> HostUsage:
@@ -227,15 +269,12 @@ class AdapterLibrary:
     def _bounded(self, read: Callable[[], Loaded], uploaded: str = "") -> Loading:
         self.advance()
         if sum(not loading.patient for loading in self._loading) >= MAX_LOADING:
-            return self._refused(ErrorCode.OVERLOADED, f"{MAX_LOADING} adapters are being loaded")
+            refused = Loading(self.advance)
+            refused.end(_fault(ErrorCode.OVERLOADED, f"{MAX_LOADING} adapters are being loaded"))
+            return refused
         loading = Loading(self.advance, read, uploaded=uploaded)
         loading.begin(self._threads)
         self._loading.append(loading)
-        return loading
-
-    def _refused(self, code: ErrorCode, message: str) -> Loading:
-        loading = Loading(self.advance)
-        loading.end(_fault(code, message))
         return loading
 
     def _read_path(self, path: str, version: str | None) -> Loaded:
@@ -286,6 +325,27 @@ class AdapterLibrary:
 
 def _fault(code: ErrorCode, message: str) -> Fault:
     return Fault(code.name, message, "spec.lora_id")
+
+
+def make_library(
+    adapters: DeviceAdapters | None, options: LoraOptions, dtype: torch.dtype, warn: Callable[[str, str], None]
+) -> AdapterLibrary | None:
+    """The library of a forward pass's adapters, with those of `lora_prefetch_dir`; None if it serves none. Raises
+    ValueError on a folder that does not exist. `warn`: called with a log event and a reason."""
+    if adapters is None:
+        return None
+    library = AdapterLibrary(options, adapters.targets, dtype, adapters.num_pages)
+    for folder, reason in library.prefetch():
+        warn("adapter_skipped", f"{folder}: {reason}")
+    return library
+
+
+def _host_bytes(options: LoraOptions, targets: Sequence[Target], dtype: torch.dtype) -> int:
+    ranks = options.lora_num_host_module_layer
+    if ranks is None:
+        return options.lora_host_cache_size
+    # Adapters in host memory are whole, not split over ranks.
+    return ranks * max(target.inputs.total + target.outputs.total for target in targets) * dtype.itemsize
 
 
 def _existing(setting: str, folder: str) -> Path:

@@ -9,13 +9,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from engine_worker.layers.adapters import Target
-from engine_worker.lora.placed import PlacedModule
+from engine_worker.layers.shard import Cut, Span
 
 BLOCK = 16
 """Rows in a block, which all have the same adapter and are computed together: the smallest number for Triton's dot."""
 NO_PAGE = -1
 PADDING = -1
 """Marks a padding row, in place of a token's index."""
+NO_ADAPTER = 0
+"""Stands for no adapter, in place of an adapter's number."""
 
 
 class StepPages(NamedTuple):
@@ -61,6 +63,25 @@ def _groups(numbers: NDArray[np.int64], query_start: NDArray[np.int32]) -> list[
     """The groups in the order of their numbers, without tokens that have no adapter."""
     of_tokens = np.repeat(numbers, np.diff(query_start))
     return [_Group(int(number), np.flatnonzero(of_tokens == number)) for number in np.unique(numbers) if number]
+
+
+class PlacedModule(NamedTuple):
+    """One rank's share of `ModuleWeights`."""
+
+    target: Target
+    a: Tensor
+    """[r, inputs]."""
+    b: Tensor
+    """[r, outputs]."""
+
+
+def share(target: Target, a: Tensor, b: Tensor) -> PlacedModule:
+    """Slice a whole module to this rank's share."""
+    return PlacedModule(target, a[_columns(target.inputs)], b[_columns(target.outputs)])
+
+
+def _columns(span: Span) -> tuple[slice, ...]:
+    return Cut(1, span).slices
 
 
 class PagedAdapters:

@@ -12,8 +12,8 @@ import torch
 from engine_worker.attention.reference import ReferenceAttention
 from engine_worker.layers.adapters import Target, find_targets
 from engine_worker.layers.shard import UNSHARDED, Place
-from engine_worker.lora.device import DeviceAdapters
-from engine_worker.lora.load import make_adapters, make_library
+from engine_worker.lora.device import DeviceAdapters, make_adapters
+from engine_worker.lora.library import make_library
 from engine_worker.models.config import DecoderConfig, NotNativeError, narrow_windows, widest_window
 from engine_worker.models.decoder import CausalLM
 from engine_worker.models.registry import model_class

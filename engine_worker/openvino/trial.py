@@ -14,9 +14,8 @@ from engine_worker.attention.reference import ReferenceAttention
 from engine_worker.layers.adapters import find_targets
 from engine_worker.layers.shard import UNSHARDED, Place
 from engine_worker.lora.checkpoint import AdapterWeights, ModuleWeights
-from engine_worker.lora.device import DeviceAdapters, LoadPlan
-from engine_worker.lora.load import make_adapters
-from engine_worker.lora.placed import NO_ADAPTER
+from engine_worker.lora.device import DeviceAdapters, LoadPlan, make_adapters
+from engine_worker.lora.paged import NO_ADAPTER
 from engine_worker.models.config import DecoderConfig
 from engine_worker.models.decoder import CausalLM
 from engine_worker.openvino.cache import BlockCache, BlockShape

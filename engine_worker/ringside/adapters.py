@@ -1,4 +1,5 @@
-"""LoRA adapters as the routers manage them: loaded from files or uploaded in parts, and registered under ids."""
+"""Adapters as the routers manage them, registered under ids: LoRA adapters, which are loaded from files or uploaded in
+parts, and copies of prompt adapters, whose tables requests bring with them."""
 
 import threading
 import time
@@ -11,32 +12,69 @@ from structlog.stdlib import BoundLogger
 
 from engine_worker.core.refusals import NO_ADAPTERS
 from engine_worker.protocol import AdapterLibrary, Loading
-from sluice.wire.adapter_registry import AdapterRegistry, merge_all
+from sluice.wire.adapter_registry import AdapterRegistry, PromptAdapterStore, merge_all
 from sluice.wire.adapters import (
     AdapterChanges,
     AdapterEntries,
+    AdapterEntry,
     AdapterLoaded,
+    AdapterMessage,
     AdapterPart,
     LoadAdapter,
+    PromptAdapterMessage,
+    PromptAdapterRead,
+    StorePromptAdapter,
 )
 from sluice.wire.errors import ErrorCode, Fault
+from sluice.wire.tables import Table
 
 MAX_LOADING = 64
 """Limit on loads that routers wait for."""
 MAX_UPLOADS = 4
 """Limit on incomplete uploads; the least recently continued one is dropped."""
-MAX_RANKS_KNOWN = 4096
-"""Limit on versions whose LoRA rank is remembered."""
 KEPT_SECONDS = 600.0
 """How long weights stay in memory after no id refers to them any more: a stream that uses them may still be resumed.
 They are evicted earlier if host memory is needed."""
 RELEASE_SECONDS = 1.0
 """Interval between attempts to free unnamed versions that are still in use."""
 
-AdapterMessage = AdapterEntries | AdapterPart | LoadAdapter
+AdapterAnswer = AdapterLoaded | PromptAdapterRead
 
 
-class _Pending(NamedTuple):
+class KnownAdapters:
+    """The registered adapters of one kind. To be used in the engine's thread, except `changes_since`, which any thread
+    may call."""
+
+    def __init__(
+        self,
+        registry: AdapterRegistry,
+        epoch: int,
+        send: Callable[[str, AdapterAnswer], None],
+        log: BoundLogger,
+        unix_time: Callable[[], float],
+    ) -> None:
+        """`send`: (address of a router, message)."""
+        self._registry = registry
+        self._epoch = epoch
+        self._send = send
+        self._log = log
+        self._unix_time = unix_time
+        self._lock = threading.Lock()
+        """Guards the registry, which the heartbeat thread reads."""
+
+    def changes_since(self, known: int) -> AdapterChanges | None:
+        """See `AdapterRegistry.since`."""
+        with self._lock:
+            return self._registry.since(known)
+
+    def _is_current(self, message: AdapterMessage | PromptAdapterMessage) -> bool:
+        """Whether the message is not for an earlier process at this address."""
+        if message.engine_epoch != self._epoch:
+            self._log.warning("adapter_message_dropped", reason="other_epoch", kind=type(message).__name__)
+        return message.engine_epoch == self._epoch
+
+
+class _AwaitedLoad(NamedTuple):
     message: LoadAdapter
     loading: Loading
 
@@ -48,27 +86,21 @@ class _Upload:
     parts: list[bytes] = field(default_factory=list)
 
 
-class Adapters:
-    """To be used in the engine's thread, except `changes_since`, which any thread may call."""
+class Adapters(KnownAdapters):
+    """The LoRA adapters."""
 
     def __init__(
         self,
         library: AdapterLibrary | None,
         epoch: int,
-        send: Callable[[str, AdapterLoaded], None],
+        send: Callable[[str, AdapterAnswer], None],
         log: BoundLogger,
         unix_time: Callable[[], float] = time.time,
     ) -> None:
-        """`library`: None if this engine serves no adapters. `send`: (address of a router, message)."""
+        """`library`: None if this engine serves no adapters."""
+        super().__init__(AdapterRegistry(), epoch, send, log, unix_time)
         self._library = library
-        self._epoch = epoch
-        self._send = send
-        self._log = log
-        self._unix_time = unix_time
-        self._registry = AdapterRegistry()
-        self._lock = threading.Lock()
-        """Guards the registry, which the heartbeat thread reads."""
-        self._loading: list[_Pending] = []
+        self._loading: list[_AwaitedLoad] = []
         """Loads that routers wait for."""
         self._uploads: OrderedDict[str, _Upload] = OrderedDict()
         """Incomplete uploads by version, the most recently continued last."""
@@ -76,8 +108,6 @@ class Adapters:
         """Complete uploads that are being loaded, by version."""
         self._failed: OrderedDict[str, Fault] = OrderedDict()
         """Why the latest upload of a version failed to load, for a `LoadAdapter` that arrives afterwards."""
-        self._ranks: OrderedDict[str, int] = OrderedDict()
-        """LoRA rank of each loaded version."""
         self._unnamed: dict[str, float] = {}
         """Unix time since which no id refers to a version any more."""
         self._release_at = 0.0
@@ -87,16 +117,10 @@ class Adapters:
         """Whether routers wait for answers."""
         return bool(self._loading or self._offered)
 
-    def changes_since(self, known: int) -> AdapterChanges | None:
-        """See `AdapterRegistry.since`."""
-        with self._lock:
-            return self._registry.since(known)
-
     def on_message(self, message: AdapterMessage) -> None:
-        # Another epoch: the message is for an earlier process at this address.
-        if message.engine_epoch != self._epoch:
-            self._log.warning("adapter_message_dropped", reason="other_epoch", kind=type(message).__name__)
-        elif isinstance(message, AdapterEntries):
+        if not self._is_current(message):
+            return
+        if isinstance(message, AdapterEntries):
             self._on_entries(message)
         elif isinstance(message, AdapterPart):
             self._on_part(message)
@@ -104,21 +128,20 @@ class Adapters:
             self._on_load(message)
 
     def finish(self) -> None:
-        """Answer loads that have finished, and free versions that have been unnamed for KEPT_SECONDS."""
+        """AdapterAnswer loads that have finished, and free versions that have been unnamed for KEPT_SECONDS."""
         if self._offered:
             for version, loading in list(self._offered.items()):
                 if loading.poll():
                     del self._offered[version]
-                    self._remember(loading)
                     if loading.fault is not None:
                         self._on_failed(version, loading.fault)
         if self._loading:
             unfinished = []
-            for pending in self._loading:
-                if pending.loading.poll():
-                    self._answer(pending)
+            for awaited in self._loading:
+                if awaited.loading.poll():
+                    self._answer(awaited)
                 else:
-                    unfinished.append(pending)
+                    unfinished.append(awaited)
             self._loading = unfinished
         if self._unnamed and self._library is not None and (now := self._unix_time()) >= self._release_at:
             self._release_at = now + RELEASE_SECONDS
@@ -180,24 +203,22 @@ class Adapters:
             text = f"the engine is already loading {MAX_LOADING} adapters: try again later"
             self._refuse(message, Fault(ErrorCode.OVERLOADED.name, text))
         elif version is None:
-            self._loading.append(_Pending(message, self._library.load(message.path)))
+            self._loading.append(_AwaitedLoad(message, self._library.load(message.path)))
         elif version in self._offered:
-            self._loading.append(_Pending(message, self._offered[version]))
-        elif version in self._library.held():
-            loaded = AdapterLoaded(self._epoch, message.number, version, self._ranks.get(version, 0))
-            self._send(message.router, loaded)
+            self._loading.append(_AwaitedLoad(message, self._offered[version]))
+        elif (rank := self._library.rank(version)) is not None:
+            self._send(message.router, AdapterLoaded(self._epoch, message.number, version, rank))
         elif version in self._failed:
             self._refuse(message, self._failed[version])
         else:
             fault = Fault(ErrorCode.ADAPTER_MISSING.name, "the uploaded files of the adapter did not arrive")
             self._refuse(message, fault)
 
-    def _answer(self, pending: _Pending) -> None:
-        message, loading = pending
+    def _answer(self, awaited: _AwaitedLoad) -> None:
+        message, loading = awaited
         if loading.fault is not None:
             self._refuse(message, loading.fault)
             return
-        self._remember(loading)
         self._log.info("adapter_loaded", version=loading.version, rank=loading.rank, path=message.path)
         self._send(message.router, AdapterLoaded(self._epoch, message.number, loading.version, loading.rank))
 
@@ -205,8 +226,33 @@ class Adapters:
         self._log.warning("adapter_refused", path=message.path, code=fault.code, reason=fault.message)
         self._send(message.router, AdapterLoaded(self._epoch, message.number, fault=fault))
 
-    def _remember(self, loading: Loading) -> None:
-        if loading.fault is None:
-            self._ranks[loading.version] = loading.rank
-            while len(self._ranks) > MAX_RANKS_KNOWN:
-                self._ranks.popitem(last=False)
+
+class PromptAdapters(KnownAdapters):
+    """The engine only stores prompt adapters, so that a restarted router can read them back."""
+
+    def __init__(
+        self,
+        epoch: int,
+        send: Callable[[str, AdapterAnswer], None],
+        log: BoundLogger,
+        unix_time: Callable[[], float] = time.time,
+    ) -> None:
+        self._store = PromptAdapterStore()
+        super().__init__(self._store.registry, epoch, send, log, unix_time)
+
+    def on_message(self, message: PromptAdapterMessage) -> None:
+        if not self._is_current(message):
+            return
+        if isinstance(message, StorePromptAdapter):
+            self._on_store(message.entry, message.table)
+            return
+        entry, table = self._registry.find(message.id), self._store.find(message.id)
+        # If the adapter has been removed, the router learns that from the next heartbeat.
+        if entry is not None and table is not None:
+            self._send(message.router, PromptAdapterRead(self._epoch, entry, table))
+
+    def _on_store(self, entry: AdapterEntry, table: Table | None) -> None:
+        with self._lock:
+            stored = self._store.merge(entry, table, self._unix_time())
+        if stored:
+            self._log.info("prompt_adapter_registered", adapter=entry.id, version=entry.version, removed=entry.removed)

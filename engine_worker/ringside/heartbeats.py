@@ -21,11 +21,10 @@ from engine_worker.ringside.stats_log import Cursor, StatsLog
 from sluice.host.host_names import HostNames
 from sluice.lanes.keys import PLAIN, Security
 from sluice.lanes.lane import Lane, has_ended
-from sluice.wire.adapters import AdapterChanges, AdapterLoaded
+from sluice.wire.adapters import AdapterChanges, AdapterLoaded, PromptAdapterRead
 from sluice.wire.cache_events import CacheEvents, ReadCacheEvents
 from sluice.wire.calls import CallAnswer
 from sluice.wire.heartbeats import CacheChanges, EngineHeartbeat, Epochs, Hello
-from sluice.wire.prompt_adapters import PromptAdapterRead
 from sluice.wire.timing import HEARTBEAT_SECONDS, ROUTER_SILENCE_SECONDS
 
 Answer = CallAnswer | AdapterLoaded | PromptAdapterRead

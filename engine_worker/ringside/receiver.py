@@ -5,15 +5,14 @@ from collections.abc import Callable
 
 from structlog.stdlib import BoundLogger
 
-from engine_worker.ringside.adapters import AdapterMessage, Adapters
+from engine_worker.ringside.adapters import Adapters, PromptAdapters
 from engine_worker.ringside.calls import Calls
 from engine_worker.ringside.heartbeats import EventReads, RouterTable
-from engine_worker.ringside.prompt_adapters import PromptAdapters
 from sluice.lanes.inbox import Gap, Inbox
+from sluice.wire.adapters import AdapterMessage, PromptAdapterMessage, ReadPromptAdapter, StorePromptAdapter
 from sluice.wire.cache_events import ReadCacheEvents
 from sluice.wire.calls import EngineCall
 from sluice.wire.heartbeats import Hello
-from sluice.wire.prompt_adapters import PromptAdapterMessage, ReadPromptAdapter, StorePromptAdapter
 from sluice.wire.requests import Cancel, Flush, Submit, ToEngine
 
 MAX_FLUSHES_REPORTED = 16

@@ -14,13 +14,12 @@ from engine_worker.hooks import Hooks
 from engine_worker.kvcache.pool import CacheCorruptError
 from engine_worker.protocol import Runner
 from engine_worker.ringside import metrics
-from engine_worker.ringside.adapters import Adapters
+from engine_worker.ringside.adapters import Adapters, PromptAdapters
 from engine_worker.ringside.calls import Calls
 from engine_worker.ringside.heartbeats import EventReads, Heartbeats, RouterTable
 from engine_worker.ringside.identity import Identity, limits_of
 from engine_worker.ringside.mailbox import Mailbox, Orphans
 from engine_worker.ringside.outbox import Outbox
-from engine_worker.ringside.prompt_adapters import PromptAdapters
 from engine_worker.ringside.receiver import Receiver
 from engine_worker.ringside.stats_log import StatsCallback, StatsLog
 from engine_worker.ringside.tensor_outbox import LANE_CAPACITY, TensorOutbox

@@ -14,8 +14,8 @@ from engine_worker.layers.adapters import find_targets
 from engine_worker.layers.layer import Layer
 from engine_worker.layers.packing import Packer
 from engine_worker.layers.shard import UNSHARDED, Place, Shard
-from engine_worker.lora.device import DeviceAdapters
-from engine_worker.lora.load import make_adapters, make_library
+from engine_worker.lora.device import DeviceAdapters, make_adapters
+from engine_worker.lora.library import make_library
 from engine_worker.models.config import NotNativeError, narrow_windows, widest_window
 from engine_worker.models.decoder import CausalLM
 from engine_worker.models.model import Model

@@ -17,8 +17,8 @@ from router.peers.prompt_adapters import PromptAdapters
 from router.requests.part import Part
 from router.text.tokenizer_pool import TokenizerPool
 from sluice.v1 import generation_pb2 as pb
+from sluice.wire.adapters import version_of
 from sluice.wire.errors import ErrorCode
-from sluice.wire.prompt_adapters import version_of
 from sluice.wire.tables import FLOAT_BYTES, MAX_TABLE_BYTES, FloatType, PromptTables, Table
 
 TYPES = get_args(FloatType)

@@ -13,17 +13,10 @@ from router.errors import RequestError, shown
 from router.peers.adapter_catalog import AdapterCatalog
 from router.peers.membership import Membership
 from router.peers.peers import DetokenizerPeer, EnginePeer
-from sluice.wire.adapters import AdapterEntry
+from sluice.wire.adapter_registry import MAX_LOADED_BYTES, PromptAdapterStore
+from sluice.wire.adapters import AdapterEntry, PromptAdapterRead, ReadPromptAdapter, StorePromptAdapter, version_of
 from sluice.wire.errors import ErrorCode
 from sluice.wire.offers import values_of
-from sluice.wire.prompt_adapters import (
-    MAX_LOADED_BYTES,
-    PromptAdapterRead,
-    PromptAdapterStore,
-    ReadPromptAdapter,
-    StorePromptAdapter,
-    version_of,
-)
 from sluice.wire.tables import MAX_TABLE_BYTES, Table
 
 SYNC_BYTES = MAX_TABLE_BYTES

@@ -1,4 +1,8 @@
-"""LoRA adapters on the ring: references of requests, an adapter's files, and the messages that load adapters."""
+"""Adapters on the ring: references of requests, an adapter's files, and the messages that load adapters.
+
+A prompt adapter is a table of prompt tuning. Routers put the table into each request, so for engines it is like any
+other table. Engines store the tables for other routers, and for routers that start later.
+"""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -11,6 +15,7 @@ from msgspec import Meta
 
 from sluice.wire.errors import Fault
 from sluice.wire.message import Count, Message, Moment, Name, Number, Total
+from sluice.wire.tables import Table
 
 MAX_ID_CHARS = 256
 VERSION_BYTES = 16
@@ -143,6 +148,9 @@ class AdapterLoaded(Message, frozen=True):
     fault: Fault | None = None
 
 
+AdapterMessage = AdapterEntries | AdapterPart | LoadAdapter
+
+
 def parts_of(files: AdapterFiles, engine_epoch: int) -> Iterator[AdapterPart]:
     """The messages that carry the files to an engine."""
     data = memoryview(msgspec.msgpack.encode(files))
@@ -153,14 +161,54 @@ def parts_of(files: AdapterFiles, engine_epoch: int) -> Iterator[AdapterPart]:
         )
 
 
-class _Joined(msgspec.Struct, frozen=True, array_like=True):
-    """`AdapterFiles` whose weights are a view, because copying them would hold the interpreter's lock for long."""
-
-    config: bytes
-    weights: memoryview
-
-
 def join_parts(parts: Iterable[bytes]) -> AdapterFiles:
     """The files from the data of all parts. Raises msgspec.DecodeError."""
-    joined = msgspec.msgpack.decode(b"".join(parts), type=_Joined)
-    return AdapterFiles(joined.config, joined.weights)
+    # The weights are a view, because copying them would hold the interpreter's lock for long.
+    config, weights = msgspec.msgpack.decode(b"".join(parts), type=tuple[bytes, memoryview])
+    return AdapterFiles(config, weights)
+
+
+class StorePromptAdapter(Message, frozen=True):
+    """router → engine: an entry that the engine does not have."""
+
+    engine_epoch: Number
+    entry: AdapterEntry
+    table: Table | None = None
+    """None if the entry is a removal."""
+
+    def __post_init__(self) -> None:
+        _check(self.entry, self.table)
+
+
+class ReadPromptAdapter(Message, frozen=True):
+    """router → engine: send the table of an id to this router."""
+
+    engine_epoch: Number
+    id: AdapterId
+    router: Name
+    """Address of the router's inbox."""
+
+
+class PromptAdapterRead(Message, frozen=True):
+    """engine → router on the side lane: the answer to `ReadPromptAdapter`."""
+
+    engine_epoch: Number
+    entry: AdapterEntry
+    table: Table
+
+    def __post_init__(self) -> None:
+        _check(self.entry, self.table)
+
+
+PromptAdapterMessage = StorePromptAdapter | ReadPromptAdapter
+
+
+def version_of(table: Table) -> str:
+    return table.digest.hex()
+
+
+def _check(entry: AdapterEntry, table: Table | None) -> None:
+    if entry.removed is not (table is None):
+        raise ValueError(f"{entry.id!r}: a removed entry must have no table, and a loaded one must have a table")
+    if table is not None and (entry.version != version_of(table) or entry.size != table.rows):
+        raise ValueError(f"{entry.id!r}: version or size of the entry does not match the table")

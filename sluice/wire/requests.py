@@ -6,7 +6,13 @@ is used only for logs.
 
 import msgspec
 
-from sluice.wire.adapters import Adapter, AdapterEntries, AdapterLoaded, AdapterPart, LoadAdapter
+from sluice.wire.adapters import (
+    Adapter,
+    AdapterLoaded,
+    AdapterMessage,
+    PromptAdapterMessage,
+    PromptAdapterRead,
+)
 from sluice.wire.cache_events import CacheEvents, ReadCacheEvents
 from sluice.wire.calls import CallAnswer, EngineCall
 from sluice.wire.heartbeats import DetokenizerHeartbeat, EngineHeartbeat, Hello, KeepAlive
@@ -24,7 +30,6 @@ from sluice.wire.message import (
     TokenId,
 )
 from sluice.wire.params import Guide, RetentionParams, SamplingParams, Speculation, StopParams, TextParams
-from sluice.wire.prompt_adapters import PromptAdapterMessage, PromptAdapterRead
 from sluice.wire.rows import TextBatch, TokenBatch
 from sluice.wire.tables import PromptTables
 from sluice.wire.tensors import TensorBatch, TensorParams
@@ -118,18 +123,7 @@ class Drop(Message, frozen=True):
     attempt: Count
 
 
-ToEngine = (
-    Hello
-    | Submit
-    | Cancel
-    | Flush
-    | EngineCall
-    | ReadCacheEvents
-    | AdapterEntries
-    | AdapterPart
-    | LoadAdapter
-    | PromptAdapterMessage
-)
+ToEngine = Hello | Submit | Cancel | Flush | EngineCall | ReadCacheEvents | AdapterMessage | PromptAdapterMessage
 ToDetokenizer = Hello | TokenBatch | KeepAlive | Drop
 ToRouter = (
     TextBatch

@@ -70,8 +70,8 @@ class FakeLibrary:
         self.host[files.version] = files
         return FakeLoading(files.version, 8, polls=self.polls)
 
-    def held(self) -> list[str]:
-        return list(self.host)
+    def rank(self, version: str) -> int | None:
+        return 8 if version in self.host else None
 
     def remove(self, version: str) -> bool:
         if version not in self.used:

@@ -10,16 +10,15 @@ from typing import TYPE_CHECKING
 import structlog
 
 from engine_worker.kvcache.events import EventLog
-from engine_worker.ringside.adapters import AdapterMessage, Adapters
-from engine_worker.ringside.prompt_adapters import PromptAdapters
+from engine_worker.ringside.adapters import Adapters, PromptAdapters
 from sluice.lanes.inbox import Gap, Inbox
 from sluice.lanes.lane import Lane
+from sluice.wire.adapters import AdapterMessage, PromptAdapterMessage, ReadPromptAdapter, StorePromptAdapter
 from sluice.wire.cache_events import CacheEvents, ReadCacheEvents
 from sluice.wire.calls import CallAnswer, EngineCall, MethodCall, RankAnswer
 from sluice.wire.heartbeats import DetokenizerHeartbeat, EngineHeartbeat, Hello
 from sluice.wire.message import Message
 from sluice.wire.offers import LORA, offer
-from sluice.wire.prompt_adapters import PromptAdapterMessage, ReadPromptAdapter, StorePromptAdapter
 from sluice.wire.requests import Cancel, Drop, Flush, Submit, ToDetokenizer, ToEngine
 from sluice.wire.rows import Started, TextRow
 from sluice.wire.stats import RequestProgress, StepStats

@@ -4,9 +4,8 @@ from collections.abc import Sequence
 
 from engine_worker.protocol import HostUsage, Preparation
 from engine_worker.step import AdapterLoad
-from sluice.wire.adapters import Adapter, AdapterChanges, AdapterEntry
+from sluice.wire.adapters import Adapter, AdapterChanges, AdapterEntry, version_of
 from sluice.wire.errors import ErrorCode, Fault
-from sluice.wire.prompt_adapters import version_of
 from sluice.wire.requests import Submit
 from sluice.wire.tables import Table
 from tests.fakes.adapters import ScriptedAdapters
@@ -56,8 +55,8 @@ class Library(ScriptedAdapters):
     def offer(self, version: str, parts: Sequence[bytes]) -> FakeLoading:
         return self._host.offer(version, parts)
 
-    def held(self) -> list[str]:
-        return self._host.held()
+    def rank(self, version: str) -> int | None:
+        return self._host.rank(version)
 
     def remove(self, version: str) -> bool:
         return not self.users[version] and self._host.remove(version)

@@ -13,7 +13,16 @@ from sluice.checkpoint.folder import Checkpoint
 from sluice.lanes.inbox import Inbox
 from sluice.lanes.lane import Lane
 from sluice.settings.services import EngineSettings
-from sluice.wire.adapters import AdapterEntries, AdapterLoaded, AdapterPart, LoadAdapter, parts_of
+from sluice.wire.adapters import (
+    AdapterEntries,
+    AdapterLoaded,
+    AdapterPart,
+    LoadAdapter,
+    PromptAdapterRead,
+    ReadPromptAdapter,
+    StorePromptAdapter,
+    parts_of,
+)
 from sluice.wire.cache_events import CacheEvents, ReadCacheEvents
 from sluice.wire.calls import CallAnswer, EngineCall, MethodCall
 from sluice.wire.errors import FinishReason
@@ -29,7 +38,6 @@ from sluice.wire.params import (
     StopParams,
     TextParams,
 )
-from sluice.wire.prompt_adapters import PromptAdapterRead, ReadPromptAdapter, StorePromptAdapter
 from sluice.wire.requests import Cancel, Flush, Submit
 from sluice.wire.rows import TokenBatch
 from tests.fakes.rows import rows_of

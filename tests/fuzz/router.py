@@ -15,14 +15,13 @@ from sluice.settings.services import RouterSettings
 from sluice.tiny_model import path
 from sluice.v1 import generation_pb2 as pb
 from sluice.v1 import generation_pb2_grpc
-from sluice.wire.adapters import AdapterChanges, AdapterLoaded
+from sluice.wire.adapters import AdapterChanges, AdapterLoaded, PromptAdapterRead
 from sluice.wire.cache_events import CacheEvents, Removed, Stored, Updated
 from sluice.wire.calls import CallAnswer, RankAnswer, failed
 from sluice.wire.errors import Fault, FinishReason
 from sluice.wire.heartbeats import CacheChanges, DetokenizerHeartbeat, EngineHeartbeat, KeepAlive
 from sluice.wire.message import Message
 from sluice.wire.offers import LORA
-from sluice.wire.prompt_adapters import PromptAdapterRead
 from sluice.wire.rows import End, Started, TextRow, Times, TokenLogprob
 from sluice.wire.stats import RequestProgress, Stage, StepStats
 from sluice.wire.tensors import TensorBatch, TensorRows

@@ -10,7 +10,7 @@ import torch
 from msgspec.structs import replace
 
 from engine_worker.guided.guides import Guides
-from engine_worker.guided.processes import Model
+from engine_worker.guided.processes import GuideModel
 from sluice import tiny_model
 from sluice.checkpoint.folder import open_checkpoint
 from sluice.client.values import pack_draft_logits
@@ -56,7 +56,7 @@ def requests(prompts) -> list[dict]:
 
 @pytest.fixture(scope="module")
 def guides():
-    guides = Guides(Model.of(open_checkpoint(str(tiny_model.path()))), GuideLimits())
+    guides = Guides(GuideModel.of(open_checkpoint(str(tiny_model.path()))), GuideLimits())
     assert prepared(guides, GUIDE) is None
     yield guides
     guides.close()

@@ -10,7 +10,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from engine_worker.guided.guides import Guides
-from engine_worker.guided.processes import Model
+from engine_worker.guided.processes import GuideModel
 from sluice.checkpoint.folder import open_checkpoint
 from sluice.settings.engine import GuideLimits
 from sluice.wire.errors import ErrorCode, FinishReason
@@ -46,7 +46,7 @@ KINDS = {
 
 @pytest.fixture(scope="module")
 def guides(model_folder):
-    guides = Guides(Model.of(open_checkpoint(str(model_folder))), GuideLimits())
+    guides = Guides(GuideModel.of(open_checkpoint(str(model_folder))), GuideLimits())
     # Otherwise requests would wait for their guides, and which of them share a batch would depend on timing.
     for guide in GUIDES.values():
         assert prepared(guides, guide) is None

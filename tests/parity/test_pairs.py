@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from engine_worker.guided.guides import Guides
-from engine_worker.guided.processes import Model
+from engine_worker.guided.processes import GuideModel
 from sluice import tiny_model
 from sluice.checkpoint.folder import open_checkpoint
 from sluice.settings.engine import GuideLimits, ProcessorNames
@@ -62,7 +62,7 @@ COVERED = {
 
 @pytest.fixture(scope="module")
 def guides():
-    guides = Guides(Model.of(open_checkpoint(str(tiny_model.path()))), GuideLimits())
+    guides = Guides(GuideModel.of(open_checkpoint(str(tiny_model.path()))), GuideLimits())
     # Otherwise requests would wait for their guides, and which of them share a batch would depend on timing.
     for guide in GUIDES.values():
         assert prepared(guides, guide) is None

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from engine_worker.guided.guides import Guides
-from engine_worker.guided.processes import Model
+from engine_worker.guided.processes import GuideModel
 from sluice import tiny_model
 from sluice.checkpoint.folder import open_checkpoint
 from sluice.settings.engine import GuideLimits
@@ -87,7 +87,7 @@ def test_two_ranks_accept_the_draft_tokens_with_logits_that_one_accepts():
 
 def test_two_ranks_run_guided_requests():
     checkpoint = open_checkpoint(str(tiny_model.path()))
-    with closing(Guides(Model.of(checkpoint), GuideLimits())) as guides:
+    with closing(Guides(GuideModel.of(checkpoint), GuideLimits())) as guides:
         check(tiny_model.path(), checkpoint.vocab_size, guides=guides)
 
 

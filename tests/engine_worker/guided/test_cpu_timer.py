@@ -8,7 +8,7 @@ import pytest
 
 PROGRAM = """
 import threading, time
-from engine_worker.guided.cpu_timer import CpuTimer
+from engine_worker.guided.guide_worker import CpuTimer
 
 def work(seconds):
     end = time.thread_time() + seconds

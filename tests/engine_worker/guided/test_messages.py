@@ -4,8 +4,7 @@ import json
 
 import pytest
 
-from engine_worker.guided.matchers import GuideError, compile_guide
-from engine_worker.guided.vocabulary import load_tokens
+from engine_worker.guided.matchers import GuideError, compile_guide, load_tokens
 from sluice.wire.params import Guide, GuideKind
 from tests.engine_worker.guided.tools import TOKENIZER_FILE, VOCAB, allowed, followed, mask, regex
 

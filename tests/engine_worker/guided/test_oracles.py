@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import regex
 
-from engine_worker.guided.matchers import compile_guide
-from engine_worker.guided.vocabulary import load_tokens
+from engine_worker.guided.matchers import compile_guide, load_tokens
 from sluice.checkpoint.vocabulary import Vocabulary
 from sluice.wire.params import Guide, GuideKind
 from tests.engine_worker.guided.tools import TOKENIZER_FILE, VOCAB, tokenizer

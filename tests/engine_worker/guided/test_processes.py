@@ -15,7 +15,7 @@ from engine_worker.guided import guides as module
 from engine_worker.guided.faults import too_complex
 from engine_worker.guided.guides import Preparation
 from engine_worker.guided.messages import key_of
-from engine_worker.guided.processes import HUNG_SECONDS, Model, TemplateLink
+from engine_worker.guided.processes import HUNG_SECONDS, GuideModel, TemplateLink
 from engine_worker.guided.template import Template
 from sluice.wire.errors import ErrorCode
 from sluice.wire.params import Guide, GuideKind
@@ -169,7 +169,7 @@ def test_the_matcher_of_a_deleted_sequence_is_released(fresh_guides):
 def test_a_tokenizer_that_cannot_be_read(tmp_path):
     file = tmp_path / "tokenizer.json"
     file.write_text(json.dumps({"model": {"vocab": {"a": 0}}}))
-    guides = make(Model(file, 4096, (END,)))
+    guides = make(GuideModel(file, 4096, (END,)))
     for _ in range(2):
         fault = prepared(guides, regex("a"))
         assert fault.error_code is ErrorCode.INTERNAL
@@ -187,7 +187,7 @@ def test_without_the_package(monkeypatch):
 
 
 def test_ids_beyond_the_tokenizer_are_never_allowed():
-    guides = make(Model(TOKENIZER_FILE, 4200, (END,)))
+    guides = make(GuideModel(TOKENIZER_FILE, 4200, (END,)))
     (sequence,) = followed(guides, regex("(?s).*"))
     allowed_ids = allowed(mask(guides, sequence, []))
     assert END in allowed_ids

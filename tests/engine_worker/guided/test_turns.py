@@ -1,20 +1,17 @@
 """Turns of tenants: the order of their guides, and how many slots one of them may hold."""
 
-from typing import NamedTuple
-
-from engine_worker.guided.turns import Turns
-
-
-class Waiting(NamedTuple):
-    key: bytes
-    tenants: set[str]
+from engine_worker.guided.guides import Preparation, Turns
+from sluice.wire.params import Guide, GuideKind
 
 
-def guides(tenant: str, count: int) -> list[Waiting]:
-    return [Waiting(f"{tenant}{i}".encode(), {tenant}) for i in range(count)]
+def guides(tenant: str, count: int) -> list[Preparation]:
+    found = [Preparation(f"{tenant}{i}".encode(), Guide(GuideKind.JSON_OBJECT, ""), lambda: None) for i in range(count)]
+    for guide in found:
+        guide.tenants.add(tenant)
+    return found
 
 
-def begun(turns: Turns[Waiting]) -> list[bytes]:
+def begun(turns: Turns) -> list[bytes]:
     found = []
     while turns.has_next():
         found.append(turns.begin().key)
@@ -22,7 +19,7 @@ def begun(turns: Turns[Waiting]) -> list[bytes]:
 
 
 def test_a_tenant_never_holds_the_last_slot():
-    turns: Turns[Waiting] = Turns(3)
+    turns = Turns(3)
     for guide in guides("a", 5):
         turns.add(guide)
     assert begun(turns) == [b"a0", b"a1"]
@@ -33,7 +30,7 @@ def test_a_tenant_never_holds_the_last_slot():
 
 
 def test_tenants_take_turns():
-    turns: Turns[Waiting] = Turns(2)
+    turns = Turns(2)
     for guide in (*guides("a", 3), *guides("b", 2)):
         turns.add(guide)
     order = begun(turns)
@@ -44,7 +41,7 @@ def test_tenants_take_turns():
 
 
 def test_a_guide_of_two_tenants_comes_when_the_first_of_them_has_its_turn():
-    turns: Turns[Waiting] = Turns(2)
+    turns = Turns(2)
     *first, shared = guides("a", 5)
     for guide in (*first, shared):
         turns.add(guide)

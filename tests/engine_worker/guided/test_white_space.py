@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 from llguidance import LLMatcher
 
-from engine_worker.guided.matchers import compile_guide
-from engine_worker.guided.vocabulary import Tokens, load_tokens
+from engine_worker.guided.matchers import Tokens, compile_guide, load_tokens
 from gateway.parsers.hermes import grammar
 from gateway.requests.tools import Function
 from sluice.checkpoint.vocabulary import Vocabulary

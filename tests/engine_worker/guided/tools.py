@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 
 from engine_worker.guided.guides import Guides
 from engine_worker.guided.masks import GuidedSequence, MaskRequest
-from engine_worker.guided.processes import Model
+from engine_worker.guided.processes import GuideModel
 from sluice import tiny_model
 from sluice.settings.engine import GuideLimits
 from sluice.wire.errors import Fault
@@ -31,8 +31,8 @@ def ids(text: str) -> list[int]:
     return tokenizer().encode(text).ids
 
 
-def make(model: Model | None = None, **limits) -> Guides:
-    return Guides(model or Model(TOKENIZER_FILE, VOCAB, (END,)), GuideLimits(**limits))
+def make(model: GuideModel | None = None, **limits) -> Guides:
+    return Guides(model or GuideModel(TOKENIZER_FILE, VOCAB, (END,)), GuideLimits(**limits))
 
 
 def regex(text: str) -> Guide:

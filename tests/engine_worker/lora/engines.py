@@ -78,3 +78,9 @@ def ended(loading):
     """Poll a preparation until it ends, then return it."""
     until(loading.poll)
     return loading
+
+
+def held(library) -> list[str]:
+    """Versions in host memory, the least recently used first."""
+    library.advance()
+    return list(library._host._adapters)

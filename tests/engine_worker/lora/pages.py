@@ -7,8 +7,7 @@ from torch import Tensor
 
 from engine_worker.layers.adapters import Target
 from engine_worker.layers.shard import Span
-from engine_worker.lora.paged import Kernel, PagedAdapters
-from engine_worker.lora.placed import PlacedModule
+from engine_worker.lora.paged import Kernel, PagedAdapters, PlacedModule
 
 PAGES = 240
 """Enough for three adapters of four targets with 20 ranks each."""

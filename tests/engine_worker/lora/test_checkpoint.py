@@ -16,8 +16,7 @@ from safetensors.torch import load, save
 
 from engine_worker.layers.adapters import Target
 from engine_worker.layers.shard import Span
-from engine_worker.lora.adapter_config import AdapterError
-from engine_worker.lora.checkpoint import read_adapter, read_files
+from engine_worker.lora.checkpoint import AdapterError, read_adapter, read_files
 from engine_worker.lora.tensor_file import read_matrices
 from sluice.checkpoint.tensor_file import TensorFileError
 from sluice.wire.adapters import AdapterFiles

@@ -7,8 +7,7 @@ from engine_worker.layers.adapters import Target
 from engine_worker.layers.shard import Span
 from engine_worker.lora import cpu
 from engine_worker.lora.cpu import CpuKernel
-from engine_worker.lora.paged import PagedAdapters
-from engine_worker.lora.placed import PlacedModule
+from engine_worker.lora.paged import PagedAdapters, PlacedModule
 from tests.engine_worker.lora.pages import CASES, Placed, check_case, check_reuse, numbers
 from tests.examples import examples
 

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from sluice.settings.engine import SchedulerNames
 from sluice.wire.adapters import Adapter
 from sluice.wire.params import BeamSearchParams, Speculation
-from tests.engine_worker.lora.engines import finish, lora_engine
+from tests.engine_worker.lora.engines import finish, held, lora_engine
 from tests.engine_worker.lora.oracle import ATTENTION, files_of, write_adapter
 from tests.examples import examples
 from tests.fakes.engine import spec_of
@@ -119,7 +119,7 @@ def test_no_output_of_other_weights(model, made, answers, actions, overlap, toke
     finish(bench)
     check_all(bench, answers, cancelled, disturbed)
     library = bench.runner.adapters
-    assert all(library.remove(version) for version in library.held())
+    assert all(library.remove(version) for version in held(library))
 
 
 def requests_for(bench, name: str) -> set[int]:

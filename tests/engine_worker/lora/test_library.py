@@ -15,7 +15,7 @@ import torch
 from engine_worker.ringside.adapters import Adapters
 from sluice.wire.adapters import Adapter, AdapterFiles, AdapterLoaded, LoadAdapter, join_parts, parts_of
 from sluice.wire.errors import FinishReason
-from tests.engine_worker.lora.engines import ended, finish, lora_engine, lora_runner, offer, submit
+from tests.engine_worker.lora.engines import ended, finish, held, lora_engine, lora_runner, offer, submit
 from tests.engine_worker.lora.oracle import adapter_of, files_of
 from tests.engine_worker.lora.test_checkpoint import zip_of_zeros
 from tests.fakes.lanes import until
@@ -29,10 +29,11 @@ PROMPT = list(range(3, 20))
 def test_loads_a_folder(library, tuned):
     loading = ended(library.load(str(tuned[1])))
     assert (loading.fault, loading.version, loading.rank) == (None, files_of(tuned[1]).version, 12)
-    assert library.held() == [loading.version]
+    assert held(library) == [loading.version]
+    assert library.rank(loading.version) == 12
     assert library.prepare(adapter_of(tuned[1])) is None
     assert library.remove(loading.version)
-    assert library.held() == []
+    assert library.rank(loading.version) is None
 
 
 def test_loads_an_upload(library, tuned):
@@ -85,7 +86,7 @@ def test_an_upload_of_other_files_is_rejected(library, tuned):
     parts = [part.data for part in parts_of(files_of(tuned[0]), 1)]
     for version, data in ((files_of(tuned[1]).version, parts), ("0" * 32, [b"\xc1"])):
         assert ended(library.offer(version, data)).fault.code == "ADAPTER_MISSING"
-    assert library.held() == []
+    assert held(library) == []
 
 
 def test_requests_for_the_same_version_share_one_load(library, tuned):
@@ -112,7 +113,7 @@ def test_two_ids_of_one_version_need_only_their_own_folders(library, tuned, mode
         shutil.copytree(tuned[1], folders[replaced])
     busy.set()
     assert ended(loads[1 - replaced]).fault is None
-    assert library.held() == [adapters[0].version]
+    assert held(library) == [adapters[0].version]
     assert [library.prepare(adapter) for adapter in adapters] == [None, None]
 
 
@@ -148,7 +149,7 @@ def test_paths_outside_of_the_folders_are_rejected(library, tuned, tmp_path, mod
         "absent": str(model.parent / "absent"),
     }[how]
     assert ended(library.load(path)).fault.code == "INVALID_ARGUMENT"
-    assert library.held() == []
+    assert held(library) == []
 
 
 def test_without_folders_the_error_says_to_upload(tuned, model):
@@ -190,7 +191,7 @@ def test_a_hostile_upload_leaves_nothing_behind(library, tuned, trap, kind):
     ((_, answer),) = sent
     assert (answer.version, answer.fault.code) == ("", "INVALID_ARGUMENT")
     assert ("adapter_config.json" if "configuration" in kind else "adapter_model.safetensors") in answer.fault.message
-    assert library.held() == []
+    assert held(library) == []
     assert library.usage.used_bytes == 0
     assert desk.changes_since(0) is None
     # A request with this upload ends with the same error.
@@ -206,7 +207,7 @@ def test_pickles_in_a_folder_are_not_read(library, model, tuned, trap, name):
     fault = ended(library.load(str(folder))).fault
     assert fault.code == "INVALID_ARGUMENT"
     assert ("is a pickle" in fault.message) == (name == "adapter_model.bin")
-    assert library.held() == []
+    assert held(library) == []
     # Pickles next to the weights are not read either.
     trap.write(folder)
     shutil.copy(tuned[0] / "adapter_model.safetensors", folder)
@@ -219,7 +220,7 @@ def test_prefetching(model, tuned, tmp_path):
     (tmp_path / "bad").mkdir()
     (tmp_path / "bad" / "adapter_config.json").write_text("{}")
     library = lora_runner(model, lora_prefetch_dir=str(tmp_path)).adapters
-    assert library.held() == [files_of(tuned[0]).version]
+    assert held(library) == [files_of(tuned[0]).version]
 
 
 def test_without_lora_adapters_are_rejected(model, tuned):

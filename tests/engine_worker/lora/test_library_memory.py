@@ -7,7 +7,7 @@ import weakref
 import pytest
 
 from engine_worker.lora.checkpoint import read_adapter
-from tests.engine_worker.lora.engines import ended, lora_runner, offer
+from tests.engine_worker.lora.engines import ended, held, lora_runner, offer
 from tests.engine_worker.lora.oracle import adapter_of, files_of, write_adapter
 from tests.fakes.lanes import until
 
@@ -19,7 +19,7 @@ def test_ten_thousand_loads_are_bounded(library, tuned):
     assert {loading.fault.code for loading in refused} == {"OVERLOADED"}
     assert all(ended(loading) for loading in loads)
     assert len(library._loading) == 0
-    assert set(library.held()) <= {files_of(folder).version for folder in tuned}
+    assert set(held(library)) <= {files_of(folder).version for folder in tuned}
 
 
 def test_an_adapter_in_use_is_neither_removed_nor_evicted(model, tuned):
@@ -34,10 +34,10 @@ def test_an_adapter_in_use_is_neither_removed_nor_evicted(model, tuned):
     loading = library.prepare(adapter_of(tuned[2]))
     time.sleep(0.2)
     assert not loading.poll()
-    assert library.held() == [first]
+    assert held(library) == [first]
     library.release(first)
     assert ended(loading).fault is None
-    assert library.held() == [files_of(tuned[2]).version]
+    assert held(library) == [files_of(tuned[2]).version]
 
 
 @pytest.fixture
@@ -108,7 +108,7 @@ def test_requests_with_more_uploads_than_are_kept_wait_for_their_turn(full, mode
             assert not any(loading.poll() for loading in waiting.values())
             assert library.prepare(adapter) is None
             library.acquire(adapter.version)
-        assert library.held() == [adapter.version]
+        assert held(library) == [adapter.version]
         assert not any(loading.poll() for loading in waiting.values())
         library.release(adapter.version)
 

@@ -9,7 +9,7 @@ import torch
 
 from engine_worker.lora.checkpoint import read_adapter
 from sluice.wire.adapters import Adapter
-from tests.engine_worker.lora.engines import OPENVINO, load_first, lora_engine, lora_runner, submit
+from tests.engine_worker.lora.engines import OPENVINO, held, load_first, lora_engine, lora_runner, submit
 from tests.engine_worker.lora.oracle import ATTENTION, MLP, adapter_of, files_of, write_adapter
 from tests.engine_worker.lora.test_peft import check, prompt
 
@@ -100,7 +100,7 @@ def test_any_order_of_loads_uses_unloads_and_reloads(model, oracle, folders, wei
                 bench.step()
     check(bench, oracle, submitted, TOKENS)
     assert bench.engine.cache.adapters.evictions > len(NAMES)
-    assert all(library.remove(version) for version in library.held())
+    assert all(library.remove(version) for version in held(library))
 
 
 def script(rng: random.Random, size: int) -> Iterator[str]:

@@ -4,8 +4,7 @@ from typing import NamedTuple
 
 import pytest
 
-from engine_worker.lora.host import HostAdapters
-from engine_worker.lora.uploads import MAX_REMEMBERED, RETURN_SECONDS, WaitingUploads
+from engine_worker.lora.host import MAX_REMEMBERED, RETURN_SECONDS, HostAdapters, WaitingUploads
 from tests.fakes.clock import Clock
 
 
@@ -55,7 +54,7 @@ def test_the_kept_upload_is_stored_once_there_is_room(uploads, host):
     assert waiting(uploads) == ["kept", "b", "c", "d"]
     host.release("used")
     uploads.advance([])
-    assert host.versions == ["kept"]
+    assert list(host._adapters) == ["kept"]
     assert waiting(uploads) == ["b", "c", "d"]
 
 

@@ -5,8 +5,7 @@ from typing import Any
 
 from sluice.v1 import admin_pb2 as admin
 from sluice.v1 import generation_pb2 as pb
-from sluice.wire.adapters import AdapterEntries, AdapterEntry
-from sluice.wire.prompt_adapters import StorePromptAdapter
+from sluice.wire.adapters import AdapterEntries, AdapterEntry, StorePromptAdapter
 from tests.fakes.prompt_files import write
 from tests.router.api import adapter_calls, prompt_adapter_calls
 from tests.router.conftest import text_spec

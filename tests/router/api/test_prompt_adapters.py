@@ -9,7 +9,7 @@ from grpc import StatusCode
 from router.peers import prompt_adapters
 from sluice.v1 import admin_pb2 as admin
 from sluice.v1 import generation_pb2 as pb
-from sluice.wire import prompt_adapters as ring_side
+from sluice.wire import adapter_registry
 from tests.fakes.pickles import Trap
 from tests.fakes.prompt_files import BAD_FILES, config_of, some_rows, weights_of, write
 from tests.fakes.ring_scripts import hang
@@ -71,7 +71,7 @@ async def test_their_memory_is_bounded(client, monkeypatch):
 
 
 async def test_former_rows_are_evicted_when_room_is_needed(client, monkeypatch):
-    monkeypatch.setattr(ring_side, "MAX_KEPT_BYTES", 2 * A.nbytes)
+    monkeypatch.setattr(adapter_registry, "MAX_KEPT_BYTES", 2 * A.nbytes)
     for rows in (A, B, C):
         await load(client, "x", rows)
     tables = [client.router.ring.prompt_adapters.find("x", table_of(rows).digest.hex()) for rows in (A, B, C)]
