@@ -31,8 +31,7 @@ from sluice.host.socket_file import ListenError
 from sluice.lanes.inbox import Inbox
 from sluice.lanes.keys import InsecureError, KeysError
 from sluice.lanes.lane import Lane
-from sluice.settings.changed import changed_settings
-from sluice.settings.read import load_settings
+from sluice.settings.read import changed_settings, load_settings
 from sluice.settings.services import DetokenizerSettings
 from sluice.telemetry import configure
 from sluice.telemetry.output import protect_stderr

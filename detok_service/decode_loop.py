@@ -153,7 +153,7 @@ class DecodeLoop:
         """End a stream with an error. The stream must not be queued."""
         stream.fail(code, message)
         self.failed[code.name] += 1
-        self._links.add(stream)
+        self._links.by_address[stream.router].add(stream)
         self._table.close(stream)
 
     def flush(self, arrived: float) -> None:

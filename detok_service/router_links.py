@@ -209,9 +209,6 @@ class RouterLinks:
         """Links to the routers that have sent a hello, with their addresses."""
         return ((address, link) for address, link in self.by_address.items() if link.wants_heartbeats)
 
-    def add(self, stream: TextStream) -> None:
-        self.by_address[stream.router].add(stream)
-
     def heartbeat(self, heartbeat: DetokenizerHeartbeat, now: float) -> None:
         """Send it to all listening routers, adding to each copy the losses on that router's link."""
         for _, link in self.listening():

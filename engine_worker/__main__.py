@@ -38,10 +38,9 @@ from sluice.host.descriptors import (
 )
 from sluice.host.ports import PortError, check_ports
 from sluice.host.process import die_with_parent, on_stop_signal, run_service
-from sluice.settings.changed import changed_settings
 from sluice.settings.engine import ProcessorNames
 from sluice.settings.fields import section_of
-from sluice.settings.read import load_settings
+from sluice.settings.read import changed_settings, load_settings
 from sluice.settings.services import EngineSettings
 from sluice.telemetry import configure
 from sluice.telemetry.output import protect_stderr

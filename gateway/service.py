@@ -21,8 +21,8 @@ from gateway.app import build_app
 from gateway.connection import Connection, WaitingConnections
 from sluice.client import AsyncClient, ClientOptions, Forbidden, SluiceError, TlsOptions, Unauthenticated
 from sluice.host.ports import LISTENER_VARIABLE, bound, inherited
-from sluice.settings.changed import changed_settings
 from sluice.settings.gateway import GatewaySettings
+from sluice.settings.read import changed_settings
 from sluice.telemetry.server import MetricsPort
 from sluice.telemetry.service_status import ProgressBeacon, ServiceStatus, StatusFile
 from sluice.telemetry.status_report import ServiceReport

@@ -29,7 +29,7 @@ from router.ring_side import RingSide
 from router.text.tokenizer_pool import TokenizerPool
 from router.trace_queue import TraceQueue
 from sluice.checkpoint.folder import Checkpoint
-from sluice.settings.changed import changed_settings
+from sluice.settings.read import changed_settings
 from sluice.settings.services import RouterSettings
 from sluice.telemetry.server import MetricsPort
 from sluice.telemetry.service_status import ProgressBeacon, ServiceStatus, State, StatusFile

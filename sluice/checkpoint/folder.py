@@ -11,6 +11,7 @@ import msgspec
 
 from sluice.checkpoint.config import context_of, eos_token_ids, tokenizer_eos, wrong_eos, wrong_size
 from sluice.checkpoint.other_formats import why_incomplete, why_no_folder, why_no_weights, why_not_downloaded
+from sluice.checkpoint.tensor_file import LENGTH_BYTES
 from sluice.checkpoint.vision import Vision, VisionError, split_config
 
 FILES = ["*.json", "*.jinja"]
@@ -38,8 +39,6 @@ SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 LISTED = 5
 """Number of names in an error message."""
-LENGTH_BYTES = 8
-"""Size of the header's length, which is at the start of a safetensors file."""
 GIT_LFS = b"version https://git-lfs"
 
 

@@ -8,6 +8,7 @@ from typing import NamedTuple, TypeVar
 import msgspec
 
 LENGTH_BYTES = 8
+"""Size of the header's length, which is at the start of the file."""
 METADATA = "__metadata__"
 INVALID_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 

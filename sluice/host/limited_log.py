@@ -25,25 +25,22 @@ class LimitedLog:
         self._suppressed: Counter[str] = Counter()
 
     def info(self, event: str, **fields: Any) -> None:
-        if self._may_write(event):
-            self._log.info(event, **fields, **self._missing(event))
+        self._write(self._log.info, event, fields)
 
     def warning(self, event: str, **fields: Any) -> None:
-        if self._may_write(event):
-            self._log.warning(event, **fields, **self._missing(event))
+        self._write(self._log.warning, event, fields)
 
     def exception(self, event: str, **fields: Any) -> None:
-        if self._may_write(event):
-            self._log.exception(event, **fields, **self._missing(event))
+        self._write(self._log.exception, event, fields)
 
-    def _may_write(self, event: str) -> bool:
+    def _write(self, write: Callable[..., Any], event: str, fields: dict[str, Any]) -> None:
         now = self._clock()
         if now - self._began.setdefault(event, now) >= INTERVAL_SECONDS:
             self._began[event], self._lines[event] = now, 0
         self._lines[event] += 1
-        self._suppressed[event] += self._lines[event] > MAX_LINES
-        return self._lines[event] <= MAX_LINES
-
-    def _missing(self, event: str) -> dict[str, int]:
-        suppressed = self._suppressed.pop(event)
-        return {"suppressed": suppressed} if suppressed else {}
+        if self._lines[event] > MAX_LINES:
+            self._suppressed[event] += 1
+        elif suppressed := self._suppressed.pop(event, 0):
+            write(event, **fields, suppressed=suppressed)
+        else:
+            write(event, **fields)

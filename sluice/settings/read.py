@@ -1,7 +1,7 @@
 """Reads settings from flags, the environment, a YAML file and defaults, in that order of precedence.
 
 `assign` reads settings of several services from one place, such as `engine.max_batch_size`, or without a service, such
-as `log_level`, for every service that has the setting. Unknown names are errors.
+as `log_level`, for every service that has the setting. Unknown names are errors. `changed_settings` is for the log.
 """
 
 import json
@@ -10,7 +10,9 @@ import re
 import sys
 from argparse import SUPPRESS, ArgumentParser, BooleanOptionalAction
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import MISSING, Field, fields
 from functools import cache
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NoReturn, TypeVar, get_args, get_origin, get_type_hints
 
@@ -46,6 +48,10 @@ CHOSEN_BY_LAUNCHER = frozenset(
 """Settings that the launcher of a ring chooses for each service."""
 PER_SERVICE = frozenset({"config", "metrics_port"})
 """Settings that several services have, but for which one value cannot apply to all of them."""
+
+CREDENTIALS = re.compile(r"(?<=://)[^/]*@")
+"""User and password in a URL. No other setting holds a secret: tokens and keys are in files."""
+QUERY = re.compile(r"(?<=://)([^?]*\?).*")
 
 S = TypeVar("S", bound=ProcessSettings)
 
@@ -266,3 +272,33 @@ def _problem(error: ErrorDetails, origins: Mapping[str, str] = MappingProxyType(
     variable = origins.get(str(error["loc"][0]))
     origin = f" from {variable}" if variable else ""
     return f"{name}: {message.partition(', unable to parse')[0]} (got {error.get('input')!r}{origin})"
+
+
+def changed_settings(settings: ProcessSettings) -> dict[str, Any]:
+    """The settings that differ from their defaults, by name, without those that only a launcher passes."""
+    described = settings_of(type(settings))
+    return {
+        field.name: _loggable(value)
+        for field in fields(settings)
+        if (value := getattr(settings, field.name)) != _default(field) and not described[field.name].launcher_only
+    }
+
+
+def _default(field: Field[Any]) -> Any:
+    return field.default if field.default_factory is MISSING else field.default_factory()
+
+
+def _loggable(value: Any) -> Any:
+    match value:
+        case str() | Path():
+            return _masked(str(value))
+        case tuple():
+            return [_loggable(part) for part in value]
+        case dict():
+            return {name: _loggable(part) for name, part in value.items()}
+    return value
+
+
+def _masked(text: str) -> str:
+    """The text without user, password and query, if it is a URL."""
+    return QUERY.sub(r"\1…", CREDENTIALS.sub("…@", text))

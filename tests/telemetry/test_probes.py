@@ -134,7 +134,7 @@ def is_live(server: StatusServer) -> bool:
 def test_a_service_that_is_loading_is_live_and_reports_its_progress():
     port = free_ports(1)
     opened = MetricsPort(
-        GatewaySettings(metrics_port=port),
+        GatewaySettings(id="gateway-7", metrics_port=port),
         lambda startup: [gauge("loaded", "Fraction of the weights.", startup.loaded)],
     )
     try:
@@ -144,6 +144,7 @@ def test_a_service_that_is_loading_is_live_and_reports_its_progress():
         opened.startup.report("loading", 43, 100)
         assert get(server, "/readyz") == (503, "loading 43 %\n")
         assert "loaded 0.43" in get(server, "/metrics")[1]
+        assert '"service":"gateway","id":"gateway-7"' in get(server, "/status.json")[1]
         opened.startup.report("capturing", 1, 2)
         assert get(server, "/readyz") == (503, "capturing 50 %\n")
         opened.show(ProgressBeacon(), lambda: [gauge("steps", "Steps.", 7)], lambda: None, lambda: ServiceReport("x"))
@@ -151,6 +152,7 @@ def test_a_service_that_is_loading_is_live_and_reports_its_progress():
         scraped = get(server, "/metrics")[1]
         assert "loaded 1.0" in scraped
         assert "steps 7.0" in scraped
+        assert '"service":"gateway","id":"gateway-7"' in get(server, "/status.json")[1]
     finally:
         opened.close()
 
