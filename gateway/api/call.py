@@ -5,7 +5,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import aclosing
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -57,7 +57,7 @@ class Item(NamedTuple):
     chunk: Chunk
 
 
-class GenerationCall(ABC):
+class GenerationCall(ABC, Generic[T]):
     prefix: str
     """Prefix of the answer's id."""
     whole_object: str
@@ -66,11 +66,10 @@ class GenerationCall(ABC):
     """The field `object` of a chunk."""
 
     def __init__(
-        self, gateway: Gateway, exchange: Exchange, request: Common, prompts: Sequence[Prompt], guide: Guide | None
+        self, gateway: Gateway, exchange: Exchange, request: T, prompts: Sequence[Prompt], guide: Guide | None
     ) -> None:
         self._gateway = gateway
-        self._caller = exchange.caller
-        self._send = exchange.send
+        self._exchange = exchange
         self._request = request
         self._prompts = prompts
         self._options = request.options()
@@ -97,7 +96,7 @@ class GenerationCall(ABC):
         """The complete answer; None after it has been streamed. Raises ApiError."""
         if not self._request.streams:
             return await self._whole()
-        await EventStream(self._send).run(self._events())
+        await EventStream(self._exchange.send).run(self._events())
         return None
 
     async def _whole(self) -> bytes:
@@ -140,12 +139,12 @@ class GenerationCall(ABC):
     def _options_of(self, number: int) -> dict[str, Any]:
         """Options of the call for prompt `number`."""
         suffix = f"-{number}" if len(self._prompts) > 1 else ""
-        request_id = self._caller.request_id + suffix
-        return {**self._options, "request_id": request_id, "metadata": self._caller.metadata}
+        request_id = self._exchange.caller.request_id + suffix
+        return {**self._options, "request_id": request_id, "metadata": self._exchange.caller.metadata}
 
     def _answer(self, kind: str, choices: Sequence[End], usage: Usage | UnsetType | None) -> Answer:
         return Answer(
-            id=self.prefix + self._caller.request_id,
+            id=self.prefix + self._exchange.caller.request_id,
             object=kind,
             created=self._created,
             model=self._request.model or self._gateway.served_model,

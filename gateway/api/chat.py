@@ -33,7 +33,7 @@ NO_PARSER = (
 )
 
 
-class ChatCall(GenerationCall):
+class ChatCall(GenerationCall[ChatRequest]):
     prefix = "chatcmpl-"
     whole_object = "chat.completion"
     chunk_object = "chat.completion.chunk"

@@ -25,31 +25,30 @@ async def complete(gateway: Gateway, exchange: Exchange) -> bytes | None:
     return await CompletionCall(gateway, exchange, body.fields).respond()
 
 
-class CompletionCall(GenerationCall):
+class CompletionCall(GenerationCall[CompletionRequest]):
     prefix = "cmpl-"
     whole_object = chunk_object = "text_completion"
 
     def __init__(self, gateway: Gateway, exchange: Exchange, request: CompletionRequest) -> None:
         super().__init__(gateway, exchange, request, request.prompts(), guide_of(request))
-        self._completion = request
         self._deltas = CompletionDeltas(request)
 
     def choices_of(self, generations: Sequence[Generation]) -> Iterable[CompletionChoice]:
         for number, generation in enumerate(generations):
-            yield from completion.whole(generation, number * self._completion.outputs, self._completion)
+            yield from completion.whole(generation, number * self._request.outputs, self._request)
 
     def deltas_of(self, item: Item) -> Iterable[CompletionChoice]:
-        index = item.number * self._completion.outputs + item.chunk.index
-        chunk = _only_echoed(item.chunk) if self._completion.only_echoes else item.chunk
+        index = item.number * self._request.outputs + item.chunk.index
+        chunk = _only_echoed(item.chunk) if self._request.only_echoes else item.chunk
         return () if chunk is None else self._deltas.choices(index, chunk, item.stream)
 
     def usage_of(self, parts: Iterable[client.Usage]) -> Usage:
-        if self._completion.only_echoes:
+        if self._request.only_echoes:
             parts = [replace(part, completion_tokens=0) for part in parts]
         return super().usage_of(parts)
 
     async def collect(self, prompt: Prompt, options: Mapping[str, Any]) -> Generation:
-        if self._completion.only_echoes:
+        if self._request.only_echoes:
             return await _collect_echo(self.stream(prompt, options))
         if (options.get("n") or 1) >= (options.get("best_of") or 0):
             return await super().collect(prompt, options)

@@ -1,12 +1,21 @@
 """Helpers for rings on Ray: streams over them, and the processes of their actors."""
 
 import asyncio
+import os
+from collections.abc import Callable, Sequence
 from pathlib import Path
+
+import pytest
 
 from sluice import AsyncClient
 from sluice.launch import LogLine, Ring
 from tests.system.followed_streams import Stream, follow
 
+MARKS = [
+    pytest.mark.timeout(900),
+    pytest.mark.skipif("SLUICE_TEST_RAY" not in os.environ, reason="takes minutes: set SLUICE_TEST_RAY=1"),
+]
+"""Of every test of a ring on Ray."""
 PATIENCE = 120.0
 """Seconds until a killed actor serves again: Ray restarts its process, which restarts the service."""
 ATTEMPTS = 3
@@ -31,3 +40,14 @@ def parent(pid: int) -> int:
 async def undisturbed_streams(ring: Ring) -> list[Stream]:
     async with AsyncClient(ring.addresses, timeout=PATIENCE) as client:
         return await asyncio.gather(*(follow(client, spec, asyncio.Semaphore(0)) for spec in SPECS))
+
+
+async def streams_over(strike: Callable[[], object], addresses: Sequence[str]) -> list[Stream]:
+    """The streams as they are when something strikes once all of them are half way."""
+    async with AsyncClient(addresses, timeout=2 * PATIENCE) as client:
+        half_way = asyncio.Semaphore(0)
+        streams = [asyncio.ensure_future(follow(client, spec, half_way)) for spec in SPECS]
+        for _ in SPECS:
+            await half_way.acquire()
+        await asyncio.to_thread(strike)
+        return await asyncio.gather(*streams)

@@ -8,30 +8,27 @@ This takes some minutes, so it is not part of `make test`.
 import asyncio
 import os
 import signal
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from sluice import AsyncClient
 from sluice.launch import OptionsError, Ring
 from tests.fakes.processes import is_alive, wait_until
-from tests.system.followed_streams import follow
 from tests.system.ray_streams import (
     ATTEMPTS,
+    MARKS,
     OBJECT_STORE_BYTES,
     PATIENCE,
-    SPECS,
     Events,
     parent,
+    streams_over,
     undisturbed_streams,
 )
 
 ray = pytest.importorskip("ray", reason="the package ray is not installed: pip install 'sluice-serve[ray]'")
 
-pytestmark = [
-    pytest.mark.timeout(900),
-    pytest.mark.skipif("SLUICE_TEST_RAY" not in os.environ, reason="takes minutes: set SLUICE_TEST_RAY=1"),
-]
+pytestmark = MARKS
 
 CPUS = 8
 NAMES = ["engine-0", "engine-1", "detok-0", "detok-1", "router-0", "router-1"]
@@ -74,16 +71,6 @@ def keys(pid: int) -> Path:
     return Path(command[command.index("--keys") + 1])
 
 
-async def kill_under_streams(ring: Ring, name: str, undisturbed: list) -> None:
-    async with AsyncClient(ring.addresses, timeout=PATIENCE) as client:
-        half_way = asyncio.Semaphore(0)
-        streams = [asyncio.ensure_future(follow(client, spec, half_way)) for spec in SPECS]
-        for _ in SPECS:
-            await half_way.acquire()
-        os.kill(parent(ring.pids[name]), signal.SIGKILL)
-        assert await asyncio.gather(*streams) == undisturbed
-
-
 def test_streams_survive_the_death_of_every_actor(cluster) -> None:
     events, secrets = Events(), set[Path]()
     with Ring(engines=2, detokenizers=2, routers=2, observe=events, **OPTIONS) as ring:
@@ -93,7 +80,7 @@ def test_streams_survive_the_death_of_every_actor(cluster) -> None:
             actor = parent(ring.pids[name])
             events.clear()
             secrets.add(keys(ring.pids[name]))
-            asyncio.run(kill_under_streams(ring, name, undisturbed))
+            assert asyncio.run(streams_over(partial(os.kill, actor, signal.SIGKILL), ring.addresses)) == undisturbed
             assert wait_until(lambda name=name: (name, "service_recovered") in events, PATIENCE), (name, events)
             assert events == [(name, "service_exited"), (name, "service_recovered")]
             assert parent(ring.pids[name]) != actor
@@ -107,5 +94,5 @@ def test_streams_survive_the_death_of_every_actor(cluster) -> None:
 
 
 def test_a_loopback_address_is_refused() -> None:
-    with pytest.raises(OptionsError, match=r"host 127\.0\.0\.1: on Ray, routers listen on other machines"):
+    with pytest.raises(OptionsError, match=r"host 127\.0\.0\.1: on Ray, routers run on other machines"):
         Ring(on="ray")

@@ -15,23 +15,19 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from sluice import AsyncClient
 from sluice.settings.services import SERVICES
 from tests.fakes.ports import free_ports
 from tests.fakes.processes import wait_until
-from tests.system.followed_streams import follow
-from tests.system.ray_streams import OBJECT_STORE_BYTES, PATIENCE, SPECS
+from tests.system.ray_streams import MARKS, OBJECT_STORE_BYTES, streams_over
 
 pytest.importorskip("aiohttp_cors", reason="the cluster's dashboard is not installed: pip install 'ray[default]'")
 
-pytestmark = [
-    pytest.mark.timeout(900),
-    pytest.mark.skipif("SLUICE_TEST_RAY" not in os.environ, reason="takes minutes: set SLUICE_TEST_RAY=1"),
-]
+pytestmark = MARKS
 
 BIN = Path(sys.executable).parent
 ENVIRONMENT = {
@@ -90,16 +86,6 @@ def services() -> set[str]:
     return pids
 
 
-async def stop_under_streams(addresses: list[str], stop: list[str]) -> list:
-    async with AsyncClient(addresses, timeout=PATIENCE) as client:
-        half_way = asyncio.Semaphore(0)
-        streams = [asyncio.ensure_future(follow(client, spec, half_way)) for spec in SPECS]
-        for _ in SPECS:
-            await half_way.acquire()
-        await asyncio.to_thread(subprocess.run, stop, check=True, env=ENVIRONMENT, timeout=120)
-        return await asyncio.gather(*streams)
-
-
 def test_the_ring_serves_until_its_job_is_stopped(cluster, tmp_path) -> None:
     before = services()
 
@@ -114,7 +100,8 @@ def test_the_ring_serves_until_its_job_is_stopped(cluster, tmp_path) -> None:
     assert lines["submitted"]["job"] == lines["ready"]["job"]
     assert services() - before
     stop = [str(BIN / "ray"), "job", "stop", "--address", cluster, lines["ready"]["job"]]
-    ended = asyncio.run(stop_under_streams(lines["ready"]["addresses"], stop))
+    stopping = partial(subprocess.run, stop, check=True, env=ENVIRONMENT, timeout=120)
+    ended = asyncio.run(streams_over(stopping, lines["ready"]["addresses"]))
     # The ring drains, so running streams are completed.
     assert all(len(tokens) == 200 for stream in ended for _, tokens in stream.values())
     assert wait_until(lambda: not services() - before, 60)

@@ -13,26 +13,22 @@ from pathlib import Path
 
 import pytest
 
-from sluice import AsyncClient
 from sluice.launch import Ring
 from tests.fakes.processes import is_alive, wait_until
-from tests.system.followed_streams import follow
 from tests.system.ray_streams import (
     ATTEMPTS,
+    MARKS,
     OBJECT_STORE_BYTES,
     PATIENCE,
-    SPECS,
     Events,
     parent,
+    streams_over,
     undisturbed_streams,
 )
 
 ray = pytest.importorskip("ray", reason="the package ray is not installed: pip install 'sluice-serve[ray]'")
 
-pytestmark = [
-    pytest.mark.timeout(900),
-    pytest.mark.skipif("SLUICE_TEST_RAY" not in os.environ, reason="takes minutes: set SLUICE_TEST_RAY=1"),
-]
+pytestmark = MARKS
 
 RANKS = 2
 GPU_NODES = RANKS + 1
@@ -91,16 +87,6 @@ def ranks(ring: Ring) -> list[int]:
     return sorted(environments, key=lambda pid: int(environments[pid]["RANK"]))
 
 
-async def strike_under_streams(ring: Ring, strike: Callable[[], None], undisturbed: list) -> None:
-    async with AsyncClient(ring.addresses, timeout=2 * PATIENCE) as client:
-        half_way = asyncio.Semaphore(0)
-        streams = [asyncio.ensure_future(follow(client, spec, half_way)) for spec in SPECS]
-        for _ in SPECS:
-            await half_way.acquire()
-        await asyncio.to_thread(strike)
-        assert await asyncio.gather(*streams) == undisturbed
-
-
 def test_streams_survive_the_death_of_a_rank_an_actor_and_a_node(cluster) -> None:
     def lose_node(pid: int) -> None:
         """Remove the node of a rank, whose actor is a child of the node's raylet."""
@@ -125,7 +111,7 @@ def test_streams_survive_the_death_of_a_rank_an_actor_and_a_node(cluster) -> Non
         for victim, strike in strikes.items():
             before = ranks(ring)
             events.clear()
-            asyncio.run(strike_under_streams(ring, strike, undisturbed))
+            assert asyncio.run(streams_over(strike, ring.addresses)) == undisturbed
             assert wait_until(lambda: ("engine-0", "service_recovered") in events, PATIENCE), (victim, events)
             assert events.count(("engine-0", "service_exited")) == 1, (victim, events)
             assert wait_until(lambda pids=before: not any(map(is_alive, pids))), victim
