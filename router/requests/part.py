@@ -10,7 +10,7 @@ from google.protobuf.message import Message
 
 from router.errors import Violations
 from router.parse.model import MAX_MESSAGES
-from router.parse.needs import Need
+from router.peers.offers import Need
 from router.peers.peers import EnginePeer
 from router.requests.token_log import RequestLog
 from sluice.v1 import generation_pb2 as pb
@@ -61,7 +61,7 @@ class Part:
         return tokens, first
 
     async def sampling(self, sampling: SamplingParams, tenant: str) -> SamplingParams:
-        """`sampling` with what depends on the tokenizer. Raises RequestError."""
+        """`sampling` with the part's parameters. Raises RequestError."""
         return sampling
 
     def retention(self, retention: RetentionParams, prompt_tokens: int, kept_tokens: int) -> RetentionParams:
