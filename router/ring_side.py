@@ -222,30 +222,29 @@ class RingSide:
             self._gap = message
             return
         gap, self._gap = self._gap, None
-        if isinstance(message, CallAnswer):
-            self.calls.on_answer(message)
-            return
-        if isinstance(message, AdapterLoaded):
-            self.adapters.loads.on_loaded(message)
-            return
-        if isinstance(message, PromptAdapterRead):
-            self.prompt_adapters.on_read(message)
-            return
-        if isinstance(message, CacheEvents):
-            self.cache_events.on_answer(message)
-            return
-        if isinstance(message, EngineHeartbeat):
-            if self.membership.on_heartbeat(message):
-                self.placement.on_engine_heartbeat(message)
-                self.adapters.on_heartbeat(message.epoch, message.adapters)
-                self.prompt_adapters.on_heartbeat(message.epoch, message.prompt_adapters)
-                self._update_cache()
-                self._on_engine_heartbeat(message)
-            return
-        if isinstance(message, TensorBatch | KeepAlive):
-            self._on_tensors(message, gap)
-            return
-        self._on_text_side(message, gap)
+        match message:
+            case TextBatch() | DetokenizerHeartbeat():
+                self._on_text_side(message, gap)
+            case CallAnswer():
+                self.calls.on_answer(message)
+            case AdapterLoaded():
+                self.adapters.loads.on_loaded(message)
+            case PromptAdapterRead():
+                self.prompt_adapters.on_read(message)
+            case CacheEvents():
+                self.cache_events.on_answer(message)
+            case EngineHeartbeat():
+                self._on_heartbeat(message)
+            case TensorBatch() | KeepAlive():
+                self._on_tensors(message, gap)
+
+    def _on_heartbeat(self, heartbeat: EngineHeartbeat) -> None:
+        if self.membership.on_heartbeat(heartbeat):
+            self.placement.on_engine_heartbeat(heartbeat)
+            self.adapters.on_heartbeat(heartbeat.epoch, heartbeat.adapters)
+            self.prompt_adapters.on_heartbeat(heartbeat.epoch, heartbeat.prompt_adapters)
+            self._update_cache()
+            self._on_engine_heartbeat(heartbeat)
 
     def _on_tensors(self, message: TensorBatch | KeepAlive, gap: Gap | None) -> None:
         if gap is not None:

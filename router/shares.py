@@ -4,6 +4,11 @@ from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping
 
 
+def of_tenant(tenant: str) -> str:
+    """Names the tenant in messages about its share; empty for no tenant."""
+    return f" of the tenant {tenant!r}" if tenant else ""
+
+
 class FairShare:
     """Decides which tenant is next: the one with the least service relative to its weight, by costs actually charged.
 

@@ -17,8 +17,7 @@ from router.errors import Reason, RequestError, Violations, shown
 from router.features.tables import check_rows, rows_need
 from router.parse.adapter_ids import check_form
 from router.parse.model import Limits, ServedModel, check_model
-from router.parse.needs import check_needs
-from router.peers.offers import Offers
+from router.peers.offers import Offers, check_needs
 from router.peers.prompt_adapters import PromptAdapters
 from sluice.checkpoint.peft import CONFIG, DESCRIPTIONS, PICKLE, WEIGHTS
 from sluice.checkpoint.tensor_file import INVALID_JSON, LENGTH_BYTES, TensorFileError, decode, split

@@ -38,6 +38,6 @@ def all_features(
         Drafts(model, limits),
         PromptLogprobs(model, limits),
         Tensors(),
-        Processors(),
+        Processors(limits),
         MaxQueueTime(limits),
     )

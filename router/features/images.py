@@ -11,7 +11,7 @@ import msgspec
 from router.errors import Reason, RequestError, Violation, Violations
 from router.parse.chat import MAX_PARTS
 from router.parse.model import Limits, ServedModel
-from router.parse.needs import Need
+from router.peers.offers import Need
 from router.requests.part import CHAT_PARTS, Part
 from router.text.tokenizer_pool import TokenizerPool
 from sluice.checkpoint.vision import Grid, ScalingError, Vision

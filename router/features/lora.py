@@ -11,9 +11,9 @@ import msgspec
 from router.errors import Reason, RequestError, Violation, Violations, shown
 from router.parse.adapter_ids import adapter_not_found, check_id
 from router.parse.model import ServedModel, check_model
-from router.parse.needs import Need
 from router.parse.resume import began_of, changed
 from router.peers.adapters import Adapters
+from router.peers.offers import Need
 from router.peers.peers import EnginePeer
 from router.requests.part import Interrupt, Part
 from router.requests.token_log import RequestLog

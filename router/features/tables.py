@@ -11,8 +11,8 @@ import msgspec
 from router.errors import Reason, RequestError, Violation, Violations, shown
 from router.parse.adapter_ids import adapter_not_found, check_form
 from router.parse.model import Limits, ServedModel
-from router.parse.needs import Need
 from router.parse.resume import began_of, changed
+from router.peers.offers import Need
 from router.peers.prompt_adapters import PromptAdapters
 from router.requests.part import Part
 from router.text.tokenizer_pool import TokenizerPool

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from router.errors import Reason, RequestError, Violations, shown
-from router.parse.needs import Need, named_need
+from router.peers.offers import Need, named_need
 from router.requests.part import Part
 from router.requests.token_log import RequestLog
 from sluice.v1 import generation_pb2 as pb

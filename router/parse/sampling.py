@@ -39,8 +39,6 @@ def parse_sampling(
         given["logit_bias"] = _logit_bias(message, model, limits, bad)
     if message.bad_token_ids or message.allowed_token_ids:
         given["bad_token_ids"], given["allowed_token_ids"] = _bans(message, model, limits, bad)
-    if message.logits_processors:
-        given["logits_processors"] = _processors(message, limits, bad)
     if message.no_repeat_ngram_size:
         given["no_repeat_ngram_size"] = _ngram_size(message, limits, bad)
     seed = message.seed if message.HasField("seed") else secrets.randbits(63)
@@ -116,15 +114,6 @@ def _bans(
 def _ngram_size(message: pb.SamplingParams, limits: Limits, bad: Violations) -> int:
     bad.within("spec.sampling.no_repeat_ngram_size", message.no_repeat_ngram_size, Range(0, limits.ngram_size))
     return message.no_repeat_ngram_size
-
-
-def _processors(message: pb.SamplingParams, limits: Limits, bad: Violations) -> tuple[str, ...]:
-    field, names = "spec.sampling.logits_processors", message.logits_processors
-    if not bad.at_most(field, len(names), limits.logits_processors, "names"):
-        return ()
-    for i, name in enumerate(names):
-        bad.at_most(f"{field}[{i}]", len(name.encode()), limits.processor_name_bytes, "bytes")
-    return tuple(names)
 
 
 def parse_strings(

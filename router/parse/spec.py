@@ -19,7 +19,7 @@ class Spec:
     keep_prompt_tokens: int | None
     """Truncate the prompt to its last tokens, this many; None to keep all of them."""
     sampling: SamplingParams
-    """Does not include bad words, which are not tokenized yet."""
+    """Without what features add, such as bad words, which are not tokenized yet."""
     stopping: Stopping
     text: TextParams
     n: int

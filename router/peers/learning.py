@@ -9,7 +9,7 @@ from typing import Any
 from structlog.stdlib import BoundLogger
 
 from router.errors import RequestError, shown
-from router.shares import SharedSpace
+from router.shares import SharedSpace, of_tenant
 from sluice.wire.errors import ErrorCode
 
 LEARN_SECONDS = 5.0
@@ -88,7 +88,7 @@ class Learning:
     def place(self, tenant: str) -> Iterator[None]:
         """A place for a request that waits for an adapter. Raises RequestError OVERLOADED."""
         if not self._waiting.has_room(tenant, 1):
-            whose = f" of the tenant {tenant!r}" if tenant else ""
+            whose = of_tenant(tenant)
             limit = self._waiting.limit_of(tenant)
             message = f"too many requests{whose} are waiting for their adapters, at most {limit} may: try again later"
             raise RequestError(ErrorCode.OVERLOADED, message)

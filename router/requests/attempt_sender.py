@@ -7,10 +7,9 @@ import msgspec
 from structlog.stdlib import BoundLogger
 
 from router.errors import RequestError
-from router.parse.needs import described
 from router.parse.spec import fit
 from router.peers.membership import Membership
-from router.peers.offers import Offers, offering
+from router.peers.offers import Offers, described, offering
 from router.peers.peers import DetokenizerPeer, EnginePeer
 from router.peers.placement import Placement
 from router.requests.attempt import Attempt, Candidates

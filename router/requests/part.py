@@ -10,7 +10,7 @@ from google.protobuf.message import Message
 
 from router.errors import Violations
 from router.parse.model import MAX_MESSAGES
-from router.parse.needs import Need
+from router.peers.offers import Need
 from router.peers.peers import EnginePeer
 from router.requests.token_log import RequestLog
 from sluice.v1 import generation_pb2 as pb
@@ -41,7 +41,7 @@ class Part:
         """The fields of `Began` that say which weights or rows it uses besides the model's."""
         return {}
 
-    def during(self, log: RequestLog, interrupt: Interrupt) -> AbstractContextManager[None]:  # noqa: ARG002
+    def during(self, log: RequestLog, interrupt: Interrupt) -> AbstractContextManager[None]:
         """A context that is open for as long as the request is. To end the request, `log.fail` and then `interrupt`."""
         return nullcontext()
 
@@ -55,16 +55,16 @@ class Part:
         """Tables that requests may share."""
         return ()
 
-    async def place(self, tokens: list[int], first: int, tenant: str) -> tuple[list[int], int]:  # noqa: ARG002
+    async def place(self, tokens: list[int], first: int, tenant: str) -> tuple[list[int], int]:
         """The prompt's `tokens`, before truncation, with the ids of the part's rows of embeddings; and the first id
         after those. `first`: the first id that stands for no token and no earlier row. Raises RequestError."""
         return tokens, first
 
-    async def sampling(self, sampling: SamplingParams, tenant: str) -> SamplingParams:  # noqa: ARG002
-        """`sampling` with what depends on the tokenizer. Raises RequestError."""
+    async def sampling(self, sampling: SamplingParams, tenant: str) -> SamplingParams:
+        """`sampling` with the part's parameters. Raises RequestError."""
         return sampling
 
-    def retention(self, retention: RetentionParams, prompt_tokens: int, kept_tokens: int) -> RetentionParams:  # noqa: ARG002
+    def retention(self, retention: RetentionParams, prompt_tokens: int, kept_tokens: int) -> RetentionParams:
         """`retention` as requested for a prompt of `prompt_tokens` tokens that is truncated to its last `kept_tokens`.
         Raises RequestError."""
         return retention
@@ -72,19 +72,19 @@ class Part:
     def prepare(self, prompt_tokens: int, log: RequestLog) -> None:
         """The prompt is tokenized and fits the context. Raises RequestError."""
 
-    async def load(self, tables: PromptTables, tenant: str) -> PromptTables:  # noqa: ARG002
+    async def load(self, tables: PromptTables, tenant: str) -> PromptTables:
         """`tables` with the part's rows. Raises RequestError if they are invalid."""
         return tables
 
-    def accepted_by(self, engine: EnginePeer) -> bool:  # noqa: ARG002 - for those that override it
+    def accepted_by(self, engine: EnginePeer) -> bool:
         """Whether the engine would accept the part now, rather than a little later."""
         return True
 
-    def submitted(self, log: RequestLog) -> dict[str, Any]:  # noqa: ARG002
+    def submitted(self, log: RequestLog) -> dict[str, Any]:
         """The feature's fields of `Extras` for the next attempt."""
         return {}
 
-    def supply(self, engine: EnginePeer) -> bool:  # noqa: ARG002
+    def supply(self, engine: EnginePeer) -> bool:
         """Start sending an engine what it reported as missing. False if the part has nothing to send."""
         return False
 

@@ -11,10 +11,9 @@ from structlog.stdlib import BoundLogger
 from router.access.principal import Principal
 from router.errors import RequestError, Violations, logged
 from router.parse.model import Limits, ServedModel
-from router.parse.needs import check_needs
 from router.parse.parse import parse
 from router.parse.spec import fit
-from router.peers.offers import Offers
+from router.peers.offers import Offers, check_needs
 from router.requests.admission import Admission
 from router.requests.dispatcher import Dispatcher
 from router.requests.part import Feature, parse_parts

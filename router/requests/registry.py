@@ -12,7 +12,7 @@ from router.requests.attempt import Attempt
 from router.requests.part import Part
 from router.requests.request_state import RequestPhase, RequestState
 from router.requests.trace_context import TraceContext
-from router.shares import SharedSpace
+from router.shares import SharedSpace, of_tenant
 from sluice.telemetry.measures import Histogram
 from sluice.telemetry.status_report import RequestReport
 from sluice.wire.errors import ErrorCode
@@ -147,7 +147,7 @@ class Requests:
     def _take_tables(self, request: RequestState) -> None:
         tenant, own_bytes, tables = request.tenant, request.own_bytes, request.shared_tables
         if own_bytes and not self._own_bytes.has_room(tenant, own_bytes):
-            whose = f" of the tenant {tenant!r}" if tenant else ""
+            whose = of_tenant(tenant)
             message = (
                 f"with the {own_bytes} bytes of this request, prompt tables and images of open requests{whose} "
                 f"would exceed the {self._own_bytes.limit_of(tenant)} bytes that are allowed now"

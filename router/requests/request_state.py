@@ -109,7 +109,7 @@ class RequestState:
         self.virtual: VirtualTokens | None = None
         """The rows that the prompt's ids beyond the vocabulary stand for."""
         self.sampling = spec.sampling
-        """Includes the bad words once they are tokenized."""
+        """Includes what features add, once the prompt is tokenized."""
         self.retention = RetentionParams()
         self.max_tokens = 0
         """Set before the first submission."""

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from router.errors import RequestError
-from router.shares import FairShare, SharedSpace
+from router.shares import FairShare, SharedSpace, of_tenant
 from sluice.wire.errors import ErrorCode
 
 MAX_WAITING = 2048
@@ -83,7 +83,7 @@ class FairThreads:
 
     def _check_room(self, tenant: str, later: bool, size: int) -> None:
         holder = tenant, later
-        whose = f" of the tenant {tenant!r}" if tenant else ""
+        whose = of_tenant(tenant)
         if not self._places.has_room(holder, 1):
             message = (
                 f"too many texts{whose} are being tokenized or decoded, at most {self._places.limit_of(holder)} may be"

@@ -149,7 +149,6 @@ def test_values_of_the_spec(model):
         logit_bias=((5, -100.0),),
         bad_token_ids=(1, 3),
         no_repeat_ngram_size=3,
-        logits_processors=("p", "q"),
         logprobs=0,
     )
     assert submitted(parts) == {
@@ -157,6 +156,7 @@ def test_values_of_the_spec(model):
         "speculation": Speculation(0, (1, 2)),
     }
     assert [part.words for part in parts if hasattr(part, "words")] == [("a", "b", "a")]
+    assert [part.names for part in parts if hasattr(part, "names")] == [("p", "q")]
     assert spec.client_id == 0
     assert spec.text.stop == ("a", "b")
     assert (spec.text.include_stop, spec.text.min_tokens, spec.text.interval) == (True, 5, 4)
