@@ -148,13 +148,14 @@ def shown(value: Any) -> str:
 
 
 class ModuleWeights(NamedTuple):
-    """The low-rank matrices that an adapter adds to one linear map: x a^T b, with x [T, inputs]."""
+    """The low-rank matrices that an adapter adds to one linear map: x a^T b, with x [T, inputs]. Of the whole map, and
+    then contiguous, or of one rank's share."""
 
     target: Target
     a: Tensor
-    """[r, inputs of the whole map], contiguous."""
+    """[r, inputs]."""
     b: Tensor
-    """[r, outputs of the whole map], contiguous, multiplied by the scaling."""
+    """[r, outputs], multiplied by the scaling."""
 
     @property
     def rank(self) -> int:
