@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from engine_worker.layers.adapters import Target
-from engine_worker.lora.tensor_file import MAX_HEADER_BYTES, read_matrices
+from engine_worker.lora.tensor_file import MAX_HEADER_BYTES, read_matrices, shown
 from sluice.checkpoint.peft import CONFIG, DESCRIPTIONS, PICKLE, WEIGHTS
 from sluice.checkpoint.tensor_file import INVALID_JSON, TensorFileError
 from sluice.wire.adapters import MAX_CONFIG_BYTES, MAX_FILE_BYTES, AdapterFiles, Data
@@ -141,10 +141,6 @@ def _alpha(value: Any) -> float:
     if type(value) not in (int, float) or abs(value) > 1e9 or not isfinite(value):
         raise AdapterError(f"{CONFIG}: lora_alpha must be a number up to 1e9 (got {shown(value)})")
     return float(value)
-
-
-def shown(value: Any) -> str:
-    return repr(value)[:80]
 
 
 class ModuleWeights(NamedTuple):
