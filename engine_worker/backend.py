@@ -120,7 +120,8 @@ def _by_openvino(
     for setting, unsupported in _unsupported(config):
         raise _NoOpenVinoError(f"{setting}; OpenVINO {unsupported}")
     try:
-        from engine_worker.openvino.load import RefusedError, load_openvino
+        from engine_worker.openvino.load import load_openvino
+        from engine_worker.openvino.trial import RefusedError
     except ImportError as error:
         raise _NoOpenVinoError(_not_installed(error)) from error
     try:
@@ -134,7 +135,8 @@ def _by_openvino(
 def _check_openvino_models(models: Sequence[Checkpoint], config: RunnerConfig, setting: str) -> None:
     """`setting`: from `requires_openvino`. Raises ValueError."""
     try:
-        from engine_worker.openvino.load import RefusedError, check_servable
+        from engine_worker.openvino.load import check_servable
+        from engine_worker.openvino.trial import RefusedError
     except ImportError as error:
         raise ValueError(f"{setting} cannot be used: {_not_installed(error)}") from error
     for model in models:

@@ -1,5 +1,7 @@
 """Chooses the attention backend for a machine and a model, and reports the reason."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import torch
@@ -72,18 +74,10 @@ def try_kernel(kernel: Kernel, site: Site) -> ChosenBackend:
     wrong results, and BrokenDeviceError if it breaks the CUDA context."""
     size = _block_size(kernel, site)
     store, notes = _choose_store(site)
-    try:
+    with _refusing(site, kernel.title, f"attention = {_alternative(kernel)}"):
         backend = PagedAttention(kernel, site.heads, store)
         verify_backend(backend, site, size)
         notes += _verify_captured(backend, kernel, site, size)
-    except RefusedError:
-        raise
-    except Exception as error:  # a third-party package may raise anything
-        refused = RefusedError.of(error)
-        # A kernel that is not available has not run, so the device need not be checked.
-        if refused.kind is not Refusal.ABSENT:
-            check_device(site.device, kernel.title, f"attention = {_alternative(kernel)}", error)
-        raise refused from error
     return ChosenBackend(backend, ". ".join([f"{kernel.title} runs here", *notes]), size)
 
 
@@ -93,10 +87,9 @@ def _verify_captured(backend: PagedAttention, kernel: Kernel, site: Site, size: 
     if not backend.context_graphs:
         return []
     try:
-        verify_captured(backend, site, size)
-    except Exception as error:  # noqa: BLE001 - a compiler may raise anything
-        refused = error if isinstance(error, RefusedError) else RefusedError.of(error)
-        check_device(site.device, kernel.title, f"attention = {_alternative(kernel)}", error)
+        with _refusing(site, kernel.title, f"attention = {_alternative(kernel)}"):
+            verify_captured(backend, site, size)
+    except RefusedError as refused:
         backend.context_graphs = False
         return [f"No CUDA graphs of steps with context: in their test the kernel {refused}"]
     return []
@@ -107,16 +100,28 @@ def _choose_store(site: Site) -> tuple[Store, list[str]]:
     if not site.fused:
         return store_by_torch, ["Triton's store is not used: fused_kernels = false"]
     try:
-        store = triton_store()
-        verify_store(store, site)
-    except RefusedError as error:
-        return store_by_torch, [f"Triton's store {error}"]
-    except Exception as error:  # noqa: BLE001 - without a C compiler Triton may raise anything
-        refused = RefusedError.of(error)
-        if refused.kind is not Refusal.ABSENT:
-            check_device(site.device, "Triton's store", "fused_kernels = false", error)
+        with _refusing(site, "Triton's store", "fused_kernels = false"):
+            store = triton_store()
+            verify_store(store, site)
+    except RefusedError as refused:
         return store_by_torch, [f"Triton's store {refused}"]
     return store, []
+
+
+@contextmanager
+def _refusing(site: Site, kernel: str, setting: str) -> Iterator[None]:
+    """Convert errors of a kernel that is being loaded and tested to RefusedError. Raises BrokenDeviceError, which names
+    the kernel and the setting that avoids it, if the kernel broke the CUDA context."""
+    try:
+        yield
+    except RefusedError:
+        raise
+    except Exception as error:  # a third-party package may raise anything, and so may Triton without a C compiler
+        refused = RefusedError.of(error)
+        # A kernel that is not available has not run, so the device need not be checked.
+        if refused.kind is not Refusal.ABSENT:
+            check_device(site.device, kernel, setting, error)
+        raise refused from error
 
 
 def _alternative(kernel: Kernel) -> str:

@@ -11,7 +11,6 @@ import sys
 import threading
 import time
 from multiprocessing.connection import Connection
-from typing import NamedTuple
 
 from engine_worker.guided.matchers import GuideError, Matchers, Tokens, shortened
 from engine_worker.guided.memory import COMPILING, NOTHING, SLOT, MaskMemory
@@ -26,6 +25,7 @@ from engine_worker.guided.messages import (
     receive,
     send,
 )
+from sluice.settings.engine import GuideLimits
 from sluice.wire.params import Guide
 
 TOKEN_SECONDS = 0.002
@@ -38,28 +38,15 @@ SWITCH_SECONDS = 0.0005
 SIGEV_SIGNAL = 0
 
 
-class Options(NamedTuple):
-    """Settings of the engine."""
-
-    compile_seconds: float
-    """CPU time to compile a guide."""
-    mask_seconds: float
-    """CPU time for a sequence's mask."""
-    memory: int
-    """Bytes of address space beyond those of the template process."""
-    close: bool
-    """See `guided_closed_objects`."""
-
-
 class GuideWorker:
     def __init__(
-        self, tokens: Tokens, options: Options, steps: Connection, compiles: Connection, memory: MaskMemory
+        self, tokens: Tokens, limits: GuideLimits, steps: Connection, compiles: Connection, memory: MaskMemory
     ) -> None:
-        self._options = options
+        self._limits = limits
         self._steps = steps
         self._compiles = compiles
         self._memory = memory
-        self._matchers = Matchers(tokens, close=options.close)
+        self._matchers = Matchers(tokens, close=limits.guided_closed_objects)
         self._timer = CpuTimer()
         self._receiving, self._answering = threading.Lock(), threading.Lock()
         """Held by the thread that compiles and uses `_compiles` in this direction."""
@@ -99,10 +86,10 @@ class GuideWorker:
 
     def _mask(self, row: Row, never: tuple[int, ...]) -> RowResult | None:
         """None if the mask was written."""
-        options, more = self._options, max(0, len(row.tokens) - 1)
+        more = max(0, len(row.tokens) - 1)
         if row.guide is not None and (result := self._compile_for_step(row.key, row.guide)) is not None:
             return result
-        self._timer.start(options.mask_seconds + more * TOKEN_SECONDS)
+        self._timer.start(self._limits.guided_mask_seconds + more * TOKEN_SECONDS)
         try:
             return self._matchers.mask(row, self._memory, never)
         except MemoryError:
@@ -120,7 +107,7 @@ class GuideWorker:
             self._postponed.add(key)
             return RowResult(0, later=True)
         self._has_compiled = True
-        self._timer.start(self._options.compile_seconds)
+        self._timer.start(self._limits.guided_compile_seconds)
         try:
             self._matchers.compile(key, guide)
         except GuideError as error:

@@ -1,5 +1,6 @@
 """The engine's side of the template process and of the guide worker."""
 
+import json
 import os
 import select
 import signal
@@ -10,6 +11,7 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import fields
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import NamedTuple
@@ -92,9 +94,9 @@ class TemplateLink:
         self._loaded: Loaded | None = None
         with their_trials, their_forks:
             ends = (their_trials.fileno(), their_forks.fileno())
-            budgets = (limits.guided_compile_seconds, limits.guided_mask_seconds, limits.guided_memory)
-            options = (*budgets, int(limits.guided_closed_objects))
-            arguments = map(str, (model.tokenizer, model.vocab_size, *options, *ends))
+            # Not all of `limits`, which may be the whole settings of the engine.
+            budgets = {field.name: getattr(limits, field.name) for field in fields(GuideLimits)}
+            arguments = map(str, (model.tokenizer, model.vocab_size, json.dumps(budgets), *ends))
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "engine_worker.guided.template", *arguments],
                 stdin=subprocess.DEVNULL,

@@ -5,6 +5,7 @@ sockets, and ends its children first.
 """
 
 import ctypes
+import json
 import os
 import resource
 import selectors
@@ -20,11 +21,12 @@ from typing import NoReturn
 
 import msgspec
 
-from engine_worker.guided.guide_worker import GuideWorker, Options
+from engine_worker.guided.guide_worker import GuideWorker
 from engine_worker.guided.matchers import GuideError, Tokens, compile_guide, load_tokens
 from engine_worker.guided.memory import MaskMemory
 from engine_worker.guided.messages import FORK, Key, Loaded, Outcome, StartTrial, TrialResult, is_stopped, receive, send
 from sluice.host.process import PR_SET_PDEATHSIG
+from sluice.settings.engine import GuideLimits
 
 TRIAL_NICENESS = 10
 TRIAL_PATIENCE = 60.0
@@ -70,9 +72,9 @@ class Trial:
 
 
 class Template:
-    def __init__(self, tokens: Tokens, options: Options, trials: Connection, forks: socket.socket) -> None:
+    def __init__(self, tokens: Tokens, limits: GuideLimits, trials: Connection, forks: socket.socket) -> None:
         self._tokens = tokens
-        self._options = options
+        self._limits = limits
         self._requests = trials
         """Receives StartTrial, sends TrialResult."""
         self._forks = forks
@@ -113,7 +115,7 @@ class Template:
         reader, writer = os.pipe()
         pid = self._fork(lambda: self._try(request, writer), keep=(writer,))
         os.close(writer)
-        patience = max(TRIAL_PATIENCE, TRIAL_PATIENCE * self._options.compile_seconds)
+        patience = max(TRIAL_PATIENCE, TRIAL_PATIENCE * self._limits.guided_compile_seconds)
         trial = Trial(request.key, pid, reader, time.monotonic() + patience)
         self._trials[reader] = trial
         self._selector.register(reader, selectors.EVENT_READ)
@@ -127,9 +129,9 @@ class Template:
         """Runs in the trial's process."""
         os.nice(TRIAL_NICENESS)
         # The signal's default action ends the process, even while llguidance is running.
-        signal.setitimer(signal.ITIMER_PROF, self._options.compile_seconds)
+        signal.setitimer(signal.ITIMER_PROF, self._limits.guided_compile_seconds)
         try:
-            compile_guide(self._tokens.tokenizer, request.guide, close=self._options.close)
+            compile_guide(self._tokens.tokenizer, request.guide, close=self._limits.guided_closed_objects)
             message = ""
         except GuideError as error:
             message = str(error)
@@ -157,7 +159,7 @@ class Template:
     def _serve(self, steps: int, compiles: int, memory: int) -> None:
         """Runs in the guide worker's process."""
         masks = MaskMemory(memory, self._tokens.size)
-        GuideWorker(self._tokens, self._options, Connection(steps), Connection(compiles), masks).run()
+        GuideWorker(self._tokens, self._limits, Connection(steps), Connection(compiles), masks).run()
 
     def _fork(self, work: Callable[[], None], keep: tuple[int, ...]) -> int:
         """Run `work` in a child process; returns its id. `keep`: descriptors that stay open in the child."""
@@ -184,7 +186,7 @@ class Template:
         for descriptor in (self._requests.fileno(), self._forks.fileno(), *self._trials):
             if descriptor not in keep:
                 os.close(descriptor)
-        limit = _address_space() + self._options.memory
+        limit = _address_space() + self._limits.guided_memory
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
 
@@ -196,19 +198,19 @@ def _address_space() -> int:
 
 def main(arguments: list[str]) -> NoReturn:
     """`arguments`: as `processes.TemplateLink` passes them."""
-    file, vocab_size, compile_seconds, mask_seconds, memory, close, trials, forks = arguments
+    file, vocab_size, budgets, trials, forks = arguments
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     # Ctrl-C in a terminal also reaches the engine, which then drains and still needs this process.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     requests, engine = Connection(int(trials)), socket.socket(fileno=int(forks))
-    options = Options(float(compile_seconds), float(mask_seconds), int(memory), bool(int(close)))
+    limits = GuideLimits(**json.loads(budgets))
     try:
         tokens = load_tokens(Path(file), int(vocab_size))
     except Exception as error:  # noqa: BLE001 - the engine reports it to every request with a guide
         engine.send(msgspec.msgpack.encode(Loaded(0, f"{type(error).__name__}: {error}"[:MAX_ERROR])))
         sys.exit(1)
     engine.send(msgspec.msgpack.encode(Loaded(tokens.size)))
-    template = Template(tokens, options, requests, engine)
+    template = Template(tokens, limits, requests, engine)
     template.run()
     template.end_children()
     sys.exit(0)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from engine_worker.layers.adapters import Target
-from engine_worker.lora.tensor_file import MAX_HEADER_BYTES, read_matrices
+from engine_worker.lora.tensor_file import MAX_HEADER_BYTES, read_matrices, shown
 from sluice.checkpoint.peft import CONFIG, DESCRIPTIONS, PICKLE, WEIGHTS
 from sluice.checkpoint.tensor_file import INVALID_JSON, TensorFileError
 from sluice.wire.adapters import MAX_CONFIG_BYTES, MAX_FILE_BYTES, AdapterFiles, Data
@@ -143,18 +143,15 @@ def _alpha(value: Any) -> float:
     return float(value)
 
 
-def shown(value: Any) -> str:
-    return repr(value)[:80]
-
-
 class ModuleWeights(NamedTuple):
-    """The low-rank matrices that an adapter adds to one linear map: x a^T b, with x [T, inputs]."""
+    """The low-rank matrices that an adapter adds to one linear map: x a^T b, with x [T, inputs]. Of the whole map, and
+    then contiguous, or of one rank's share."""
 
     target: Target
     a: Tensor
-    """[r, inputs of the whole map], contiguous."""
+    """[r, inputs]."""
     b: Tensor
-    """[r, outputs of the whole map], contiguous, multiplied by the scaling."""
+    """[r, outputs], multiplied by the scaling."""
 
     @property
     def rank(self) -> int:

@@ -7,12 +7,13 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from engine_worker.attention.cache import zeros
 from engine_worker.layers.adapters import StepAdapters, Target
-from engine_worker.layers.shard import Shard
-from engine_worker.lora.checkpoint import AdapterWeights
-from engine_worker.lora.paged import NO_ADAPTER, Kernel, PagedAdapters, PlacedModule, share
+from engine_worker.layers.shard import Cut, Shard
+from engine_worker.lora.checkpoint import AdapterWeights, ModuleWeights
+from engine_worker.lora.paged import NO_ADAPTER, Kernel, PagedAdapters
 from engine_worker.step import AdapterLoad
 from sluice.settings.engine import LoraOptions
 
@@ -73,11 +74,12 @@ class DeviceAdapters:
             numbers = np.where(np.isin(numbers, list(missing)), NO_ADAPTER, numbers)
         return self.placed.step(numbers, query_start) if numbers.any() else None
 
-    def _modules(self, plan: LoadPlan, weights: AdapterWeights | None) -> Iterator[PlacedModule]:
+    def _modules(self, plan: LoadPlan, weights: AdapterWeights | None) -> Iterator[ModuleWeights]:
+        """This rank's share of each module."""
         for i, (index, rank) in enumerate(plan.modules):
             target = self.targets[index]
             if weights is not None and self._shard.size == 1:
-                yield share(target, weights.modules[i].a, weights.modules[i].b)
+                yield _share(target, weights.modules[i].a, weights.modules[i].b)
                 continue
             # Broadcast one module at a time, to save memory, and both matrices in one message.
             width, device = target.inputs.total + target.outputs.total, self.placed.arena.device
@@ -87,7 +89,12 @@ class DeviceAdapters:
                 a.copy_(weights.modules[i].a, non_blocking=True)
                 b.copy_(weights.modules[i].b, non_blocking=True)
             self._shard.broadcast(both)
-            yield share(target, a, b)
+            yield _share(target, a, b)
+
+
+def _share(target: Target, a: Tensor, b: Tensor) -> ModuleWeights:
+    """Slice a whole module to this rank's share."""
+    return ModuleWeights(target, a[Cut(1, target.inputs).slices], b[Cut(1, target.outputs).slices])
 
 
 def make_adapters(
@@ -99,7 +106,8 @@ def make_adapters(
         raise ValueError("lora: no layer of this model can have adapters")
     widest = max(target.inputs.size + target.outputs.size for target in targets)
     ranks = options.lora_num_device_module_layer
-    paged_dtype = _paged_dtype(dtype, device)
+    # The kernel for CPUs computes in float32.
+    paged_dtype = torch.float32 if device.type == "cpu" else dtype
     if ranks is None:
         ranks = int(free * options.lora_device_cache_percent) // (widest * paged_dtype.itemsize)
     num_pages = shard.all_min(ranks // options.lora_optimal_adapter_size)
@@ -112,11 +120,6 @@ def make_adapters(
     arena = zeros((num_pages, page_ranks * widest), paged_dtype, device)
     placed = PagedAdapters(targets, arena, page_ranks, _kernel(device))
     return DeviceAdapters(placed, targets, dtype, shard)
-
-
-def _paged_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
-    """The kernel for CPUs computes in float32."""
-    return torch.float32 if device.type == "cpu" else dtype
 
 
 def _kernel(device: torch.device) -> Kernel:

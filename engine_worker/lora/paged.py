@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from engine_worker.layers.adapters import Target
-from engine_worker.layers.shard import Cut, Span
+from engine_worker.lora.checkpoint import ModuleWeights
 
 BLOCK = 16
 """Rows in a block, which all have the same adapter and are computed together: the smallest number for Triton's dot."""
@@ -65,25 +65,6 @@ def _groups(numbers: NDArray[np.int64], query_start: NDArray[np.int32]) -> list[
     return [_Group(int(number), np.flatnonzero(of_tokens == number)) for number in np.unique(numbers) if number]
 
 
-class PlacedModule(NamedTuple):
-    """One rank's share of `ModuleWeights`."""
-
-    target: Target
-    a: Tensor
-    """[r, inputs]."""
-    b: Tensor
-    """[r, outputs]."""
-
-
-def share(target: Target, a: Tensor, b: Tensor) -> PlacedModule:
-    """Slice a whole module to this rank's share."""
-    return PlacedModule(target, a[_columns(target.inputs)], b[_columns(target.outputs)])
-
-
-def _columns(span: Span) -> tuple[slice, ...]:
-    return Cut(1, span).slices
-
-
 class PagedAdapters:
     """The adapters on a device, by number; see `AdapterLoad.number`."""
 
@@ -100,8 +81,8 @@ class PagedAdapters:
         self._latest: tuple[tuple[bytes, bytes], PagedStep] | None = None
         """The latest step, with its key in `step`: most steps have the same adapters as the previous one."""
 
-    def place(self, number: int, modules: Iterable[PlacedModule], pages: Sequence[int]) -> None:
-        """Copy an adapter to these pages, under this number."""
+    def place(self, number: int, modules: Iterable[ModuleWeights], pages: Sequence[int]) -> None:
+        """Copy this rank's share of an adapter to these pages, under this number."""
         pages_of_targets: list[tuple[int, list[int]]] = []
         remaining = list(pages)
         for module in modules:
@@ -141,7 +122,7 @@ class PagedAdapters:
         pages = StepPages(self.arena, tables, order, adapters, self.page_ranks)
         return PagedStep(pages, self._linears, self._kernel)
 
-    def _write(self, page: int, module: PlacedModule, first: int) -> None:
+    def _write(self, page: int, module: ModuleWeights, first: int) -> None:
         """Write the ranks from `first` on to a page; ranks that the adapter lacks become zeros."""
         target, content = module.target, self.arena[page]
         start = 0

@@ -43,9 +43,9 @@ def _check(name: str, entry: _Entry) -> None:
     """Raises TensorFileError."""
     dtype, (first, end) = DTYPES.get(entry.dtype), entry.data_offsets
     if dtype is None:
-        raise TensorFileError(f"has tensor {_shown(name)} of type {entry.dtype[:80]}; supported: {', '.join(DTYPES)}")
+        raise TensorFileError(f"has tensor {shown(name)} of type {entry.dtype[:80]}; supported: {', '.join(DTYPES)}")
     if len(entry.shape) != 2 or not all(entry.shape):
-        raise TensorFileError(f"has tensor {_shown(name)} of shape {entry.shape}, which is not a matrix")
+        raise TensorFileError(f"has tensor {shown(name)} of shape {entry.shape}, which is not a matrix")
     if end - first != prod(entry.shape) * dtype.itemsize:
         raise _misplaced(name, entry)
 
@@ -73,8 +73,8 @@ def _copied(entry: _Entry, data: Data, start: int) -> Tensor:
 
 def _misplaced(name: str, entry: _Entry) -> TensorFileError:
     first, end = entry.data_offsets
-    return TensorFileError(f"is not a safetensors file: it has tensor {_shown(name)} at bytes {first} to {end}")
+    return TensorFileError(f"is not a safetensors file: it has tensor {shown(name)} at bytes {first} to {end}")
 
 
-def _shown(name: str) -> str:
-    return repr(name)[:80]
+def shown(value: object) -> str:
+    return repr(value)[:80]

@@ -1,15 +1,17 @@
 """The paged KV cache in the layout of OpenVINO's attention, in memory that we allocate."""
 
 import math
-import mmap
 from collections.abc import Iterable
 
-import numpy as np
 import openvino as ov
-from numpy.typing import NDArray
+import torch
 
+from engine_worker.attention.cache import zeros
+from engine_worker.openvino.graph import INPUTS
 from engine_worker.step import Move, MoveKind
 from sluice.settings.engine import OPENVINO_BLOCK
+
+CPU = torch.device("cpu")
 
 
 class BlockShape:
@@ -22,11 +24,20 @@ class BlockShape:
         self.sizes = [math.prod(shape) * kind.size for shape, kind in tensors]
         self.nbytes = sum(self.sizes)
 
+    @classmethod
+    def of(cls, compiled: ov.CompiledModel, num_layers: int) -> "BlockShape":
+        """Of the cache inputs of a compiled decoder: the plugin has chosen shape and type."""
+        caches = compiled.inputs[len(INPUTS) : len(INPUTS) + 2 * num_layers]
+        return cls(
+            [([int(str(size)) for size in list(cache.partial_shape)[1:]], cache.element_type) for cache in caches]
+        )
+
 
 class BlockCache:
     """Keys and values of all layers, and a second pool in host memory for evicted blocks.
 
-    One block is allocated beyond `num_blocks`, for the sequence that pads small batches; see `arrays.prepared_step`.
+    Blocks start as zeros, like those of `engine_worker.attention.cache.KVCache`. One block is allocated beyond
+    `num_blocks`, for the sequence that pads small batches; see `arrays.prepared_step`.
     """
 
     def __init__(self, block: BlockShape, num_blocks: int, num_host_blocks: int = 0) -> None:
@@ -36,8 +47,8 @@ class BlockCache:
         self.nbytes = block.nbytes * num_blocks
         self.spare = num_blocks
         """Number of the padding sequence's block."""
-        self._blocks = [_zeros(num_blocks + 1, size) for size in block.sizes]
-        self._host = [_zeros(num_host_blocks, size) for size in block.sizes]
+        self._blocks = [zeros((num_blocks + 1, size), torch.uint8, CPU).numpy() for size in block.sizes]
+        self._host = [zeros((num_host_blocks, size), torch.uint8, CPU).numpy() for size in block.sizes]
         self.tensors = [
             ov.Tensor(blocks, ov.Shape([num_blocks + 1, *shape]), kind)
             for blocks, (shape, kind) in zip(self._blocks, block.tensors, strict=True)
@@ -50,11 +61,3 @@ class BlockCache:
             from_host, to_host = kind is MoveKind.ONLOAD, kind is MoveKind.OFFLOAD
             for blocks, host in zip(self._blocks, self._host, strict=True):
                 (host if to_host else blocks)[target] = (host if from_host else blocks)[source]
-
-
-def _zeros(rows: int, size: int) -> NDArray[np.uint8]:
-    """[rows, size]. Pages take memory only once they are written. Zeros, since attention multiplies unwritten slots by
-    a weight of 0, and 0 * NaN is NaN."""
-    if not rows:
-        return np.zeros((0, size), np.uint8)
-    return np.frombuffer(mmap.mmap(-1, rows * size), np.uint8).reshape(rows, size)

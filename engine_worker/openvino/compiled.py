@@ -1,20 +1,59 @@
-"""Compiles a graph for this CPU."""
+"""Compiles a graph for this CPU, in the numeric precision of the settings."""
 
 from collections.abc import Sequence
 from functools import cache, cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import openvino as ov
 from numpy.typing import NDArray
 
-from engine_worker.models.config import DecoderConfig
 from engine_worker.models.decoder import CausalLM
 from engine_worker.openvino.adapters import GraphAdapters
-from engine_worker.openvino.graph import INPUTS, build
-from engine_worker.openvino.precision import Precision
-from engine_worker.openvino.store import ConstantStore
-from engine_worker.openvino.weights import formats
+from engine_worker.openvino.graph import build
+from engine_worker.openvino.weights import ConstantStore, formats
+from engine_worker.runner.config import RunnerConfig
+
+TYPES = {"float32": "f32", "bfloat16": "bf16", "float16": "f16", "u8": "u8"}
+"""OpenVINO's name of each type that the settings can name."""
+CACHE_TYPES = {"float32": ("float32", "float16", "u8"), "bfloat16": ("bfloat16", "u8")}
+"""For each `dtype`, the types that the KV cache can have, the default first."""
+
+
+class Precision(NamedTuple):
+    """The settings `dtype`, `quantize` and `kv_precision` after "auto" was resolved."""
+
+    dtype: str = "float32"
+    """Type of activations and accumulators."""
+    quantize: str = "none"
+    kv: str = "float32"
+    """Type of the KV cache."""
+
+    @classmethod
+    def of(cls, config: RunnerConfig) -> "Precision":
+        """Raises ValueError if `kv_precision` is not available with `dtype`."""
+        dtype = "float32" if config.dtype == "auto" else config.dtype
+        cache_types = CACHE_TYPES[dtype]
+        kv = cache_types[0] if config.kv_precision == "auto" else config.kv_precision
+        if kv not in cache_types:
+            raise ValueError(f"kv_precision = {kv} contradicts dtype = {dtype}: use {' or '.join(cache_types)}")
+        return cls(dtype, config.quantize, kv)
+
+    @property
+    def separates(self) -> bool:
+        """See `Runner`. u8 keys of a block are quantized together: their values depend on the steps that wrote them."""
+        return self.kv != "u8"
+
+    @property
+    def properties(self) -> dict[str, str]:
+        """For the plugin. Without them it computes in bfloat16 on every CPU that supports it."""
+        return {"INFERENCE_PRECISION_HINT": TYPES[self.dtype], "KV_CACHE_PRECISION": TYPES[self.kv]}
+
+    def __str__(self) -> str:
+        """Name of the computation. Engines whose names differ may sample different tokens."""
+        weights = self.dtype if self.quantize == "none" else self.quantize
+        computed = f"{weights}, computed in {self.dtype}" if weights != self.dtype != "float32" else weights
+        return computed if self.kv == self.dtype else f"{computed}, KV cache {self.kv}"
 
 
 def compile_decoder(
@@ -36,7 +75,7 @@ def compile_decoder(
         "ENABLE_CPU_PINNING": False,
     }
     adapters = GraphAdapters() if lora else None
-    graphs = build(model, formats(precision.quantize, store.keep), output_layers, adapters)
+    graphs = build(model, formats(precision.quantize, store), output_layers, adapters)
     compiled = _core().compile_model(graphs.decoder, "CPU", properties)
     # Attributes of the compiled model, so that they live as long as it does.
     compiled.store, compiled.head, compiled.adapters = store, Head(graphs.head, properties), adapters
@@ -83,9 +122,3 @@ def fused_rotations(compiled: ov.CompiledModel) -> int:
     """Number of rotary embeddings that the plugin has fused: two per layer if it recognizes our graph's pattern."""
     nodes = compiled.get_runtime_model().get_ordered_ops()
     return sum(str(node.get_rt_info()["layerType"].astype(str)) == "RoPE" for node in nodes)
-
-
-def cache_shapes(compiled: ov.CompiledModel, config: DecoderConfig) -> list[tuple[list[int], ov.Type]]:
-    """Shape and type of one block in each cache input: keys and values of each layer in turn."""
-    caches = compiled.inputs[len(INPUTS) : len(INPUTS) + 2 * config.num_layers]
-    return [([int(str(size)) for size in list(cache.partial_shape)[1:]], cache.element_type) for cache in caches]

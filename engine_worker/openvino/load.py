@@ -2,7 +2,6 @@
 
 import ctypes
 import sys
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -10,19 +9,18 @@ import openvino as ov
 import torch
 
 from engine_worker.attention.reference import ReferenceAttention
-from engine_worker.layers.adapters import Target, find_targets
+from engine_worker.layers.adapters import find_targets
 from engine_worker.layers.shard import UNSHARDED, Place
 from engine_worker.lora.device import DeviceAdapters, make_adapters
 from engine_worker.lora.library import make_library
 from engine_worker.models.config import DecoderConfig, NotNativeError, narrow_windows, widest_window
 from engine_worker.models.decoder import CausalLM
 from engine_worker.models.registry import model_class
-from engine_worker.openvino.cache import BlockCache, BlockShape
-from engine_worker.openvino.compiled import cache_shapes, compile_decoder, has_bfloat16
+from engine_worker.openvino.cache import CPU, BlockCache, BlockShape
+from engine_worker.openvino.compiled import Precision, compile_decoder, has_bfloat16
 from engine_worker.openvino.forward import OpenVinoForward
-from engine_worker.openvino.precision import Precision
-from engine_worker.openvino.store import open_store
-from engine_worker.openvino.trial import Trial, TrialError, verify
+from engine_worker.openvino.trial import RefusedError, Trial, verify
+from engine_worker.openvino.weights import open_store
 from engine_worker.runner.config import DraftConfig, RunnerConfig, check_output_layers
 from engine_worker.runner.extensions import NO_EXTENSIONS, Extensions
 from engine_worker.runner.load import share_of_rank
@@ -37,11 +35,6 @@ from sluice.settings.engine import OPENVINO_BLOCK
 
 VERSION = "2026.4."
 """Prefix of the supported versions: the inputs of the paged attention operation change between versions."""
-CPU = torch.device("cpu")
-
-
-class RefusedError(Exception):
-    """OpenVINO cannot serve this checkpoint here; the message says why."""
 
 
 class Tested(NamedTuple):
@@ -55,31 +48,27 @@ class Tested(NamedTuple):
 
 
 class Compiled(NamedTuple):
+    tested: Tested
     decoder: ov.CompiledModel
-    shape: DecoderConfig
-    precision: Precision
-    exact: bool
-    """See `Runner`."""
     adapters: DeviceAdapters | None
     weights: str
     """Where the weights are stored, for the log."""
-    output_layers: tuple[int, ...]
 
     @property
     def block(self) -> BlockShape:
-        return BlockShape(cache_shapes(self.decoder, self.shape))
+        return BlockShape.of(self.decoder, self.tested.shape.num_layers)
 
     def forward(self, cache: BlockCache, threads: int) -> OpenVinoForward:
-        precision = self.precision
+        _, config, shape, precision, trial = self.tested
         return OpenVinoForward(
             self.decoder,
-            self.shape,
+            shape,
             cache,
             str(precision),
             threads,
-            self.output_layers,
+            config.output_layers,
             self.adapters,
-            exact=self.exact,
+            exact=trial.exact,
             separates=precision.separates,
         )
 
@@ -104,7 +93,7 @@ def load_openvino(
     images = load_images(checkpoint, config, torch.float32, CPU)
     compiled = [_compile(model, progress) for model in tested]
     _return_freed_memory()
-    caches = _caches([model.block for model in compiled], compiled[0].shape, config, checkpoint.max_context_tokens)
+    caches = _caches([model.block for model in compiled], tested[0].shape, config, checkpoint.max_context_tokens)
     forwards = [model.forward(cache, config.threads) for model, cache in zip(compiled, caches, strict=True)]
     drafter = None
     if draft is not None:
@@ -130,7 +119,7 @@ def load_openvino(
 
 
 def _compile(tested: Tested, progress: Progress) -> Compiled:
-    checkpoint, config, shape, precision, trial = tested
+    checkpoint, config, shape, precision, _ = tested
     with torch.inference_mode():
         model = CausalLM(shape, ReferenceAttention(shape.heads), Place(torch.float32, CPU, UNSHARDED))
         fill_weights(model, checkpoint, config, progress)
@@ -141,15 +130,9 @@ def _compile(tested: Tested, progress: Progress) -> Compiled:
         del model
         _pack(decoder, shape, config.threads)
         store.release()
-    adapters = _adapters(targets, config)
-    return Compiled(decoder, shape, precision, trial.exact, adapters, store.summary, config.output_layers)
-
-
-def _adapters(targets: Sequence[Target], config: RunnerConfig) -> DeviceAdapters | None:
-    """Called before the KV cache is allocated, which gets a fraction of the memory that remains."""
-    if not config.lora:
-        return None
-    return make_adapters(targets, config, torch.float32, CPU, UNSHARDED, free_memory(CPU))
+    # Before the KV cache is allocated, which gets a fraction of the memory that remains.
+    adapters = make_adapters(targets, config, torch.float32, CPU, UNSHARDED, free_memory(CPU)) if config.lora else None
+    return Compiled(tested, decoder, adapters, store.summary)
 
 
 def _shape(checkpoint: Checkpoint, config: RunnerConfig) -> DecoderConfig:
@@ -181,8 +164,6 @@ def _tested(checkpoint: Checkpoint, config: RunnerConfig) -> Tested:
     try:
         with torch.inference_mode():
             trial = verify(shape, precision, config.threads, lora=config.lora)
-    except TrialError as error:
-        raise RefusedError(str(error)) from error
     except RuntimeError as error:
         # The last line of OpenVINO's errors says what went wrong, the lines before it where.
         raise RefusedError(f"failed in a test: {' '.join(str(error).split())[-300:]}") from error
@@ -192,7 +173,7 @@ def _tested(checkpoint: Checkpoint, config: RunnerConfig) -> Tested:
 def _pack(compiled: ov.CompiledModel, shape: DecoderConfig, threads: int) -> None:
     """Run one step, in which the plugin packs quantized weights: that takes seconds, and memory that must be in use
     before the size of the KV cache is computed."""
-    cache = BlockCache(BlockShape(cache_shapes(compiled, shape)), 1)
+    cache = BlockCache(BlockShape.of(compiled, shape.num_layers), 1)
     forward = OpenVinoForward(compiled, shape, cache, "float32", threads)
     forward.logits((), forward.prepare(forward.arrays([Slice([0], 0, [0], ())])))
 

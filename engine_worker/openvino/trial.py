@@ -18,12 +18,10 @@ from engine_worker.lora.device import DeviceAdapters, LoadPlan, make_adapters
 from engine_worker.lora.paged import NO_ADAPTER
 from engine_worker.models.config import DecoderConfig
 from engine_worker.models.decoder import CausalLM
-from engine_worker.openvino.cache import BlockCache, BlockShape
-from engine_worker.openvino.compiled import cache_shapes, compile_decoder, fused_rotations
+from engine_worker.openvino.cache import CPU, BlockCache, BlockShape
+from engine_worker.openvino.compiled import Precision, compile_decoder, fused_rotations
 from engine_worker.openvino.forward import OpenVinoForward
-from engine_worker.openvino.precision import Precision
-from engine_worker.openvino.store import ConstantStore
-from engine_worker.openvino.weights import Weights, formats
+from engine_worker.openvino.weights import ConstantStore, Weights, formats
 from engine_worker.positions import PlacedGrid, Positions
 from engine_worker.runner.forward import Forward
 from engine_worker.runner.torch_forward import TorchForward
@@ -38,7 +36,6 @@ ROUNDED_TOLERANCE = 0.1
 """The same with quantized weights or in bfloat16: the plugin then rounds the activations too."""
 # Narrower than the longest test context, and not a multiple of a block.
 WINDOW = 40
-CPU = torch.device("cpu")
 DRAW = Draw(SamplingParams(temperature=0.0), 0, 0)
 # The sequences of each step: (tokens in the cache, tokens of the step, blocks).
 STEPS = (
@@ -59,8 +56,8 @@ GRID = PlacedGrid(3, 15, 5)
 """Rotary positions like those of an image, for models with M-RoPE."""
 
 
-class TrialError(Exception):
-    """The plugin's results are wrong on this machine; the message states the error."""
+class RefusedError(Exception):
+    """OpenVINO cannot serve this checkpoint here; the message says why."""
 
 
 def small(config: DecoderConfig) -> DecoderConfig:
@@ -85,7 +82,7 @@ class Trial(NamedTuple):
 
 
 def verify(config: DecoderConfig, precision: Precision, threads: int, *, lora: bool = False) -> Trial:
-    """`lora`: test with adapters too. Raises TrialError, and any error of OpenVINO."""
+    """`lora`: test with adapters too. Raises RefusedError, and any error of OpenVINO."""
     config = small(config)
     backend = ReferenceAttention(config.heads)
     model = CausalLM(config, backend, Place(torch.float32, CPU, UNSHARDED))
@@ -97,8 +94,8 @@ def verify(config: DecoderConfig, precision: Precision, threads: int, *, lora: b
     reference = TorchForward(model, KVCache(*sizes, torch.float32, CPU), backend, CPU, adapters=adapters)
     store = ConstantStore()
     compiled = compile_decoder(model, precision, threads, store, lora=lora)
-    _round(model, formats(precision.quantize, store.keep))
-    cache = BlockCache(BlockShape(cache_shapes(compiled, config)), BLOCKS)
+    _round(model, formats(precision.quantize, store))
+    cache = BlockCache(BlockShape.of(compiled, config.num_layers), BLOCKS)
     forward = OpenVinoForward(
         compiled, config, cache, "float32", threads, adapters=adapters, separates=precision.separates
     )
@@ -110,7 +107,7 @@ def verify(config: DecoderConfig, precision: Precision, threads: int, *, lora: b
         error = _error(_logits(reference, slices), _logits(forward, slices))
         # Not `error > ...`: a NaN must fail too.
         if not error <= allowed:
-            raise TrialError(f"its logits are off by {error:.2g} of the largest logit in a test step of {sequences}")
+            raise RefusedError(f"its logits are off by {error:.2g} of the largest logit in a test step of {sequences}")
     fused, total = fused_rotations(compiled), 2 * config.num_layers
     result = "it agrees with torch in a test" + ("" if fused == total else f", but fused {fused} of {total} rotations")
     # A sequence without an adapter beside one that has it, and the other way round.
@@ -181,7 +178,7 @@ def _error(expected: torch.Tensor | None, computed: torch.Tensor | None) -> floa
 
 def _present(logits: torch.Tensor | None) -> torch.Tensor:
     if logits is None:
-        raise TrialError("a test step returned no logits")
+        raise RefusedError("a test step returned no logits")
     return logits
 
 

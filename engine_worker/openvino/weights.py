@@ -1,8 +1,18 @@
-"""Weight matrices as constants of the graph: float32, or quantized to int8 or int4."""
+"""Weight matrices as constants of the graph, float32 or quantized to int8 or int4, and who owns their memory: plain
+memory, or a file mapped into memory.
+
+The CPU plugin repacks the weights of each matrix product for its kernels, but keeps the original constants alive too.
+In plain memory the weights therefore take twice their size. The originals in a mapped file can be dropped from memory
+after packing; the kernel reads a page back if the plugin touches it.
+"""
 
 import math
-from collections.abc import Callable, Iterator
+import mmap
+import os
+import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -12,15 +22,91 @@ from numpy.typing import NDArray
 from openvino import opset13 as op
 from torch import Tensor
 
-Keep = Callable[[NDArray[Any]], NDArray[Any]]
-"""See `ConstantStore.keep`."""
-
 INT8_MAX = 127
 INT4_MIN = -8
 GROUP = 64
 """Consecutive inputs that share a scale in int4."""
 PART = 1 << 16
 """Elements quantized per iteration: few enough for the CPU's cache."""
+MIN_FILE_BYTES = 1 << 20
+"""Smaller arrays stay in plain memory."""
+MIN_FREE_DISK_BYTES = 1 << 30
+"""Disk space that the file leaves free for other programs."""
+
+
+class ConstantStore:
+    """Constants in plain memory."""
+
+    def __init__(self) -> None:
+        self.summary = "in memory"
+        """Where the constants are, for the log."""
+        self._arrays: list[NDArray[Any]] = []
+
+    def keep(self, array: NDArray[Any]) -> NDArray[Any]:
+        """Store an array; returns one with the same values, which stays valid while this store exists."""
+        # OpenVINO does not hold a reference to every array whose memory its constants share.
+        self._arrays.append(array)
+        return array
+
+    def release(self) -> None:
+        """Call when the plugin has packed the weights: it rarely reads the originals afterwards."""
+
+
+class FileStore(ConstantStore):
+    """Constants in an unnamed temporary file, mapped into memory. `release` drops their pages from memory; a page that
+    is read later comes back from the file. If the file cannot be created, or the disk is nearly full, constants stay in
+    plain memory, and `summary` says why."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.summary = f"in a file in {folder}"
+        self._maps: list[mmap.mmap] = []
+        self._size = 0
+        self._file: Any = None
+        try:
+            if not hasattr(os, "posix_fallocate"):
+                raise OSError("this system has no posix_fallocate to reserve disk blocks")
+            folder.mkdir(parents=True, exist_ok=True)
+            self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - open while arrays are being added
+        except OSError as error:
+            self._fall_back(error)
+
+    def keep(self, array: NDArray[Any]) -> NDArray[Any]:
+        if self._file is not None and array.nbytes >= MIN_FILE_BYTES:
+            try:
+                array = self._write(array)
+            except OSError as error:
+                self._fall_back(error)
+        return super().keep(array)
+
+    def release(self) -> None:
+        for pages in self._maps:
+            pages.madvise(mmap.MADV_DONTNEED)
+
+    def _write(self, array: NDArray[Any]) -> NDArray[Any]:
+        """Copy an array to the end of the file; returns the mapped copy. Raises OSError."""
+        start, size = self._size, -(-array.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+        disk = os.fstatvfs(self._file.fileno())
+        if disk.f_bavail * disk.f_frsize < size + MIN_FREE_DISK_BYTES:
+            raise OSError("the disk is nearly full")
+        # Reserve the blocks first: writing to a sparse page on a full disk raises SIGBUS, which ends the process.
+        os.posix_fallocate(self._file.fileno(), start, size)
+        self._size += size
+        pages = mmap.mmap(self._file.fileno(), size, offset=start)
+        self._maps.append(pages)
+        mapped = np.frombuffer(pages, array.dtype, array.size).reshape(array.shape)
+        mapped[...] = array
+        return mapped
+
+    def _fall_back(self, error: OSError) -> None:
+        """Leave this array and all later ones in plain memory."""
+        self._file = None
+        self.summary = f"in memory: {self.summary} failed: {error.strerror or error}"
+
+
+def open_store(folder: str | None) -> ConstantStore:
+    """The store for the setting `weights_folder`."""
+    return ConstantStore() if folder is None else FileStore(Path(folder).expanduser())
 
 
 class Format(Protocol):
@@ -37,10 +123,10 @@ class Format(Protocol):
 class Plain:
     """Not quantized: float32."""
 
-    keep: Keep
+    store: ConstantStore
 
     def node(self, matrix: Tensor) -> ov.Node:
-        return _shared(self.keep(matrix.detach().numpy()))
+        return _shared(self.store.keep(matrix.detach().numpy()))
 
     def rounded(self, matrix: Tensor) -> Tensor:
         return matrix
@@ -50,11 +136,11 @@ class Plain:
 class Int8:
     """Symmetric, one scale per output. OpenVINO quantizes the other operand of a product dynamically."""
 
-    keep: Keep
+    store: ConstantStore
 
     def node(self, matrix: Tensor) -> ov.Node:
         values, scales = quantize_rows(matrix)
-        return op.multiply(op.convert(_shared(self.keep(values.numpy())), ov.Type.f32), constant(scales))
+        return op.multiply(op.convert(_shared(self.store.keep(values.numpy())), ov.Type.f32), constant(scales))
 
     def rounded(self, matrix: Tensor) -> Tensor:
         values, scales = quantize_rows(matrix)
@@ -66,11 +152,11 @@ class Int4:
     """Symmetric, one scale per output and group of inputs. The plugin recognizes only this pattern of operations and
     otherwise expands the weights to more than 4 bits."""
 
-    keep: Keep
+    store: ConstantStore
 
     def node(self, matrix: Tensor) -> ov.Node:
         values, scales = quantize_groups(matrix)
-        packed = ov.Tensor(self.keep(pack_pairs(values).numpy()), ov.Shape(list(values.shape)), ov.Type.i4)
+        packed = ov.Tensor(self.store.keep(pack_pairs(values).numpy()), ov.Shape(list(values.shape)), ov.Type.i4)
         product = op.multiply(op.convert(op.constant(packed), ov.Type.f32), constant(scales))
         return op.reshape(product, op.constant(np.array(matrix.shape, np.int64)), False)
 
@@ -87,9 +173,9 @@ class Weights(NamedTuple):
     """Format of the embedding and the head. Never int4: no later layer evens out their errors."""
 
 
-def formats(quantize: str, keep: Keep) -> Weights:
+def formats(quantize: str, store: ConstantStore) -> Weights:
     """The formats for a value of the setting `quantize`."""
-    plain, int8, int4 = Plain(keep), Int8(keep), Int4(keep)
+    plain, int8, int4 = Plain(store), Int8(store), Int4(store)
     return {"none": Weights(plain, plain), "int8": Weights(int8, int8), "int4": Weights(int4, int8)}[quantize]
 
 
@@ -105,7 +191,7 @@ def rows_of(table: Plain | Int8, matrix: Tensor, ids: ov.Node) -> ov.Node:
         return op.gather(table.node(matrix), ids, axis)
     # Gather first, then dequantize: the plugin would otherwise keep the whole dequantized matrix.
     values, scales = quantize_rows(matrix)
-    rows = op.gather(_shared(table.keep(values.numpy())), ids, axis)
+    rows = op.gather(_shared(table.store.keep(values.numpy())), ids, axis)
     return op.multiply(op.convert(rows, ov.Type.f32), op.gather(constant(scales), ids, axis))
 
 

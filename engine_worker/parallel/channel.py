@@ -2,8 +2,9 @@
 order."""
 
 import struct
+import threading
 from abc import ABC, abstractmethod
-from typing import Any, Protocol
+from typing import Any
 
 EXIT_GROUP_LOST = 1
 """Exit status of a rank whose group is lost."""
@@ -29,26 +30,38 @@ class RankGoneError(ChannelError):
         return type(self), (self.rank,)
 
 
-class ChannelSender(Protocol):
+class ChannelSender(ABC):
     """Rank 0's end. Several threads may call `send`; only one may call the other methods. Ranks are numbered from 1."""
 
-    @property
-    def sent(self) -> int:
+    def __init__(self) -> None:
+        self.sent = 0
         """Commands sent so far."""
+        self._sending = threading.Lock()
 
     def send(self, message: bytes) -> int:
         """Send a command and return its number. Raises ChannelError if a rank has disconnected or does not make room in
         time; the channel is then unusable."""
+        with self._sending:
+            self._send(HEADER.pack(self.sent + 1, len(message)), message)
+            self.sent += 1
+            return self.sent
 
     def idle(self) -> bool:
         """Whether no thread is sending at the moment."""
+        return not self._sending.locked()
 
+    @abstractmethod
+    def _send(self, header: bytes, message: bytes) -> None: ...
+
+    @abstractmethod
     def completed(self, rank: int) -> int:
         """Number of commands that this rank has completed."""
 
+    @abstractmethod
     def disconnected(self, rank: int) -> bool:
         """Whether this rank has closed its end, or died."""
 
+    @abstractmethod
     def close(self) -> None: ...
 
 

@@ -30,10 +30,9 @@ import torch.distributed as dist
 from structlog.stdlib import BoundLogger
 from torch.distributed.distributed_c10d import Store
 
-from engine_worker.parallel.answers import store_answer
 from engine_worker.parallel.channel import EXIT_GROUP_LOST, ChannelError, ChannelReceiver
 from engine_worker.parallel.commands import CallMethod, ComputeStep, LoadModel, Shutdown, decode
-from engine_worker.parallel.group import RankGroup, connect_store, store_errors, torchrun_store
+from engine_worker.parallel.group import RankGroup, connect_store, store_answer, store_errors, torchrun_store
 from engine_worker.parallel.rank_env import RankEnv
 from engine_worker.parallel.shm_channel import SharedMemory, ShmReceiver, Wakeup
 from engine_worker.parallel.tcp import ENDPOINT_KEY, connect

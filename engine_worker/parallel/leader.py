@@ -4,8 +4,15 @@ A group cannot continue without one of its ranks: if a rank is lost this process
 launcher restarts the group, and routers recover its streams (docs/architecture.md, "When something dies").
 """
 
+import os
+import signal
+import socket
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 import torch
@@ -14,12 +21,11 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import Store
 
 from engine_worker.lora.device import LoadPlan
-from engine_worker.parallel.answers import StoredAnswers
 from engine_worker.parallel.channel import EXIT_GROUP_LOST, ChannelError, ChannelSender, RankGoneError
 from engine_worker.parallel.commands import CallMethod, Command, ComputeStep, LoadModel, Shutdown, encode
-from engine_worker.parallel.group import RankGroup, open_store, store_errors, torchrun_store
-from engine_worker.parallel.processes import Processes
+from engine_worker.parallel.group import RankGroup, StoredAnswers, open_store, store_errors, torchrun_store
 from engine_worker.parallel.rank_env import RankEnv
+from engine_worker.parallel.shm_channel import SharedMemory, ShmSender, Wakeup
 from engine_worker.parallel.tcp import ENDPOINT_KEY, RankListener, TcpSender
 from engine_worker.parallel.watchdog import Watchdog
 from engine_worker.runner.batch import StepArrays
@@ -32,12 +38,15 @@ from engine_worker.runner.weights import Progress
 from engine_worker.sampling.replicas import ReplicatedSequences, ReplicatedStep
 from engine_worker.step import Move
 from sluice.checkpoint.folder import Checkpoint
+from sluice.host.process import PARENT_VARIABLE
 from sluice.settings.engine import ProcessorNames
 from sluice.telemetry.output import exit_now
 from sluice.wire.calls import MethodCall
 
 END_SECONDS = 5.0
 """Time limit for the ranks to leave the group after a Shutdown, and then for their processes to exit."""
+REAP_SECONDS = 1.0
+"""Time to wait for the exit status of a process that is ending."""
 
 
 class Leader:
@@ -212,3 +221,72 @@ class Leader:
 def without_rows(arrays: StepArrays) -> StepArrays:
     """Drop the rows of prompt tables, which may be too large for the channel: they are broadcast within the step."""
     return arrays if arrays.virtual_rows is None else replace(arrays, virtual_rows=None)
+
+
+class Processes:
+    """The children are killed when the thread that started them ends, however this process ends."""
+
+    def __init__(self, size: int, seconds: float, log_level: str) -> None:
+        """`seconds`: see `ShmSender`. Raises OSError if a child cannot be started."""
+        descriptor = SharedMemory.create(size - 1)
+        wakeups = []
+        self._children: list[subprocess.Popen[bytes]] = []
+        loopback = "lo" if sys.platform == "linux" else "lo0"
+        environment = {
+            "GLOO_SOCKET_IFNAME": loopback,
+            "NCCL_SOCKET_IFNAME": loopback,
+            **os.environ,
+            # -P drops the working directory from the module path, so pass on this process's path.
+            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+            PARENT_VARIABLE: str(os.getpid()),
+        }
+        # Rank 0 is a member of the group too.
+        for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+            os.environ[name] = environment[name]
+        try:
+            for rank in range(1, size):
+                parent_end, child_end = socket.socketpair()
+                wakeups.append(Wakeup(parent_end))
+                with child_end:
+                    arguments = map(str, (rank, size, descriptor, child_end.fileno(), log_level))
+                    self._children.append(
+                        subprocess.Popen(
+                            [sys.executable, "-P", "-m", "engine_worker.parallel.follower", *arguments],
+                            stdin=subprocess.DEVNULL,
+                            env=environment,
+                            # Ctrl-C in the terminal reaches only this process, which then ends the children.
+                            process_group=0,
+                            pass_fds=(descriptor, child_end.fileno()),
+                        )
+                    )
+            self.sender = ShmSender(SharedMemory(descriptor, size - 1), wakeups, seconds)
+        except OSError:
+            self.kill()
+            raise
+        finally:
+            os.close(descriptor)
+
+    def exit_reason(self, rank: int) -> str | None:
+        """How this rank's process has ended, or ends within REAP_SECONDS; None if it is running."""
+        with suppress(subprocess.TimeoutExpired):
+            # A closed connection can be noticed before the process has ended: wait a moment for its exit status.
+            code = self._children[rank - 1].wait(REAP_SECONDS)
+            return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+        return None
+
+    def end(self, seconds: float) -> None:
+        """Wait for the children to end; after `seconds`, kill those that are still running."""
+        end = time.monotonic() + seconds
+        for child in self._children:
+            with suppress(subprocess.TimeoutExpired):
+                child.wait(max(0.0, end - time.monotonic()))
+        self.kill()
+
+    def kill(self) -> None:
+        """Send SIGKILL, which also ends stopped processes, and wait."""
+        # Kill all children before the first wait, so that no rank continues alone.
+        for child in self._children:
+            child.kill()
+        for child in self._children:
+            with suppress(subprocess.TimeoutExpired):
+                child.wait(REAP_SECONDS)

@@ -15,11 +15,10 @@ import select
 import socket
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Sequence
 
-from engine_worker.parallel.channel import HEADER, SLICE_SECONDS, ChannelError, ChannelReceiver, RankGoneError
+from engine_worker.parallel.channel import SLICE_SECONDS, ChannelError, ChannelReceiver, ChannelSender, RankGoneError
 
 CAPACITY = 4 << 20
 LINE = 64
@@ -126,31 +125,22 @@ class Fence:
         os.close(self._out)
 
 
-class ShmSender:
-    """See `ChannelSender`."""
-
+class ShmSender(ChannelSender):
     def __init__(self, memory: SharedMemory, wakeups: Sequence[Wakeup], seconds: float) -> None:
         """`wakeups`: one per reader, by rank. `seconds`: time limit for readers to make room in a full ring."""
-        self.sent = 0
+        super().__init__()
         self._memory = memory
         self._wakeups = wakeups
         self._seconds = seconds
         self._written = 0
         self._fence = Fence()
-        self._sending = threading.Lock()
 
-    def send(self, message: bytes) -> int:
-        with self._sending:
-            self._write(memoryview(HEADER.pack(self.sent + 1, len(message))))
-            self._write(memoryview(message))
-            self.sent += 1
-            for rank, wakeup in enumerate(self._wakeups, 1):
-                if not wakeup.wake():
-                    raise RankGoneError(rank)
-            return self.sent
-
-    def idle(self) -> bool:
-        return not self._sending.locked()
+    def _send(self, header: bytes, message: bytes) -> None:
+        self._write(memoryview(header))
+        self._write(memoryview(message))
+        for rank, wakeup in enumerate(self._wakeups, 1):
+            if not wakeup.wake():
+                raise RankGoneError(rank)
 
     def completed(self, rank: int) -> int:
         return self._memory.readers[rank - 1][COMPLETED]

@@ -11,12 +11,11 @@ import secrets
 import select
 import socket
 import struct
-import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
 
-from engine_worker.parallel.channel import HEADER, SLICE_SECONDS, ChannelError, ChannelReceiver
+from engine_worker.parallel.channel import SLICE_SECONDS, ChannelError, ChannelReceiver, ChannelSender
 
 HANDSHAKE = struct.Struct("!16sI")
 """Token and rank."""
@@ -87,37 +86,28 @@ class RankListener:
         return int(rank) if hmac.compare_digest(token, self._token) else None
 
 
-class TcpSender:
-    """See `ChannelSender`."""
-
+class TcpSender(ChannelSender):
     def __init__(self, connections: Sequence[socket.socket], seconds: float) -> None:
         """`connections`: of ranks 1 and up. `seconds`: time limit for sending a command to a rank."""
-        self.sent = 0
+        super().__init__()
         self._connections = connections
         # Duplicates, because a timeout belongs to a socket object: sends block, but reading acknowledgements must not.
         self._ack_sockets = [connection.dup() for connection in connections]
         self._completed = [0] * len(connections)
         self._disconnected = [False] * len(connections)
-        self._sending = threading.Lock()
         for connection in connections:
             _disable_nagle(connection)
             connection.settimeout(seconds)
         for ack_socket in self._ack_sockets:
             ack_socket.setblocking(False)
 
-    def send(self, message: bytes) -> int:
-        with self._sending:
-            frame = HEADER.pack(self.sent + 1, len(message)) + message
-            for rank, connection in enumerate(self._connections, 1):
-                try:
-                    connection.sendall(frame)
-                except OSError as error:
-                    raise ChannelError(f"rank {rank} cannot be reached: {error}") from error
-            self.sent += 1
-            return self.sent
-
-    def idle(self) -> bool:
-        return not self._sending.locked()
+    def _send(self, header: bytes, message: bytes) -> None:
+        frame = header + message
+        for rank, connection in enumerate(self._connections, 1):
+            try:
+                connection.sendall(frame)
+            except OSError as error:
+                raise ChannelError(f"rank {rank} cannot be reached: {error}") from error
 
     def completed(self, rank: int) -> int:
         self._read_acks(rank - 1)

@@ -10,7 +10,6 @@ from engine_worker.runner.config import RunnerConfig, use_device
 from engine_worker.runner.weights import ignore_progress, load_weights, random_weights
 from engine_worker.vision.names import vision_name
 from engine_worker.vision.rows import ImageRows
-from engine_worker.vision.tower import make_tower
 from sluice.checkpoint.folder import Checkpoint, CheckpointError
 from sluice.checkpoint.vision import Vision
 from sluice.wire.tables import Image
@@ -26,6 +25,9 @@ def load_images(
     Raises CheckpointError."""
     if checkpoint.vision is None:
         return None
+    # Imported only if needed: transformers takes seconds to import.
+    from engine_worker.vision.towers import make_tower
+
     tower = make_tower(checkpoint, dtype, device)
     targets = tower.targets()
     # No progress is reported: the decoder's weights, which are many times as large, take most of the time.

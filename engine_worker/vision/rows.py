@@ -7,9 +7,7 @@ import threading
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, NamedTuple
-
-from torch import Tensor
+from typing import NamedTuple
 
 from engine_worker.protocol import ImageUsage
 from sluice.pictures import PictureError
@@ -43,7 +41,7 @@ class Encoding:
         self.done = not self.missing or fault is not None
 
 
-class _Pending(NamedTuple):
+class _EncodedImage(NamedTuple):
     future: "Future[Table]"
     waiting: list[Encoding]
 
@@ -59,7 +57,7 @@ class ImageRows:
         """By digest, the most recently used last."""
         self._bytes = self._evictions = 0
         self._lookups = Counter({"hit": 0, "miss": 0, "recomputed": 0})
-        self._pending: dict[bytes, _Pending] = {}
+        self._pending: dict[bytes, _EncodedImage] = {}
         self._thread = ThreadPoolExecutor(1, "images", on_thread)
         self._one_at_a_time = threading.Lock()
 
@@ -83,7 +81,7 @@ class ImageRows:
                 encoding.missing.add(image.digest)
                 pending = self._pending.get(image.digest)
                 if pending is None:
-                    pending = _Pending(self._thread.submit(self._compute, image), [])
+                    pending = _EncodedImage(self._thread.submit(self._compute, image), [])
                     self._pending[image.digest] = pending
                 pending.waiting.append(encoding)
         return encoding if encoding.missing else None
@@ -141,12 +139,3 @@ def _fault(error: BaseException) -> Fault:
     if isinstance(error, PictureError):
         return Fault(ErrorCode.INVALID_ARGUMENT.name, f"an image {error}", field="spec.images")
     return Fault(ErrorCode.STEP_FAILED.name, f"the rows of an image could not be computed: {error}")
-
-
-def table_of(image: Image, rows: Tensor, hidden_size: int) -> Table:
-    """`rows` [rows, hidden]. Raises ValueError if their shape is not the one that the image should have."""
-    if rows.shape != (image.rows, hidden_size):
-        raise ValueError(f"the rows of an image have shape {tuple(rows.shape)}, expected {image.rows, hidden_size}")
-    # The digest of the image also identifies its rows, which are a function of the image.
-    data: Any = rows.float().cpu().contiguous().numpy()
-    return Table(image.digest, image.rows, memoryview(data).cast("B"), hidden_size, "float32")

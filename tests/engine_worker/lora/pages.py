@@ -7,7 +7,8 @@ from torch import Tensor
 
 from engine_worker.layers.adapters import Target
 from engine_worker.layers.shard import Span
-from engine_worker.lora.paged import Kernel, PagedAdapters, PlacedModule
+from engine_worker.lora.checkpoint import ModuleWeights
+from engine_worker.lora.paged import Kernel, PagedAdapters
 
 PAGES = 240
 """Enough for three adapters of four targets with 20 ranks each."""
@@ -33,13 +34,13 @@ class Placed:
         # NaN, so that a kernel that reads too much has wrong results.
         arena = torch.full((PAGES, page_ranks * 110), torch.nan, dtype=page_dtype)
         self.paged = PagedAdapters(self.targets, arena, page_ranks, kernel)
-        self.modules: dict[int, list[PlacedModule]] = {}
+        self.modules: dict[int, list[ModuleWeights]] = {}
         self.free = list(range(PAGES))[::-1]
 
     def place(self, number: int, ranks: dict[int, int], some) -> None:
         """`ranks`: by target."""
         modules = [
-            PlacedModule(
+            ModuleWeights(
                 self.targets[i], some(rank, self.targets[i].inputs.size), some(rank, self.targets[i].outputs.size)
             )
             for i, rank in ranks.items()

@@ -6,8 +6,9 @@ from hypothesis import given
 from engine_worker.layers.adapters import Target
 from engine_worker.layers.shard import Span
 from engine_worker.lora import cpu
+from engine_worker.lora.checkpoint import ModuleWeights
 from engine_worker.lora.cpu import CpuKernel
-from engine_worker.lora.paged import PagedAdapters, PlacedModule
+from engine_worker.lora.paged import PagedAdapters
 from tests.engine_worker.lora.pages import CASES, Placed, check_case, check_reuse, numbers
 from tests.examples import examples
 
@@ -43,7 +44,7 @@ def adapters(request, monkeypatch):
     first = 0
     for number, rank in RANKS.items():
         pages = range(first, first := first - (-rank // 8))
-        paged.place(number, [PlacedModule(TARGET, torch.randn(rank, 384), torch.randn(rank, 512))], pages)
+        paged.place(number, [ModuleWeights(TARGET, torch.randn(rank, 384), torch.randn(rank, 512))], pages)
     return paged
 
 

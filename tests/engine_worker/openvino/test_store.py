@@ -4,8 +4,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine_worker.openvino import store
-from engine_worker.openvino.store import FileStore, open_store
+from engine_worker.openvino import weights
+from engine_worker.openvino.weights import FileStore, open_store
 from sluice import tiny_model
 from tests.engine_worker.openvino.loaded import load
 from tests.engine_worker.runner.generate import generate
@@ -26,7 +26,7 @@ def resident(folder: Path) -> int:
 
 @pytest.fixture(autouse=True)
 def ignore_free_disk_space(monkeypatch):
-    monkeypatch.setattr(store, "MIN_FREE_DISK_BYTES", 0)
+    monkeypatch.setattr(weights, "MIN_FREE_DISK_BYTES", 0)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -58,7 +58,7 @@ def test_if_the_folder_cannot_be_created_arrays_stay_in_memory(tmp_path):
 def test_on_a_full_disk_arrays_stay_in_memory(tmp_path, monkeypatch):
     file_store = FileStore(tmp_path)
     first = file_store.keep(VALUES)
-    monkeypatch.setattr(store, "MIN_FREE_DISK_BYTES", 1 << 62)
+    monkeypatch.setattr(weights, "MIN_FREE_DISK_BYTES", 1 << 62)
     assert file_store.keep(VALUES) is VALUES
     file_store.release()
     assert np.array_equal(first, VALUES)
@@ -69,7 +69,7 @@ def test_on_a_full_disk_arrays_stay_in_memory(tmp_path, monkeypatch):
 def test_weights_in_a_file_do_not_change_the_tokens(tmp_path, monkeypatch, quantize):
     prompts = [[1, 2, 3], list(range(70))]
     expected = generate(load(tiny_model.path(), quantize=quantize), prompts, 8, temperature=0.0)
-    monkeypatch.setattr(store, "MIN_FILE_BYTES", 1)
+    monkeypatch.setattr(weights, "MIN_FILE_BYTES", 1)
     runner = load(tiny_model.path(), quantize=quantize, weights_folder=str(tmp_path))
     assert runner.choices["weights"] == f"in a file in {tmp_path}"
     assert generate(runner, prompts, 8, temperature=0.0) == expected

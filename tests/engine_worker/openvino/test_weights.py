@@ -10,12 +10,20 @@ from hypothesis import strategies as st
 from openvino import opset13 as op
 
 from engine_worker.openvino.compiled import _core
-from engine_worker.openvino.store import ConstantStore
-from engine_worker.openvino.weights import Format, Int4, Int8, formats, pack_pairs, quantize_groups, quantize_rows
+from engine_worker.openvino.weights import (
+    ConstantStore,
+    Format,
+    Int4,
+    Int8,
+    formats,
+    pack_pairs,
+    quantize_groups,
+    quantize_rows,
+)
 from sluice import tiny_model
 from tests.engine_worker.openvino.loaded import load
 
-KEEP = ConstantStore().keep
+STORE = ConstantStore()
 EXACT = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": 1, "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0}
 """Properties with which the plugin does not quantize the other operand of a product."""
 
@@ -41,7 +49,7 @@ def matrix_types(compiled: ov.CompiledModel) -> Counter[str]:
 
 
 @pytest.mark.parametrize("inputs", [64, 96, 448, 80])
-@pytest.mark.parametrize(("form", "kind"), [(Int8(KEEP), "i8"), (Int4(KEEP), "i4")], ids=["int8", "int4"])
+@pytest.mark.parametrize(("form", "kind"), [(Int8(STORE), "i8"), (Int4(STORE), "i4")], ids=["int8", "int4"])
 def test_the_plugin_computes_with_the_rounded_values_and_stores_them_packed(form, kind, inputs):
     weights, x = matrix(72, inputs), matrix(5, inputs, seed=1)
     result, types = product(form, weights, x)
@@ -62,16 +70,16 @@ def test_a_decoder_stores_its_weights_packed(quantize, types):
 def test_the_rounding_error_is_at_most_half_a_step(outputs, inputs, seed, scale):
     weights = matrix(outputs, inputs, seed) * scale
     _, scales = quantize_rows(weights)
-    assert ((Int8(KEEP).rounded(weights) - weights).abs() <= scales * 0.5001).all()
+    assert ((Int8(STORE).rounded(weights) - weights).abs() <= scales * 0.5001).all()
     values, scales = quantize_groups(weights)
-    error = (Int4(KEEP).rounded(weights) - weights).view(values.shape).abs()
+    error = (Int4(STORE).rounded(weights) - weights).view(values.shape).abs()
     # Up to a whole step where 8, which int4 does not have, would be the nearest value.
     assert (error <= scales.abs() * torch.where(values == 7, 1.0001, 0.5001)).all()
     assert (values.amax(2) <= 7).all()
     assert (values.amin(2) == -8).all()
 
 
-@pytest.mark.parametrize("form", [Int8(KEEP), Int4(KEEP)], ids=["int8", "int4"])
+@pytest.mark.parametrize("form", [Int8(STORE), Int4(STORE)], ids=["int8", "int4"])
 def test_zeros_stay_zeros(form):
     assert torch.equal(form.rounded(torch.zeros(3, 128)), torch.zeros(3, 128))
 
@@ -81,4 +89,4 @@ def test_packing_two_values_per_byte():
 
 
 def test_with_int4_embedding_and_head_are_int8():
-    assert formats("int4", KEEP).vocabulary == Int8(KEEP)
+    assert formats("int4", STORE).vocabulary == Int8(STORE)

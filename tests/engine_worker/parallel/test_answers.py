@@ -5,8 +5,8 @@ from datetime import timedelta
 import pytest
 from torch.distributed import DistError, TCPStore
 
-from engine_worker.parallel.answers import StoredAnswers, store_answer
 from engine_worker.parallel.commands import Heartbeat, encode
+from engine_worker.parallel.group import StoredAnswers, store_answer
 from sluice.wire.calls import RankAnswer, failed
 from tests.fakes.command_sender import CommandSender
 
