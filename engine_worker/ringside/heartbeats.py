@@ -29,10 +29,6 @@ from sluice.wire.prompt_adapters import PromptAdapterRead
 from sluice.wire.timing import HEARTBEAT_SECONDS, ROUTER_SILENCE_SECONDS
 
 Answer = CallAnswer | AdapterLoaded | PromptAdapterRead
-MAX_READS = 256
-"""Requests that may wait for the next heartbeat. A reader that receives no answer repeats its request."""
-
-
 Changes = Callable[[int], AdapterChanges | None]
 """Number of the last change that a router knows -> later changes of adapters; see `AdapterRegistry.since`."""
 
@@ -47,6 +43,8 @@ MAX_ROUTERS = 256
 """Limit on live routers: each takes a lane."""
 MAX_ANSWERS = 64
 """Limit on answers that wait for full lanes."""
+MAX_READS = 256
+"""Requests that may wait for the next heartbeat. A reader that receives no answer repeats its request."""
 
 
 class LastHello(NamedTuple):

@@ -9,7 +9,6 @@ from structlog.stdlib import BoundLogger
 
 from engine_worker.core.engine import Engine
 from engine_worker.hooks import Responses, Stop
-from engine_worker.request import opening, remaining
 from engine_worker.ringside.heartbeats import RouterTable
 from engine_worker.ringside.outbox import Outbox
 from engine_worker.ringside.tensor_outbox import TensorOutbox
@@ -138,14 +137,14 @@ class Mailbox:
         if submit.request in self._submits:
             # The live attempt is the same or a later one.
             return self._drop("stale", submit)
-        if not (1 <= submit.n <= MAX_SEQUENCES and remaining(submit)):
+        if not (1 <= submit.n <= MAX_SEQUENCES and submit.remaining):
             return self._drop("invalid", submit)
         try:
             self._connect(submit)
         except ValueError:
             return self._drop("bad_address", submit)
         self._submits[submit.request] = submit
-        self._num_live[submit.request] = len(remaining(submit))
+        self._num_live[submit.request] = len(submit.remaining)
         fault = self._refusal(submit, room)
         if fault is not None:
             self._refuse(submit, fault)
@@ -178,9 +177,9 @@ class Mailbox:
         """Answer every sequence with a terminal row."""
         self.refused[fault.code] += 1
         self._log.info("request_refused", request_id=submit.name, code=fault.code, reason=fault.message)
-        self._outbox.open(submit.detokenizer, opening(submit))
+        self._outbox.open(submit.detokenizer, submit.opening())
         end = End(FinishReason.ERROR, Times(0.0, 0.0, 0.0), fault=fault)
-        offsets = {index: len(submit.resume.get(index, ())) for index in remaining(submit)}
+        offsets = {index: len(submit.resume.get(index, ())) for index in submit.remaining}
         rows = [
             TokenRow(submit.request, submit.attempt, index, offset, [], [], end) for index, offset in offsets.items()
         ]
