@@ -9,6 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from typing import NamedTuple
 
@@ -236,16 +237,16 @@ class Heartbeats(threading.Thread):
         return self._lanes.get(address)
 
 
+@dataclass(eq=False)
 class EventReads:
     """Requests that wait for the next heartbeat. `put` and `take` may be called in different threads."""
 
-    def __init__(self, events: EventLog | None, engine: str, epoch: int) -> None:
-        self._events = events
-        self._engine = engine
-        self._epoch = epoch
-        self._lock = threading.Lock()
-        self._reads: dict[int, ReadCacheEvents] = {}
-        """Latest request of each reader."""
+    _events: EventLog | None
+    _engine: str
+    _epoch: int
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _reads: dict[int, ReadCacheEvents] = field(default_factory=dict)
+    """Latest request of each reader."""
 
     @property
     def enabled(self) -> bool:

@@ -4,6 +4,7 @@ detokenizers and routers."""
 import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 
 from structlog.stdlib import BoundLogger
 
@@ -206,15 +207,15 @@ def _has_tensors(submit: Submit) -> bool:
     return submit.extras is not None and submit.extras.tensors is not None
 
 
+@dataclass(eq=False)
 class Orphans:
     """Finds and ends requests without a router. To be used in the engine's thread."""
 
-    def __init__(self, engine: Engine, mailbox: Mailbox, routers: RouterTable, log: BoundLogger) -> None:
-        self._engine = engine
-        self._mailbox = mailbox
-        self._routers = routers
-        self._log = log
-        self._check_at = time.monotonic() + CHECK_SECONDS
+    _engine: Engine
+    _mailbox: Mailbox
+    _routers: RouterTable
+    _log: BoundLogger
+    _check_at: float = field(default_factory=lambda: time.monotonic() + CHECK_SECONDS)
 
     def end(self) -> None:
         """End the requests whose router was replaced or, checked every CHECK_SECONDS, has fallen silent."""
