@@ -148,7 +148,7 @@ def load(
         guides=guides,
     )
     config = section_of(settings, RunnerConfig)
-    progress, capturing = (reported(startup, stage, progress_log(log, stage)) for stage in ("loading", "capturing"))
+    progress, capturing = (progress_of(stage, startup, log) for stage in ("loading", "capturing"))
     checkpoint, draft_model = with_weights(settings, checkpoint, replace(config, ranks_here=rank_env.local_size))
     if settings.tensor_parallel == 1:
         draft = None if draft_model is None else DraftConfig(draft_model, settings.max_draft_batch)
@@ -186,27 +186,19 @@ def with_weights(
     return fetch_weights(checkpoint, settings.model), draft
 
 
-def progress_log(
-    log: BoundLogger, event: str, clock: Callable[[], float] = time.monotonic
+def progress_of(
+    stage: str, startup: Startup, log: BoundLogger, clock: Callable[[], float] = time.monotonic
 ) -> Callable[[int, int], None]:
-    """A callback for (done, total) that logs the first and the last call, and one every PROGRESS_SECONDS in between."""
+    """A callback for (done, total) that updates `startup`, which probes show, and logs the first and the last call, and
+    one every PROGRESS_SECONDS in between."""
     next_at = clock()
 
     def progress(done: int, total: int) -> None:
         nonlocal next_at
+        startup.report(stage, done, total)
         if clock() >= next_at or done >= total:
             next_at = clock() + PROGRESS_SECONDS
-            log.info(event, done=done, total=total)
-
-    return progress
-
-
-def reported(startup: Startup, stage: str, log_progress: Callable[[int, int], None]) -> Callable[[int, int], None]:
-    """A callback for (done, total) that also updates `startup`, which probes show."""
-
-    def progress(done: int, total: int) -> None:
-        startup.report(stage, done, total)
-        log_progress(done, total)
+            log.info(stage, done=done, total=total)
 
     return progress
 

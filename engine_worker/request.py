@@ -22,7 +22,7 @@ from engine_worker.step import NO_LIMIT, SequenceRules
 from sluice.wire.errors import FinishReason
 from sluice.wire.params import place_in_line
 from sluice.wire.requests import NO_EXTRAS, Submit
-from sluice.wire.rows import PROMPT_END_TOKENS, Open, Times
+from sluice.wire.rows import Times
 from sluice.wire.tables import VirtualTokens
 from sluice.wire.tensors import NO_TENSORS
 
@@ -146,8 +146,7 @@ class Sequence:
     def first_unsent(self) -> int:
         """Position of the first row of tensors that the client has requested and that was not sent; NO_LIMIT if all
         were sent."""
-        request, first = self.request, NO_LIMIT
-        tensors = request.tensors
+        request, tensors, first = self.request, self.request.tensors, NO_LIMIT
         if tensors.output:
             first = request.num_prompt - 1 + self.num_rows
         if tensors.context and request.num_context_rows < request.num_prompt and self is request.prompt_rows_owner:
@@ -197,7 +196,11 @@ class Sequence:
         return self.due and self.num_tokens < self.request.max_tokens and scheduled < self.num_placed
 
     def expect(self, draw: int) -> None:
-        """Promise the next token: draw number `draw` of the step being launched samples it."""
+        """Promise the next token: draw number `draw` of the step being launched samples it. Of a beam the draw yields
+        candidates, and no token is promised."""
+        if self.request.search is not None:
+            self.due = False
+            return
         self.num_promised += 1
         self.promise = draw
         self.num_tokens += 1
@@ -295,11 +298,10 @@ class Request:
         self.num_prompt = len(submit.prompt)
         self.max_tokens = self.num_prompt + submit.stopping.max_tokens
         """Limit on prompt plus output of a sequence."""
-        self.banned = (
-            submit.stopping.eos_token_ids + submit.stopping.stop_token_ids if submit.stopping.min_tokens else ()
-        )
+        ends = submit.stopping.eos_token_ids + submit.stopping.stop_token_ids
+        self.banned = ends if submit.stopping.min_tokens else ()
         """Token ids that must not be sampled before min_tokens."""
-        self.stops = frozenset(submit.stopping.eos_token_ids + submit.stopping.stop_token_ids)
+        self.stops = frozenset(ends)
         """Token ids that may end a sequence."""
         self.retention = extras.retention if extras.retention != NO_EXTRAS.retention else None
         """How long to keep its blocks; None: the default."""
@@ -307,9 +309,7 @@ class Request:
         self.max_drafts = max_drafts
         self.lookup: Lookup | None = None
         """Lookup over the prompt and the caller's draft; created with the first drafter, shared by all."""
-        self.proposals = (
-            None if extras.speculation.draft_logits is None else Proposals.of(extras.speculation, submit.sampling)
-        )
+        self.proposals = None if submit.extras is None else Proposals.of(extras.speculation, submit.sampling)
         """The caller's draft tokens with logits; None: plain sampling."""
         self.adapter_version = submit.adapter_version
         """Version of its LoRA adapter."""
@@ -348,7 +348,7 @@ class Request:
             self.sequences: tuple[Sequence, ...] = (first,)
         else:
             self.sequences = tuple(
-                self._sequence(index, (place, number, index), rules[index]) for index in remaining(submit)
+                self._sequence(index, (place, number, index), rules[index]) for index in submit.remaining
             )
         for computes_prompt in self.awaiting()[:1]:
             computes_prompt.state = State.WAITING
@@ -380,34 +380,9 @@ class Request:
     def _lacks_rows(self, index: int, output: abc.Sequence[int]) -> bool:
         """Whether a resumed sequence is complete but rows of its tensors are missing."""
         tensors, stopping = self.tensors, self.submit.stopping
-        if (
-            not output
-            or not self.has_tensors
-            or stopping.finish_reason(output[-1], len(output)) is FinishReason.RUNNING
-        ):
+        if not output or not self.has_tensors:
+            return False
+        if stopping.finish_reason(output[-1], len(output)) is FinishReason.RUNNING:
             return False
         missing = bool(tensors.output) and tensors.output_rows.get(index, 0) < len(output)
         return missing or (bool(tensors.context) and tensors.context_rows < self.num_prompt)
-
-
-def remaining(submit: Submit) -> list[int]:
-    """Indexes of the sequences that did not end in an earlier attempt."""
-    ended = set(submit.ended)
-    return [index for index in range(submit.n) if index not in ended]
-
-
-def opening(submit: Submit, cached_tokens: int = 0, queue: float = 0.0) -> Open:
-    """The request's Open. `queue`: seconds that it waited for its first step."""
-    return Open(
-        request=submit.request,
-        attempt=submit.attempt,
-        n=submit.n,
-        text=submit.text,
-        router=submit.router,
-        prompt_tokens=len(submit.prompt),
-        cached_tokens=cached_tokens,
-        queue=queue,
-        resume=submit.resume,
-        ended=submit.ended,
-        prompt_end=list(submit.prompt[-PROMPT_END_TOKENS:]),
-    )

@@ -10,7 +10,7 @@ from math import inf
 from engine_worker.hooks import Responses
 from engine_worker.kvcache.cache import KvCacheManager
 from engine_worker.protocol import AdapterLibrary
-from engine_worker.request import IN_ORDER, Request, Sequence, State, opening, remaining
+from engine_worker.request import IN_ORDER, Request, Sequence, State
 from engine_worker.step import Drawn, Scored
 from sluice.wire.errors import Fault, FinishReason
 from sluice.wire.prompt_logprobs import parts
@@ -198,7 +198,7 @@ class LiveRequests:
         earlier attempt has delivered are skipped."""
         self._open(request, now)
         submit, times = request.submit, request.sequences[0].times(now)
-        for index in remaining(submit):
+        for index in submit.remaining:
             tokens, logprobs, reason = results[index]
             stop_token = tokens[-1] if reason is FinishReason.STOP_TOKEN else None
             end = End(reason, times, stop_token=stop_token, fault=fault)
@@ -252,7 +252,7 @@ class LiveRequests:
     def _open(self, request: Request, now: float) -> None:
         if not request.opened:
             request.opened = True
-            self._responses.opened.append(opening(request.submit, request.cached_tokens, now - request.arrived_at))
+            self._responses.opened.append(request.submit.opening(request.cached_tokens, now - request.arrived_at))
 
     def activate(self, sequence: Sequence) -> None:
         """Let an awaiting or new sequence compete for memory."""

@@ -176,10 +176,7 @@ def plan(schedule: Schedule, drafting: Drafting, *, idle: bool = True) -> StepPl
             all_kept += kept
             entries.append(StepEntry(sequence, 1, (sequence,), (), None, kept))
             slices.append(_next_slice(sequence, kept))
-            if request.search is None:
-                sequence.expect(draw)
-            else:
-                sequence.due = False
+            sequence.expect(draw)
         sequence.num_inflight += 1
         draw += 1
         if request.proposals is not None:
@@ -195,7 +192,7 @@ def plan(schedule: Schedule, drafting: Drafting, *, idle: bool = True) -> StepPl
         # Only now, because the slice starts at `num_scheduled`.
         sequence.num_inflight += num_tokens
         for sampler in samplers:
-            _expect(sampler, draw)
+            sampler.expect(draw)
             draw += 1
         if sequence.request.proposals is not None:
             proposing |= _proposes(slices[-1])
@@ -204,13 +201,6 @@ def plan(schedule: Schedule, drafting: Drafting, *, idle: bool = True) -> StepPl
 
 def _proposes(part: Slice) -> bool:
     return any(draw.proposal is not None for draw in part.draws)
-
-
-def _expect(sequence: Sequence, draw: int) -> None:
-    if sequence.request.search is None:
-        sequence.expect(draw)
-    else:
-        sequence.due = False
 
 
 def _samplers(chunk: Chunk) -> tuple[Sequence, ...]:

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 
-from engine_worker.request import remaining
 from engine_worker.speculative.proposals import proposals_problem
 from sluice.wire.errors import ErrorCode, Fault
 from sluice.wire.offers import LORA, Offer, offer
@@ -164,7 +163,7 @@ def resume_problem(submit: Submit, vocab_size: int) -> str | None:
         unknown = [index for index in indexes if not 0 <= index < submit.n]
         if unknown:
             return f"{name} must name sequences from 0 to {submit.n - 1} (got {unknown[0]})"
-    if not remaining(submit):
+    if not submit.remaining:
         return f"ended must not name all of the {submit.n} sequences"
     if submit.extras is not None and submit.extras.prompt_logprobs is not None and any(submit.resume.values()):
         return "prompt_logprobs must be unset where resume has tokens: they have been delivered before these"

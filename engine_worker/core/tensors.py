@@ -6,6 +6,7 @@ rows of a prompt are kept for one of the request's sequences, its `prompt_rows_o
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 
 from engine_worker.request import Request, Sequence, State
 from engine_worker.step import LOGITS, NO_LIMIT, Kept, KeptRows
@@ -74,19 +75,18 @@ def tensor_messages(
             sampler.num_rows = max(num_sent, last)
 
 
+@dataclass(eq=False)
 class TensorGate:
     """Limits the rows that sequences may compute to the room on the lanes to their routers, taking turns."""
 
-    def __init__(
-        self, requests: OrderedDict[Request, None], row_bytes: Mapping[str, int], room: Callable[[Submit], int]
-    ) -> None:
-        """`requests`: those with tensors; reordered here. `row_bytes`: see `Runner.tensors`. `room`: see
-        `Hooks.tensor_room`."""
-        self._row_bytes = row_bytes
-        self._room = room
-        self._requests = requests
-        self._in_flight = 0
-        """Bytes of the rows of in-flight steps."""
+    _requests: OrderedDict[Request, None]
+    """Those with tensors; reordered here."""
+    _row_bytes: Mapping[str, int]
+    """See `Runner.tensors`."""
+    _room: Callable[[Submit], int]
+    """See `Hooks.tensor_room`."""
+    _in_flight: int = 0
+    """Bytes of the rows of in-flight steps."""
 
     def launched(self, kept: list[Kept]) -> None:
         """A step that keeps these rows was launched."""

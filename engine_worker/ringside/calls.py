@@ -1,6 +1,7 @@
 """Calls of methods on this engine's ranks, requested by routers."""
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from structlog.stdlib import BoundLogger
@@ -16,16 +17,16 @@ class _RunningCall(NamedTuple):
     answers: PendingCall
 
 
+@dataclass(eq=False)
 class Calls:
     """To be used in the engine's thread, between two steps."""
 
-    def __init__(self, runner: Runner, epoch: int, send: Callable[[str, CallAnswer], None], log: BoundLogger) -> None:
-        """`send`: (address of a router, message)."""
-        self._runner = runner
-        self._epoch = epoch
-        self._send = send
-        self._log = log
-        self._pending: list[_RunningCall] = []
+    _runner: Runner
+    _epoch: int
+    _send: Callable[[str, CallAnswer], None]
+    """(address of a router, message)."""
+    _log: BoundLogger
+    _pending: list[_RunningCall] = field(default_factory=list)
 
     @property
     def pending(self) -> bool:

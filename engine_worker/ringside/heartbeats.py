@@ -9,6 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from typing import NamedTuple
 
@@ -28,10 +29,6 @@ from sluice.wire.heartbeats import CacheChanges, EngineHeartbeat, Epochs, Hello
 from sluice.wire.timing import HEARTBEAT_SECONDS, ROUTER_SILENCE_SECONDS
 
 Answer = CallAnswer | AdapterLoaded | PromptAdapterRead
-MAX_READS = 256
-"""Requests that may wait for the next heartbeat. A reader that receives no answer repeats its request."""
-
-
 Changes = Callable[[int], AdapterChanges | None]
 """Number of the last change that a router knows -> later changes of adapters; see `AdapterRegistry.since`."""
 
@@ -46,6 +43,8 @@ MAX_ROUTERS = 256
 """Limit on live routers: each takes a lane."""
 MAX_ANSWERS = 64
 """Limit on answers that wait for full lanes."""
+MAX_READS = 256
+"""Requests that may wait for the next heartbeat. A reader that receives no answer repeats its request."""
 
 
 class LastHello(NamedTuple):
@@ -237,16 +236,16 @@ class Heartbeats(threading.Thread):
         return self._lanes.get(address)
 
 
+@dataclass(eq=False)
 class EventReads:
     """Requests that wait for the next heartbeat. `put` and `take` may be called in different threads."""
 
-    def __init__(self, events: EventLog | None, engine: str, epoch: int) -> None:
-        self._events = events
-        self._engine = engine
-        self._epoch = epoch
-        self._lock = threading.Lock()
-        self._reads: dict[int, ReadCacheEvents] = {}
-        """Latest request of each reader."""
+    _events: EventLog | None
+    _engine: str
+    _epoch: int
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _reads: dict[int, ReadCacheEvents] = field(default_factory=dict)
+    """Latest request of each reader."""
 
     @property
     def enabled(self) -> bool:

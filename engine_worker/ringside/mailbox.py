@@ -4,12 +4,12 @@ detokenizers and routers."""
 import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 
 from structlog.stdlib import BoundLogger
 
 from engine_worker.core.engine import Engine
 from engine_worker.hooks import Responses, Stop
-from engine_worker.request import opening, remaining
 from engine_worker.ringside.heartbeats import RouterTable
 from engine_worker.ringside.outbox import Outbox
 from engine_worker.ringside.tensor_outbox import TensorOutbox
@@ -138,14 +138,14 @@ class Mailbox:
         if submit.request in self._submits:
             # The live attempt is the same or a later one.
             return self._drop("stale", submit)
-        if not (1 <= submit.n <= MAX_SEQUENCES and remaining(submit)):
+        if not (1 <= submit.n <= MAX_SEQUENCES and submit.remaining):
             return self._drop("invalid", submit)
         try:
             self._connect(submit)
         except ValueError:
             return self._drop("bad_address", submit)
         self._submits[submit.request] = submit
-        self._num_live[submit.request] = len(remaining(submit))
+        self._num_live[submit.request] = len(submit.remaining)
         fault = self._refusal(submit, room)
         if fault is not None:
             self._refuse(submit, fault)
@@ -178,9 +178,9 @@ class Mailbox:
         """Answer every sequence with a terminal row."""
         self.refused[fault.code] += 1
         self._log.info("request_refused", request_id=submit.name, code=fault.code, reason=fault.message)
-        self._outbox.open(submit.detokenizer, opening(submit))
+        self._outbox.open(submit.detokenizer, submit.opening())
         end = End(FinishReason.ERROR, Times(0.0, 0.0, 0.0), fault=fault)
-        offsets = {index: len(submit.resume.get(index, ())) for index in remaining(submit)}
+        offsets = {index: len(submit.resume.get(index, ())) for index in submit.remaining}
         rows = [
             TokenRow(submit.request, submit.attempt, index, offset, [], [], end) for index, offset in offsets.items()
         ]
@@ -207,15 +207,15 @@ def _has_tensors(submit: Submit) -> bool:
     return submit.extras is not None and submit.extras.tensors is not None
 
 
+@dataclass(eq=False)
 class Orphans:
     """Finds and ends requests without a router. To be used in the engine's thread."""
 
-    def __init__(self, engine: Engine, mailbox: Mailbox, routers: RouterTable, log: BoundLogger) -> None:
-        self._engine = engine
-        self._mailbox = mailbox
-        self._routers = routers
-        self._log = log
-        self._check_at = time.monotonic() + CHECK_SECONDS
+    _engine: Engine
+    _mailbox: Mailbox
+    _routers: RouterTable
+    _log: BoundLogger
+    _check_at: float = field(default_factory=lambda: time.monotonic() + CHECK_SECONDS)
 
     def end(self) -> None:
         """End the requests whose router was replaced or, checked every CHECK_SECONDS, has fallen silent."""

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from structlog.stdlib import BoundLogger
 
@@ -21,38 +22,27 @@ MAX_LANES_REPORTED = 64
 """Lanes with lost frames that heartbeats report."""
 
 
+@dataclass(eq=False)
 class Receiver:
-    """Reads the inbox. To be used in the engine's thread, except the two attributes below."""
+    """Reads the inbox. To be used in the engine's thread, except `flushes` and `missed`: the heartbeat thread reads
+    them, so they are replaced as a whole, never modified."""
 
-    def __init__(
-        self,
-        inbox: "Inbox[ToEngine]",
-        epoch: int,
-        routers: RouterTable,
-        flush: Callable[[], int],
-        calls: Calls,
-        event_reads: EventReads,
-        adapters: Adapters,
-        prompt_adapters: PromptAdapters,
-        dropped: Counter[str],
-        log: BoundLogger,
-    ) -> None:
-        """`flush`: clears the prefix cache and returns the number of freed blocks. `dropped`: see `Mailbox`."""
-        # The heartbeat thread reads these two, so they are replaced as a whole, never modified.
-        self.flushes: list[tuple[int, int]] = []
-        """(number of the flush, blocks freed) of the latest cache flushes."""
-        self.missed: dict[int, int] = {}
-        """Number of lost frames by lane."""
-        self._inbox = inbox
-        self._epoch = epoch
-        self._routers = routers
-        self._flush = flush
-        self._calls = calls
-        self._event_reads = event_reads
-        self._adapters = adapters
-        self._prompt_adapters = prompt_adapters
-        self._dropped = dropped
-        self._log = log
+    _inbox: "Inbox[ToEngine]"
+    _epoch: int
+    _routers: RouterTable
+    _flush: Callable[[], int]
+    """Clears the prefix cache and returns the number of freed blocks."""
+    _calls: Calls
+    _event_reads: EventReads
+    _adapters: Adapters
+    _prompt_adapters: PromptAdapters
+    _dropped: Counter[str]
+    """See `Mailbox`."""
+    _log: BoundLogger
+    flushes: list[tuple[int, int]] = field(default_factory=list)
+    """(number of the flush, blocks freed) of the latest cache flushes."""
+    missed: dict[int, int] = field(default_factory=dict)
+    """Number of lost frames by lane."""
 
     def receive(self) -> list[Submit | Cancel | Hello]:
         """Handle all messages except those for the mailbox, which are returned. Does not wait."""

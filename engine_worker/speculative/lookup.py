@@ -21,7 +21,6 @@ INTERVAL = 8
 EXPECTED = 1.0
 """Tokens that a search is assumed to gain before the first one."""
 
-
 Followers = dict[int, int]
 """By n-gram: the token that followed its latest occurrence or, if another token followed the one before, the bitwise
 complement of that token, which is negative."""

@@ -30,7 +30,7 @@ from sluice.wire.message import (
     TokenId,
 )
 from sluice.wire.params import Guide, RetentionParams, SamplingParams, Speculation, StopParams, TextParams
-from sluice.wire.rows import TextBatch, TokenBatch
+from sluice.wire.rows import PROMPT_END_TOKENS, Open, TextBatch, TokenBatch
 from sluice.wire.tables import PromptTables
 from sluice.wire.tensors import TensorBatch, TensorParams
 
@@ -95,8 +95,30 @@ class Submit(Message, frozen=True):
     """None: the request uses no optional feature."""
 
     @property
+    def remaining(self) -> list[int]:
+        """Indexes of the sequences that did not end in an earlier attempt."""
+        ended = set(self.ended)
+        return [index for index in range(self.n) if index not in ended]
+
+    @property
     def adapter_version(self) -> str | None:
         return None if self.extras is None or self.extras.adapter is None else self.extras.adapter.version
+
+    def opening(self, cached_tokens: int = 0, queue: float = 0.0) -> Open:
+        """The request's Open. `queue`: seconds that it waited for its first step."""
+        return Open(
+            request=self.request,
+            attempt=self.attempt,
+            n=self.n,
+            text=self.text,
+            router=self.router,
+            prompt_tokens=len(self.prompt),
+            cached_tokens=cached_tokens,
+            queue=queue,
+            resume=self.resume,
+            ended=self.ended,
+            prompt_end=list(self.prompt[-PROMPT_END_TOKENS:]),
+        )
 
 
 class Cancel(Message, frozen=True):

@@ -12,9 +12,10 @@ from pathlib import Path
 import msgspec
 import pytest
 import zmq
+from sluice.telemetry.startup import Startup
 
 import sluice.tiny_model
-from engine_worker.__main__ import progress_log
+from engine_worker.__main__ import progress_of
 from sluice.lanes.inbox import Inbox
 from sluice.lanes.lane import Lane
 from sluice.settings.read import load_settings
@@ -235,7 +236,7 @@ def test_progress_is_logged_periodically_and_at_the_end():
         def info(self, event, **fields):
             logged.append((event, fields["done"], fields["total"]))
 
-    progress = progress_log(Log(), "loading", clock)
+    progress = progress_of("loading", Startup(), Log(), clock)
     for done in range(1, 101):
         clock.now += 0.01
         progress(done, 100)

@@ -3,7 +3,6 @@
 from typing import Any, NoReturn
 
 from engine_worker.kvcache.cache import KvCacheManager
-from engine_worker.request import remaining
 from sluice.wire.errors import FinishReason
 from sluice.wire.hashing import short_hash
 from sluice.wire.requests import Submit
@@ -77,7 +76,7 @@ class OutcomeChecks:
     def check_ends(self) -> None:
         """To be called once the engine is idle."""
         for spec in self._bench.specs.values():
-            for sequence in remaining(spec):
+            for sequence in spec.remaining:
                 self._check_end(spec, sequence)
 
     def _check_end(self, spec: Submit, sequence: int) -> None:
@@ -126,5 +125,5 @@ class OutcomeChecks:
         self._oracle.check_tensor_rows(spec, sequence, parts)
 
     def _all_complete(self, spec: Submit) -> bool:
-        ends = [self._bench.stream(spec.request, sequence, spec.attempt).end for sequence in remaining(spec)]
+        ends = [self._bench.stream(spec.request, sequence, spec.attempt).end for sequence in spec.remaining]
         return all(end is not None and end.reason in COMPLETE for end in ends)

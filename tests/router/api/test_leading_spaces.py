@@ -8,7 +8,6 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from detok_service.decoders import decoders_of
-from engine_worker.request import opening
 from sluice.checkpoint.folder import open_checkpoint
 from sluice.tiny_model import path
 from sluice.wire.rows import TokenBatch, TokenRow
@@ -50,7 +49,7 @@ def speaking(tokenizer: Tokenizer) -> Script:
         for offset, word in enumerate(WORDS):
             end = LENGTH if offset == len(WORDS) - 1 else None
             row = TokenRow(submit.request, submit.attempt, 0, offset, [tokenizer.token_to_id(word)], [], end)
-            bench.handle(TokenBatch.of("engine", 1, [] if offset else [opening(submit)], [row]))
+            bench.handle(TokenBatch.of("engine", 1, [] if offset else [submit.opening()], [row]))
         await call.send(*bench.lanes[submit.router].rows(), start=True)
 
     return speak
