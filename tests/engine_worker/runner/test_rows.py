@@ -29,7 +29,7 @@ def peak():
 
 def submit(harness, top, tensors=NO_TENSORS):
     number = harness.send([(7 * i) % 999 for i in range({prompt})], SamplingParams(temperature=0),
-                          StopParams(max_tokens=1), prompt_logprobs=top, tensors=tensors or None)
+                          StopParams(max_tokens=1), prompt_logprobs=top, tensors=tensors)
     harness.run()
     return number
 
