@@ -14,6 +14,13 @@ from sluice.executor.chunk_queue import ChunkQueue, Ending
 from sluice.executor.request import GenerationRequest
 from sluice.v1 import admin_pb2 as pb
 
+T = TypeVar("T")
+
+RETRY_SECONDS = 1.0
+"""Delay before a retry, if an overloaded server suggests none."""
+LOAD_TRIES = 2
+"""Times that a request loads its adapters. They are loaded again if the server has dropped them, for example because
+all its services restarted."""
 REPORT_SECONDS = 5.0
 """Longest wait for statistics, in case the engine has died: ten times the interval at which engines report."""
 
@@ -46,15 +53,6 @@ class StatsWatch:
                     self._changed.clear()
                     await self._changed.wait()
         return self._latest
-
-
-T = TypeVar("T")
-
-RETRY_SECONDS = 1.0
-"""Delay before a retry, if an overloaded server suggests none."""
-LOAD_TRIES = 2
-"""Times that a request loads its adapters. They are loaded again if the server has dropped them, for example because
-all its services restarted."""
 
 
 class _OutOfTimeError(Exception):

@@ -17,6 +17,8 @@ from sluice.trtllm.request import LoraConfig
 if TYPE_CHECKING:
     import torch
 
+log = logging.getLogger("sluice.trtllm")
+
 MODULES = (
     "attn_qkv", "attn_q", "attn_k", "attn_v", "attn_dense", "mlp_h_to_4h", "mlp_4h_to_h", "mlp_gate", "cross_attn_qkv",
     "cross_attn_q", "cross_attn_k", "cross_attn_v", "cross_attn_dense", "moe_h_to_4h", "moe_4h_to_h", "moe_gate",
@@ -35,6 +37,7 @@ NAMES = {
 """Names of modules within a layer of a checkpoint, as in TensorRT-LLM's hf_lora_convert.py."""
 PREFIX = "base_model.model.model.layers"
 FUSED = ("attn_qkv", "mlp_gate_up")
+THEIR_CONFIG, THEIR_WEIGHTS = "model.lora_config.npy", "model.lora_weights.npy"
 DTYPES = ("float32", "float16", "bfloat16")
 
 
@@ -134,11 +137,6 @@ def _shape(module: str, model: Mapping[str, Any]) -> tuple[int, int]:
         "mlp_gate": (hidden, inner),
     }
     return shapes[module]
-
-
-log = logging.getLogger("sluice.trtllm")
-
-THEIR_CONFIG, THEIR_WEIGHTS = "model.lora_config.npy", "model.lora_weights.npy"
 
 
 def not_cached(task_id: int) -> str:

@@ -19,6 +19,11 @@ from sluice.trtllm.statistics import RequestPerfMetrics, read_metrics, tokens_pe
 if TYPE_CHECKING:
     import torch
 
+REASONS = {
+    "length": FinishReason.LENGTH,
+    "timeout": FinishReason.TIMED_OUT,
+    "cancelled": FinishReason.CANCELLED,
+}
 ALL = 1 << 62
 """A number of rows that no output reaches."""
 
@@ -99,13 +104,6 @@ class WantedTensors:
 
 def _rows(tensors: Iterable[Tensor], name: str, *, context: bool = False) -> int:
     return sum(tensor.shape[0] for tensor in tensors if (tensor.name, tensor.context) == (name, context))
-
-
-REASONS = {
-    "length": FinishReason.LENGTH,
-    "timeout": FinishReason.TIMED_OUT,
-    "cancelled": FinishReason.CANCELLED,
-}
 
 
 class Token(NamedTuple):

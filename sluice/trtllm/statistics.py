@@ -10,6 +10,14 @@ from sluice import executor
 from sluice.executor.stats import ReportedRequest, ReportedStep
 from sluice.trtllm.enums import RequestStage
 
+T = TypeVar("T")
+
+TIMESTAMP = "%m-%d-%Y %H:%M:%S.%f"
+STAGES = {stage: RequestStage[stage.name] for stage in executor.RequestStage if stage.name in RequestStage.__members__}
+IN_STEPS = (RequestStage.CONTEXT_IN_PROGRESS, RequestStage.GENERATION_IN_PROGRESS)
+JSON_NAMES = {"specdec_stats": "specDecodingStats"}
+ZERO = timedelta(0)
+
 
 class InJson:
     """Base of statistics with a JSON form."""
@@ -123,9 +131,6 @@ class RequestStatsPerIteration(InJson):
     request_stats: list[RequestStats] = field(default_factory=list)
 
 
-JSON_NAMES = {"specdec_stats": "specDecodingStats"}
-
-
 def _as_json(value: Any) -> Any:
     if hasattr(value, "__dataclass_fields__"):
         return {_json_name(field.name): _as_json(getattr(value, field.name)) for field in fields(value)}
@@ -138,12 +143,6 @@ def _json_name(name: str) -> str:
     """A field's name in TensorRT-LLM's JSON: iter_latency_ms becomes iterLatencyMS."""
     first, *others = JSON_NAMES.get(name, name).split("_")
     return first + "".join("MS" if part == "ms" else part.capitalize() for part in others)
-
-
-T = TypeVar("T")
-TIMESTAMP = "%m-%d-%Y %H:%M:%S.%f"
-STAGES = {stage: RequestStage[stage.name] for stage in executor.RequestStage if stage.name in RequestStage.__members__}
-IN_STEPS = (RequestStage.CONTEXT_IN_PROGRESS, RequestStage.GENERATION_IN_PROGRESS)
 
 
 def step_number(iteration: int) -> int:
@@ -203,9 +202,6 @@ def _prefilled(stage: RequestStage, num_prompt_tokens: int) -> int | None:
     if stage is RequestStage.QUEUED:
         return 0
     return None if stage is RequestStage.CONTEXT_IN_PROGRESS else num_prompt_tokens
-
-
-ZERO = timedelta(0)
 
 
 @dataclass

@@ -11,7 +11,14 @@ from google.protobuf.duration_pb2 import Duration
 from google.rpc import error_details_pb2
 
 from sluice.client import AdapterNotFound, Overloaded
-from sluice.executor import GenerationExecutor, LoRARequest, PeftCacheConfig, RequestError, SamplingParams
+from sluice.executor import (
+    GenerationExecutor,
+    LoRARequest,
+    PeftCacheConfig,
+    PromptAdapterRequest,
+    RequestError,
+    SamplingParams,
+)
 from sluice.executor.adapters import MAX_LOADS, AdaptersOfKind
 from sluice.v1 import admin_pb2
 from tests.fakes.failures import Failure
@@ -106,12 +113,15 @@ def test_a_failed_load_fails_its_requests(local, script, adapter) -> None:
     assert local.generate("x", lora_request=adapter("none")).outputs[0].text
 
 
-def test_a_name_cannot_stand_for_two_adapters(local, adapter) -> None:
-    sql = adapter("sql")
-    local.generate("x", lora_request=sql)
-    for conflicting in (LoRARequest("sql", 1, adapter("python").path), LoRARequest("sql", 2, sql.path)):
+@pytest.mark.parametrize(
+    ("option", "kind"), [("lora_request", LoRARequest), ("prompt_adapter_request", PromptAdapterRequest)]
+)
+def test_a_name_cannot_stand_for_two_adapters(local, adapter, option, kind) -> None:
+    path, other_path = adapter("sql").path, adapter("python").path
+    local.generate("x", **{option: kind("sql", 1, path)})
+    for conflicting in (kind("sql", 1, other_path), kind("sql", 2, path)):
         with pytest.raises(RequestError, match="choose another name"):
-            local.generate("x", lora_request=conflicting)
+            local.generate("x", **{option: conflicting})
 
 
 @pytest.mark.parametrize("streaming", [False, True])
@@ -188,10 +198,11 @@ def test_the_allotted_time_includes_the_load(local, script, adapter) -> None:
     assert requested_ids(script) == []
 
 
+@pytest.mark.parametrize("kind", [LoRARequest, PromptAdapterRequest])
 @pytest.mark.parametrize("arguments", [("a", "1"), (3,), ("a", 1, 5)])
-def test_fields_of_the_wrong_type(arguments) -> None:
+def test_fields_of_the_wrong_type(kind, arguments) -> None:
     with pytest.raises(TypeError):
-        LoRARequest(*arguments)
+        kind(*arguments)
 
 
 def test_names_of_the_fields() -> None:
