@@ -163,8 +163,8 @@ def ascii_classes(expression: str) -> str:
 
 
 def prepared_grammar(text: str, special: Collection[str] = (), *, close: bool) -> str:
-    """The grammar with its expressions and schemas as they are in other guides, and special tokens in place of the
-    literals in `special`. `close`: see `prepared`. Raises ValueError if a schema is not JSON."""
+    """The grammar with its expressions and schemas prepared like those of other guides, and special tokens in place of
+    the literals in `special`. `close`: see `prepared`. Raises ValueError if a schema is not JSON."""
     pieces, at = [], 0
     while match := PARTS.search(text, at):
         pieces.append(text[at : match.start()])
