@@ -1,4 +1,4 @@
-"""Guided decoding in the engine's thread: prepares guides, after which sequences follow them.
+"""Guided decoding in the engine's thread: prepares guides, which sequences then follow.
 
 A new guide is first compiled in a trial process, to find out whether it compiles within its budget, and then in the
 guide worker, where all sequences with this guide share the result. Its requests wait meanwhile.
@@ -36,7 +36,7 @@ V = TypeVar("V")
 MAX_READY = 1024
 """Guides that are remembered as valid."""
 TRIAL_SLOTS = 3
-"""Trials at the same time: they take cores from the engine."""
+"""Limit on concurrent trials, which take cores from the engine."""
 MAX_LOST = 3
 """Trials of one guide that may be killed for reasons other than the guide."""
 

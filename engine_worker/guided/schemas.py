@@ -30,7 +30,7 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 }
 """Keywords that llguidance does not support, with the values with which they change nothing."""
 COUNTS = frozenset(("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"))
-"""Keywords whose values are integers. JSON's 2.0 is one, but not to llguidance."""
+"""Keywords whose values are integers. JSON Schema takes 2.0 for an integer, llguidance does not."""
 OWN_WORDS = ("additionalProperties", "unevaluatedProperties")
 """Keywords by which a schema determines additional properties itself."""
 

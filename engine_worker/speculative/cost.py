@@ -22,7 +22,7 @@ REFRESH = 128
 LEAST = 0.01
 """Lower limit of `Cost.token`."""
 TRUST_RATE = 0.05
-"""Weight of the latest drafts in the average of `_trust`."""
+"""Weight of the latest drafts in the average `_trust`."""
 MARGIN = 1.3
 """Least ratio of expected gain to expected cost. More than 1, because both are estimates, and a loss is noticed
 late."""
