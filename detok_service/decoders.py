@@ -1,5 +1,5 @@
-"""Incremental decoders, and their tables of a tokenizer.json, which all sequences share. The concatenated text that
-decoders return equals the tokenizer's decoding of all tokens.
+"""Incremental decoders, and the tables that they share, which are built from a tokenizer.json. The concatenated text
+that a decoder returns equals the tokenizer's decoding of all tokens.
 
 One decoder serves one sequence. `follow` takes the prompt, whose text is already shown; `feed` takes the next tokens
 and returns the text that later tokens cannot change; `flush` returns the rest at the end of the sequence. The text does

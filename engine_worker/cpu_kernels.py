@@ -1,4 +1,4 @@
-"""Kernels on a CPU: compiled by numba when their module is imported, and run on their rows in several threads."""
+"""Helpers for CPU kernels: numba compiles a kernel when its module is imported, and several threads share its rows."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor

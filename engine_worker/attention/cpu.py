@@ -24,7 +24,7 @@ from engine_worker.attention.cache import KVCache, LayerCache
 TILE = 256
 """Query tokens per call. Keys after a tile's last token, or before the window of its first, are skipped."""
 _bag = torch.ops.aten._embedding_bag_forward_only.default
-# Arguments of the op.
+# Arguments of `_bag`.
 SUM = 0
 NO_PADDING = -1
 
@@ -96,7 +96,7 @@ def attend_context(query: Tensor, cache: LayerCache, plan: ContextPlan, mask: Te
 
 @dataclass(frozen=True, slots=True)
 class GenerationPlan:
-    """A step's indexes and buffers, shared by all layers with the same window.
+    """A step's indices and buffers, shared by all layers with the same window.
 
     B sequences, H query heads, E = H * (sum of the sequences' visible keys) pairs of query head and key.
 
@@ -242,7 +242,7 @@ class CpuInputs(AttentionInputs):
     """`AttentionInputs` with a plan per window."""
 
     stored: Tensor | None
-    """[S] int64: indexes of the tokens that are not padding; None: all tokens."""
+    """[S] int64: indices of the tokens that are not padding; None: all tokens."""
     plans: Mapping[int | None, CpuPlan]
 
 

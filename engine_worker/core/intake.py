@@ -37,9 +37,9 @@ class Intake:
         chunked: bool,
         recompute: Recompute | None,
     ) -> None:
-        """`aging_seconds`: time in which a waiting request gains one priority
-        class; 0: never. `beams`: whether the scheduler supports beam search. `chunked`: whether a prompt may be
-        computed in several steps. `recompute`: see `Request`."""
+        """`aging_seconds`: time in which a waiting request gains one priority class; 0: never. `beams`: whether the
+        scheduler supports beam search. `chunked`: whether a prompt may be computed in several steps. `recompute`: see
+        `Request`."""
         self.unknown_stops = 0
         """Stops since the start that matched no live request or sequence."""
         self.quarantine = Quarantine(live)

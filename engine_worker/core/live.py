@@ -1,4 +1,5 @@
-"""The live requests. All requests begin here, and each of their sequences ends here, exactly once."""
+"""The live requests and their deadlines. All requests begin here, and each of their sequences ends here, exactly
+once."""
 
 from bisect import bisect_left, insort
 from collections import Counter, OrderedDict, abc

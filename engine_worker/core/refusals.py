@@ -51,7 +51,7 @@ class EngineLimits:
 
     @property
     def offers(self) -> frozenset[Offer]:
-        """What requests may need and this engine has."""
+        """Everything that this engine has and that a request may need."""
         return frozenset(
             [
                 *([LORA] if self.has_adapters else []),

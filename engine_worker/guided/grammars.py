@@ -21,13 +21,13 @@ tokenizer would encode it to, special tokens included."""
 TEMPERATURE = re.compile(r"^[?!]?(\w+)\s*\[[^\]\n]*\btemperature\s*=", re.MULTILINE)
 """A temperature among the attributes of a Lark rule."""
 NUMBERS = re.compile(
-    # String literals, regular expressions and comments are matched first, so that nothing in them is.
+    # String literals, regular expressions and comments are matched first, so that nothing in them is taken for ids.
     r'"(?:\\.|[^"\\\n])*"|//[^\n]*|/(?:\\.|[^/\\\n])+/|<\[(?P<ids>\d[\d,-]*)\]>'
 )
 """Token ids in a Lark grammar, such as `<[7,10-12]>`."""
 DECODER = json.JSONDecoder()
 PARTS = re.compile(
-    # String literals and comments are matched first, so that nothing in them is taken for one of the others.
+    # String literals and comments are matched first, so that nothing in them is taken for an expression or a schema.
     r'"(?P<literal>(?:\\.|[^"\\\n])*)"(?!i)|"(?:\\.|[^"\\\n])*"|//[^\n]*'
     r"|/(?P<expression>(?:\\.|[^/\\\n])+)/"
     r"|(?P<json>%json\s*)(?=\{|true\b)"
@@ -44,7 +44,7 @@ CLASSES = {
     "s": r"[\t-\r\x20]",
     "S": r"[^\t-\r\x20]",
 }
-"""By letter. In llguidance they have all of Unicode, such as the digits of all scripts."""
+"""ASCII classes, by the letter of their escape. llguidance's own cover Unicode, such as the digits of all scripts."""
 
 
 def grammar_of(guide: Guide, special: Collection[str] = (), *, close: bool = False) -> str:
@@ -163,8 +163,8 @@ def ascii_classes(expression: str) -> str:
 
 
 def prepared_grammar(text: str, special: Collection[str] = (), *, close: bool) -> str:
-    """The grammar with its expressions and schemas as they are in other guides, and special tokens in place of the
-    literals in `special`. `close`: see `prepared`. Raises ValueError if a schema is not JSON."""
+    """The grammar with its expressions and schemas prepared like those of other guides, and special tokens in place of
+    the literals in `special`. `close`: see `prepared`. Raises ValueError if a schema is not JSON."""
     pieces, at = [], 0
     while match := PARTS.search(text, at):
         pieces.append(text[at : match.start()])

@@ -167,8 +167,8 @@ class _Spec(ctypes.Structure):
 
 
 class CpuTimer:
-    """Ends the process with SIGPROF once the thread that created the timer has used some CPU time, even while native
-    code is running. Python's `setitimer` counts the CPU time of all threads together."""
+    """Ends the process with SIGPROF once the thread that created the timer has used a given amount of CPU time, even
+    while native code is running. Python's `setitimer` counts the CPU time of all threads together."""
 
     def __init__(self) -> None:
         library = ctypes.CDLL(None, use_errno=True)

@@ -1,4 +1,4 @@
-"""Guided decoding in the engine's thread: prepares guides, after which sequences follow them.
+"""Guided decoding in the engine's thread: prepares guides, which sequences then follow.
 
 A new guide is first compiled in a trial process, to find out whether it compiles within its budget, and then in the
 guide worker, where all sequences with this guide share the result. Its requests wait meanwhile.
@@ -36,7 +36,7 @@ V = TypeVar("V")
 MAX_READY = 1024
 """Guides that are remembered as valid."""
 TRIAL_SLOTS = 3
-"""Trials at the same time: they take cores from the engine."""
+"""Limit on concurrent trials, which take cores from the engine."""
 MAX_LOST = 3
 """Trials of one guide that may be killed for reasons other than the guide."""
 
@@ -84,10 +84,10 @@ def refused_guide(guide: Guide, reason: str = "it was started without") -> Prepa
 
 
 class Turns:
-    """Guides that wait for a slot or hold one. Tenants take turns, and one of them never holds all slots."""
+    """Guides that wait for a slot or hold one. Tenants take turns, and no tenant ever holds all slots."""
 
     def __init__(self, num_slots: int) -> None:
-        """At least two slots: a tenant gets all but one of them, so that another one finds a free slot at once."""
+        """`num_slots`: at least 2. A tenant gets at most all but one, so that another tenant finds a slot at once."""
         self._num_slots = num_slots
         self._waiting: dict[Key, Preparation] = {}
         self._holders: dict[Key, str] = {}
@@ -109,7 +109,7 @@ class Turns:
         return self._next() is not None
 
     def begin(self) -> Preparation:
-        """The next guide, which holds a slot from now on. Called if there is one."""
+        """Give the next guide a slot and return it. There must be one: see `has_next`."""
         chosen = self._next()
         if chosen is None:
             raise LookupError("no guide can have a slot")
@@ -123,12 +123,12 @@ class Turns:
         return guide
 
     def discard(self, guide: Preparation) -> None:
-        """The guide waits no longer, or leaves its slot."""
+        """Remove a guide, whether it waits or holds a slot."""
         for guides in (self._waiting, self.running, self._holders):
             guides.pop(guide.key, None)
 
     def _next(self) -> tuple[str, Preparation] | None:
-        """The tenant whose turn is the longest ago, of those that may have another slot, and its first guide."""
+        """Of the tenants that may have another slot, the one whose last turn is longest ago, and its first guide."""
         if len(self.running) >= self._num_slots:
             return None
         held = list(self._holders.values())

@@ -43,7 +43,8 @@ class Tokens(NamedTuple):
 
 
 def load_tokens(file: Path, vocab_size: int) -> Tokens:
-    """`vocab_size`: the model's; ids without a token are never allowed. Raises ValueError."""
+    """The tokens of a tokenizer.json. `vocab_size`: the model's; ids without a token are never allowed. Raises
+    ValueError."""
     document: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     added = document.setdefault("added_tokens", [])
     vocab = document["model"]["vocab"]

@@ -30,7 +30,7 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 }
 """Keywords that llguidance does not support, with the values with which they change nothing."""
 COUNTS = frozenset(("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"))
-"""Keywords whose values are integers. JSON's 2.0 is one, but not to llguidance."""
+"""Keywords whose values are integers. JSON Schema takes 2.0 for an integer, llguidance does not."""
 OWN_WORDS = ("additionalProperties", "unevaluatedProperties")
 """Keywords by which a schema determines additional properties itself."""
 
@@ -100,7 +100,7 @@ def _schemas(value: Any) -> Iterator[Schema]:
 
 def _combined_parts(root: Schema, schema: Schema) -> Iterator[Any]:
     """What applies to the same value as the schema's own keywords: each part of allOf, one of anyOf, one of oneOf, and
-    what $ref names. Alternatives are one list."""
+    what $ref points to. The alternatives of anyOf or oneOf are yielded as one list."""
     everything = schema.get("allOf")
     yield from everything if isinstance(everything, list) else ()
     yield from (schema[name] for name in ("anyOf", "oneOf") if name in schema)
@@ -109,7 +109,7 @@ def _combined_parts(root: Schema, schema: Schema) -> Iterator[Any]:
 
 
 def _collect(root: Schema, value: Any, found: dict[int, Any]) -> None:
-    """Adds a part, and all that it combines itself, to `found`, by id."""
+    """Add a part, and everything that it combines in turn, to `found`, by id."""
     if isinstance(value, list):
         for item in value:
             _collect(root, item, found)
@@ -120,7 +120,7 @@ def _collect(root: Schema, value: Any, found: dict[int, Any]) -> None:
 
 
 def _target(root: Schema, reference: Any) -> Any:
-    """What a reference within the schema names. None if there is nothing."""
+    """What a reference within the schema points to; None if that does not exist."""
     if not isinstance(reference, str) or not reference.startswith("#"):
         return None
     value: Any = root

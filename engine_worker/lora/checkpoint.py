@@ -144,8 +144,8 @@ def _alpha(value: Any) -> float:
 
 
 class ModuleWeights(NamedTuple):
-    """The low-rank matrices that an adapter adds to one linear map: x a^T b, with x [T, inputs]. Of the whole map, and
-    then contiguous, or of one rank's share."""
+    """The low-rank matrices of an adapter for one linear map, to which it adds x a^T b, with x [T, inputs]. They are
+    those of the whole map, and then contiguous, or of one rank's share."""
 
     target: Target
     a: Tensor

@@ -83,10 +83,10 @@ class HostAdapters:
 class WaitingUploads:
     """Uploads for which there was no room in host memory, and those whose requests are expected to be submitted again.
 
-    The first ones are kept, because they cannot be read again. All others are dropped, since routers have their files.
-    Once there is room, their requests end with ADAPTER_MISSING, one at a time and in the order in which they wait, so
-    that a router sends the files and submits the request again. Until that request arrives its adapter counts as used;
-    otherwise the next upload might evict it.
+    The first few uploads are kept, because the engine cannot read them again. All others are dropped, since routers
+    have their files. Once there is room, the requests of dropped uploads end with ADAPTER_MISSING, one at a time and in
+    the order in which they wait, so that a router sends the files and submits the request again. Until that request
+    arrives its adapter counts as used; otherwise the next upload might evict it.
     """
 
     def __init__(self, host: HostAdapters, num_kept: int, clock: Callable[[], float]) -> None:
@@ -160,7 +160,7 @@ class WaitingUploads:
             self._forget(oldest)
 
     def _forget(self, version: str) -> None:
-        """Its request is no longer expected again."""
+        """Stop expecting its request."""
         self._returning.pop(version, None)
         if version in self._reserved:
             self._reserved.discard(version)

@@ -37,7 +37,7 @@ class Embeds(NamedTuple):
     """Rows of prompt tables in place of the embeddings of tokens."""
 
     tokens: Tensor
-    """[V] int64: indexes, in the step, of the tokens that the rows belong to; these tokens' ids are placeholders."""
+    """[V] int64: indices, in the step, of the tokens that the rows belong to; these tokens' ids are placeholders."""
     rows: Tensor
     """[V, hidden] float32."""
 
@@ -50,7 +50,7 @@ class Taps:
     """Copies the outputs of `layers`, which clients can request as tensors, for some of a step's tokens."""
 
     def __init__(self, layers: Collection[int], tokens: Tensor | None) -> None:
-        """`tokens`: [K] int64, indexes in the step; None: copy nothing."""
+        """`tokens`: [K] int64, indices in the step; None: copy nothing."""
         self._layers = layers
         self._tokens = tokens
         self.rows: dict[int, Tensor] = {}

@@ -21,7 +21,7 @@ CACHE_TYPES = {"float32": ("float32", "float16", "u8"), "bfloat16": ("bfloat16",
 
 
 class Precision(NamedTuple):
-    """The settings `dtype`, `quantize` and `kv_precision` after "auto" was resolved."""
+    """The settings `dtype`, `quantize` and `kv_precision` with "auto" resolved."""
 
     dtype: str = "float32"
     """Type of activations and accumulators."""
@@ -46,7 +46,7 @@ class Precision(NamedTuple):
 
     @property
     def properties(self) -> dict[str, str]:
-        """For the plugin. Without them it computes in bfloat16 on every CPU that supports it."""
+        """Properties for the CPU plugin, which by default computes in bfloat16 on every CPU that supports it."""
         return {"INFERENCE_PRECISION_HINT": TYPES[self.dtype], "KV_CACHE_PRECISION": TYPES[self.kv]}
 
     def __str__(self) -> str:

@@ -121,7 +121,7 @@ def torchrun_store(seconds: float) -> Store:
 
 
 def store_answer(store: Store, number: int, rank: int, answer: RankAnswer) -> None:
-    """Called on ranks other than 0. `number`: of the call. Raises DistError."""
+    """Store this rank's answer to call `number` for rank 0. Called on the other ranks. Raises DistError."""
     store.set(_key(number, rank), msgspec.json.encode(answer).decode())
 
 

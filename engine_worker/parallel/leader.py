@@ -224,7 +224,8 @@ def without_rows(arrays: StepArrays) -> StepArrays:
 
 
 class Processes:
-    """The children are killed when the thread that started them ends, however this process ends."""
+    """The child processes of the other ranks on this machine. They are killed when the thread that started them ends,
+    however this process ends."""
 
     def __init__(self, size: int, seconds: float, log_level: str) -> None:
         """`seconds`: see `ShmSender`. Raises OSError if a child cannot be started."""
@@ -267,7 +268,7 @@ class Processes:
             os.close(descriptor)
 
     def exit_reason(self, rank: int) -> str | None:
-        """How this rank's process has ended, or ends within REAP_SECONDS; None if it is running."""
+        """How this rank's process ended, after waiting up to REAP_SECONDS for that; None if it is still running."""
         with suppress(subprocess.TimeoutExpired):
             # A closed connection can be noticed before the process has ended: wait a moment for its exit status.
             code = self._children[rank - 1].wait(REAP_SECONDS)

@@ -128,7 +128,7 @@ class Adapters(KnownAdapters):
             self._on_load(message)
 
     def finish(self) -> None:
-        """AdapterAnswer loads that have finished, and free versions that have been unnamed for KEPT_SECONDS."""
+        """Answer loads that have finished, and free versions that have been unnamed for KEPT_SECONDS."""
         if self._offered:
             for version, loading in list(self._offered.items()):
                 if loading.poll():
@@ -228,7 +228,7 @@ class Adapters(KnownAdapters):
 
 
 class PromptAdapters(KnownAdapters):
-    """The engine only stores prompt adapters, so that a restarted router can read them back."""
+    """The prompt adapters, which the engine only stores, so that a restarted router can read them back."""
 
     def __init__(
         self,

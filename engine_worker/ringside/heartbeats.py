@@ -44,7 +44,8 @@ MAX_ROUTERS = 256
 MAX_ANSWERS = 64
 """Limit on answers that wait for full lanes."""
 MAX_READS = 256
-"""Requests that may wait for the next heartbeat. A reader that receives no answer repeats its request."""
+"""Limit on reads of KV cache events that wait for the next heartbeat. A reader that receives no answer repeats its
+read."""
 
 
 class LastHello(NamedTuple):
@@ -238,14 +239,14 @@ class Heartbeats(threading.Thread):
 
 @dataclass(eq=False)
 class EventReads:
-    """Requests that wait for the next heartbeat. `put` and `take` may be called in different threads."""
+    """Reads of KV cache events that wait for the next heartbeat. Different threads may call `put` and `take`."""
 
     _events: EventLog | None
     _engine: str
     _epoch: int
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _reads: dict[int, ReadCacheEvents] = field(default_factory=dict)
-    """Latest request of each reader."""
+    """Latest message of each reader."""
 
     @property
     def enabled(self) -> bool:
@@ -253,8 +254,8 @@ class EventReads:
         return self._events is not None
 
     def put(self, message: ReadCacheEvents) -> bool:
-        """Add a request. False if it will not be answered: this engine keeps no events, the message is for an earlier
-        process, or too many requests wait."""
+        """Add a read. False if it will not be answered: this engine keeps no events, the message is for an earlier
+        process, or too many reads wait."""
         if self._events is None or message.engine_epoch != self._epoch:
             return False
         with self._lock:
@@ -264,7 +265,7 @@ class EventReads:
         return True
 
     def take(self) -> Iterator[tuple[str, CacheEvents]]:
-        """Remove all waiting requests and answer them: (address of the router, answer)."""
+        """Remove all waiting reads and answer them: (address of the router, answer)."""
         with self._lock:
             reads, self._reads = self._reads, {}
         if self._events is None:

@@ -1,5 +1,5 @@
 """The core's hooks, implemented on the ring: sorts messages into requests and stops, and sends responses to their
-detokenizers and routers."""
+detokenizers and routers. Also ends the requests whose router is gone."""
 
 import time
 from collections import Counter, defaultdict, deque

@@ -111,7 +111,7 @@ def with_images(slices: Sequence[Slice], rows_of: Callable[[Image], Table]) -> t
 
 
 def table_rows(slices: Sequence[Slice]) -> TableRows:
-    """At least one slice must have virtual tokens."""
+    """The virtual tokens of a step, and their rows. At least one slice must have virtual tokens."""
     tokens, rows, end = [], [], 0
     for part in slices:
         start, end = end, end + len(part.tokens)

@@ -21,7 +21,7 @@ class SampledResults:
     """The results of a step. On a GPU the constructor starts asynchronous copies to pinned memory."""
 
     def __init__(self, sampled: Sampled, draws: list[Draw], rule_results: RuleResults, *, overlapped: bool) -> None:
-        """`rule_results`: list the draws whose tokens are invalid. `overlapped`: the next step is queued before the
+        """`rule_results`: say which draws' tokens are invalid. `overlapped`: the next step is queued before the
         host waits for this one, so a late wake-up costs nothing."""
         self.tokens = sampled.tokens
         """[D] int64, on the device."""
@@ -55,7 +55,7 @@ class SampledResults:
         return tokens
 
     def short(self) -> bool:
-        """See `Sampled.short`. Waits for the device only if a draw has a filter that candidates may be too few for."""
+        """See `Sampled.short`. Waits for the device only if a draw has a filter for which candidates may be too few."""
         if self._sampled.short is None:
             return False
         self._wait()

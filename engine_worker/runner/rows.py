@@ -72,7 +72,7 @@ def _copy(rows: Tensor) -> Tensor:
 
 
 class RequestedRows:
-    """The rows of one step that has any."""
+    """The requested rows of one step; only for steps that have any."""
 
     def __init__(self, slices: Sequence[Slice], device: torch.device, functions: Mapping[str, RowsFunction]) -> None:
         with_rows = [part for part in slices if part.scored is not None or part.kept]

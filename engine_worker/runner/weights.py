@@ -160,9 +160,9 @@ def fill_weights(model: Model, checkpoint: Checkpoint, config: RunnerConfig, pro
 
 
 def resolve_tied(model: CausalLM, folder: Path, rename: Rename) -> Rename:
-    """For a model whose config.json ties the head to the embedding, but whose files may say otherwise; as transformers
-    reads them. Gives the model a head of its own if the files contain one with other values than the embedding. The
-    result is `rename`, which also maps the head to the embedding if the files contain only the head."""
+    """For a model whose config.json ties the head to the embedding, although its files may disagree; decides as
+    transformers does. Gives the model a head of its own if the files contain one whose values differ from the
+    embedding's. Returns `rename`, extended to map the head to the embedding if the files contain only the head."""
     if not model.config.tie_word_embeddings:
         return rename
     places = _places(folder, rename)
@@ -181,7 +181,7 @@ class Place(NamedTuple):
 
 
 def _places(folder: Path, rename: Rename) -> Mapping[str | None, Place]:
-    """Where the files contain each tensor of the model."""
+    """Where in the files each tensor of the model is, by target name."""
     places: dict[str | None, Place] = {}
     for file in weight_files(folder):
         with opened(file) as tensors:

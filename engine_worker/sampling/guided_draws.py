@@ -126,7 +126,7 @@ def choose_allowed(scores: Scores, masked: MaskedRows) -> tuple[Index, Scores]:
 
 def _choose_by_words(scores: Scores, rows: list[int], masks: MaskBits) -> dict[int, Choice]:
     """By row; does not read the scores of words that allow no token."""
-    # flatnonzero takes a tenth of the time on booleans, for all rows together.
+    # On booleans, and for all rows together, flatnonzero takes a tenth of the time.
     nonzero = np.flatnonzero(masks != 0)
     ends = np.searchsorted(nonzero, masks.shape[1] * np.arange(1, len(rows) + 1)).tolist()
     chosen, start = {}, 0

@@ -190,7 +190,7 @@ class DeviceEdits(NamedTuple):
 
 
 class HostEdits(NamedTuple):
-    """`DeviceEdits` on a CPU: row by row, so that each row stays in the cache, which takes a third of the time."""
+    """`DeviceEdits` on a CPU: row by row, so each row stays in the core's cache. Takes a third of the time."""
 
     rows: Mapping[int, Edits]
     masked: MaskedRows | None

@@ -41,8 +41,8 @@ class LogitRules:
         processing: Processing | None = None,
         guide: GuidedSequence | None = None,
     ) -> None:
-        """`make_rules`: creates them, in the state after the prompt. `prompt_end`: the last tokens of the prompt, as
-        many as any rule reads."""
+        """`make_rules`: creates the rules, in their state after the prompt. `prompt_end`: the last tokens of the
+        prompt, as many as any rule reads."""
         self.processing = processing
         self.guide = guide
         """Its masks are requested for all draws of a step together; see `StepRules.guided`."""
@@ -59,7 +59,7 @@ class LogitRules:
         return len(self._tokens) - self._num_prompt
 
     def fork(self) -> "LogitRules":
-        """A copy; only for sequences without processors and guide. Takes as long as feeding all tokens again."""
+        """A copy; only for sequences without processors or a guide. Takes as long as feeding all tokens again."""
         forked = LogitRules(self._make_rules, self._tokens[: self._num_prompt])
         for token in self._tokens[self._num_prompt :]:
             forked.feed(token)

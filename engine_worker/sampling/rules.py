@@ -163,7 +163,7 @@ class WordNode:
 
 
 class BadWords:
-    """Bans the last token of each bad word whose other tokens have just been generated, or end the prompt, as
+    """Bans the last token of each bad word whose other tokens have just been generated, or end the prompt, like
     transformers' NoBadWordsLogitsProcessor. Has no state, so all sequences of a request share one."""
 
     def __init__(self, words: Sequence[tuple[int, ...]]) -> None:
@@ -223,7 +223,7 @@ def index_ngrams(tokens: Sequence[int], size: int, vocab_size: float = inf) -> d
 
 
 class NoRepeatNgrams:
-    """Bans tokens that would repeat `size` consecutive tokens of prompt and output, as transformers'
+    """Bans tokens that would repeat `size` consecutive tokens of prompt and output, like transformers'
     NoRepeatNGramLogitsProcessor."""
 
     def __init__(self, size: int, prompt: Mapping[Ngram, list[int]]) -> None:

@@ -22,7 +22,7 @@ REFRESH = 128
 LEAST = 0.01
 """Lower limit of `Cost.token`."""
 TRUST_RATE = 0.05
-"""Weight of the latest drafts in the average of `_trust`."""
+"""Weight of the latest drafts in the average `_trust`."""
 MARGIN = 1.3
 """Least ratio of expected gain to expected cost. More than 1, because both are estimates, and a loss is noticed
 late."""
@@ -159,7 +159,7 @@ class Gain:
         """Accepted tokens of the latest drafts."""
 
     def pays(self, cost: Cost, expected: float, drafted: int) -> bool:
-        """Whether drafts of `drafted` tokens should pay. `expected`: expected number of accepted tokens."""
+        """Whether drafts of `drafted` tokens are likely to pay. `expected`: expected number of accepted tokens."""
         return self._trust * expected >= MARGIN * (cost.step + cost.token * drafted)
 
     def of(self, cost: Cost | None, drafted: int) -> float:
@@ -175,10 +175,10 @@ class Gain:
         self._accepted += accepted
 
     def end_step(self, drafted: int) -> None:
-        """Update the average. `drafted`: draft tokens of the step, of all kinds."""
+        """Update the average ratio. `drafted`: draft tokens of the step, of all kinds."""
         if drafted and self._expected:
             self._trust += TRUST_RATE * (self._accepted / self._expected - self._trust)
             self._expected = 0.0
         elif self._trust != 1.0:
-            # Recovers, so that drafts that did not pay are tried again.
+            # Trust recovers, so that drafts that did not pay are tried again.
             self._trust += FORGETTING * (1 - self._trust)

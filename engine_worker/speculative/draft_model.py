@@ -134,7 +134,8 @@ class DraftModel:
 
 
 class ModelDrafting:
-    """The costs and accuracies of these drafts are separate, because they include the draft model's time."""
+    """Decides about drafts by the draft model. Their costs and accuracies are kept apart from those of other drafts,
+    because they include the draft model's time."""
 
     def __init__(self, model: DraftModel) -> None:
         self._model = model

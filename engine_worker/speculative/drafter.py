@@ -16,8 +16,8 @@ MAX_ACCURACY = 0.99
 
 
 class DraftLength:
-    """A token is drafted if its probability to be accepted is at least its cost. A draft token after k others is
-    accepted only if these are: with the probability of a single one to the power of k + 1."""
+    """Decides how many tokens to draft: each whose probability of being accepted is at least its cost. A draft token
+    after k others is accepted only if they are, so its probability is that of a single one to the power of k + 1."""
 
     def __init__(self, max_tokens: int, accuracy: float = EXPECTED) -> None:
         """`max_tokens`: limit on draft tokens per step."""

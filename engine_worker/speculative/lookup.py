@@ -15,7 +15,7 @@ RATE = 0.125
 """Weight of the latest search in averages."""
 MARGIN = 2.0
 """Least ratio of the tokens that searches gain to the tokens that their time costs. More than 1, because they also
-evict a step's data from the processor's caches."""
+evict a step's data from the CPU's caches."""
 INTERVAL = 8
 """Steps per search while searches do not pay."""
 EXPECTED = 1.0

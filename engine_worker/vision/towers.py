@@ -81,7 +81,7 @@ class LlavaTower:
 
 
 class QwenTower:
-    """The vision towers of Qwen2-VL and Qwen2.5-VL, without the decoder (arXiv:2409.12191, 2502.13923)."""
+    """The vision tower of Qwen2-VL or Qwen2.5-VL, without the decoder (arXiv:2409.12191, 2502.13923)."""
 
     def __init__(self, folder: Path, scaling: Scaling, dtype: torch.dtype, device: torch.device) -> None:
         """Raises CheckpointError."""
@@ -132,7 +132,7 @@ def _read_by(folder: Path, read: Callable[..., T]) -> T:
 
 
 def _table_of(image: Image, rows: Tensor, hidden_size: int) -> Table:
-    """`rows` [rows, hidden]. Raises ValueError if their shape is not the one that the image should have."""
+    """The rows, [rows, hidden], as a table. Raises ValueError if their shape is not the one that `image` claims."""
     if rows.shape != (image.rows, hidden_size):
         raise ValueError(f"the rows of an image have shape {tuple(rows.shape)}, expected {image.rows, hidden_size}")
     # The digest of the image also identifies its rows, which are a function of the image.

@@ -16,7 +16,7 @@ def extras_of(submit: Submit) -> Extras:
 
 
 def with_extras(submit: Submit, **fields: Any) -> Submit:
-    """The same with those of `fields` that belong to its extras."""
+    """A copy with those of `fields` that belong to its extras."""
     extras = replace(extras_of(submit), **{name: value for name, value in fields.items() if name in NAMES})
     return replace(submit, extras=None if extras == NO_EXTRAS else extras)
 

@@ -15,7 +15,7 @@ MARKS = [
     pytest.mark.timeout(900),
     pytest.mark.skipif("SLUICE_TEST_RAY" not in os.environ, reason="takes minutes: set SLUICE_TEST_RAY=1"),
 ]
-"""Of every test of a ring on Ray."""
+"""Marks of all tests of a ring on Ray."""
 PATIENCE = 120.0
 """Seconds until a killed actor serves again: Ray restarts its process, which restarts the service."""
 ATTEMPTS = 3
@@ -43,7 +43,7 @@ async def undisturbed_streams(ring: Ring) -> list[Stream]:
 
 
 async def streams_over(strike: Callable[[], object], addresses: Sequence[str]) -> list[Stream]:
-    """The streams as they are when something strikes once all of them are half way."""
+    """The streams of clients, disturbed by `strike` once all of them are halfway."""
     async with AsyncClient(addresses, timeout=2 * PATIENCE) as client:
         half_way = asyncio.Semaphore(0)
         streams = [asyncio.ensure_future(follow(client, spec, half_way)) for spec in SPECS]
