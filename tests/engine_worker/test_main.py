@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import zmq
-from sluice.telemetry.startup import Startup
+from sluice.telemetry.probes import Startup
 
 import sluice.tiny_model
 from engine_worker.__main__ import progress_of

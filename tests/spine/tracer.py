@@ -20,8 +20,8 @@ PRODUCT = tuple(
 )
 KV_CACHE = f"{ROOT / 'engine_worker' / 'kvcache'}{os.sep}"
 CHECK = "KvCacheManager.check"
-EVERY_SECOND = str(ROOT / "engine_worker" / "ringside" / "orphans.py")
-"""Looks at each live request once per second, and so at one that a busy machine computes for longer than that."""
+EVERY_SECOND = "Orphans."
+"""A class that looks at each live request once per second, and so at one that a busy machine computes for longer."""
 FOLDER = "SPINE_FOLDER"
 PHASE = "phase"
 POLL_SECONDS = 0.02
@@ -59,11 +59,11 @@ class Recorder:
         return line
 
     def _counts(self, code: CodeType) -> bool:
-        if code.co_name == "<module>":
+        if code.co_name == "<module>" or code.co_qualname.startswith(EVERY_SECOND):
             return False
         file = code.co_filename
         if file not in self._is_product:
-            self._is_product[file] = file.startswith(PRODUCT) and file != EVERY_SECOND
+            self._is_product[file] = file.startswith(PRODUCT)
         return self._is_product[file]
 
     def watch(self) -> None:
