@@ -12,7 +12,6 @@ from pathlib import Path
 import msgspec
 import pytest
 import zmq
-from sluice.telemetry.probes import Startup
 
 import sluice.tiny_model
 from engine_worker.__main__ import progress_of
@@ -20,6 +19,7 @@ from sluice.lanes.inbox import Inbox
 from sluice.lanes.lane import Lane
 from sluice.settings.read import load_settings
 from sluice.settings.services import EngineSettings
+from sluice.telemetry.probes import Startup
 from sluice.wire.errors import FinishReason
 from sluice.wire.heartbeats import EngineHeartbeat, Hello, KeepAlive
 from sluice.wire.rows import TokenBatch
