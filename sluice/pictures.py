@@ -102,7 +102,7 @@ def _opened(file: BinaryIO) -> Picture:
 
 
 def _too_many_parts(data: bytes | memoryview) -> str | None:
-    """What the file has too many of, if anything. A decoder would spend time on each. Takes up to some milliseconds."""
+    """What the file has too many of; None if nothing. A decoder spends time on each. Takes up to a few milliseconds."""
     data = bytes(data)
     if data.startswith(PNG):
         limit = MAX_PARTS + (len(data) >> 10)

@@ -1,4 +1,4 @@
-"""What completions and chats share: one HTTP request becomes calls of the ring, and their results one response."""
+"""What completions and chats share: one HTTP request becomes calls to the ring, whose results become one response."""
 
 import asyncio
 import time

@@ -17,9 +17,9 @@ class Spec:
     request_id: str
     prompt: Prompt
     keep_prompt_tokens: int | None
-    """Truncate the prompt to its last tokens, this many; None to keep all of them."""
+    """Truncate the prompt to this many of its last tokens; None to keep all of them."""
     sampling: SamplingParams
-    """Without what features add, such as bad words, which are not tokenized yet."""
+    """Does not yet include what features add, such as bad words, which are not tokenized yet."""
     stopping: Stopping
     text: TextParams
     n: int

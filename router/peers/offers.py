@@ -1,4 +1,4 @@
-"""What the engines offer, tokens of context among it, and what a request needs of them."""
+"""What the engines offer, including their context length, and what a request needs from them."""
 
 from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass

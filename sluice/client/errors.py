@@ -249,9 +249,9 @@ def with_timeout(error: SluiceError, timeout: float | None) -> SluiceError:
 
 
 def explain(error: Unreachable, address: str, uses_tls: bool) -> str | None:
-    """What is probably wrong with a connection that failed with this error of gRPC. None: nothing that is known.
+    """The probable cause of this error of a connection; None if it is unknown.
 
-    Recognizes a server of another kind, or with other TLS settings, by gRPC's message.
+    Recognizes a server of another kind, or one with other TLS settings, by gRPC's message.
     """
     text = error.message.lower()
     if any(mark in text for mark in NOT_HTTP_2):

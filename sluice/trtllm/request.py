@@ -1,4 +1,4 @@
-"""`Request`: a prompt with its options."""
+"""`Request`: a prompt with its options, and the classes of these options."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, InitVar, dataclass, field

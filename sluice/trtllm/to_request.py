@@ -179,7 +179,7 @@ def _outputs(config: OutputConfig) -> dict[str, Any]:
 
 
 def _biased(params: SamplingParams, tensor: Any, vocab_size: int) -> SamplingParams:
-    """The parameters with the biases in a tensor [vocab_size]; InvalidParams if it cannot be used."""
+    """`params` with the biases of a tensor [vocab_size]; InvalidParams if the tensor cannot be used."""
     if tuple(tensor.shape) != (vocab_size,):
         reason = f"embedding bias shape is not as expected: it is {list(tensor.shape)}, must be [{vocab_size}]"
         return InvalidParams(reason=reason)
