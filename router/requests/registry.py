@@ -1,4 +1,4 @@
-"""All requests in this router: by id while their response is open, by number while they are on the ring. And their
+"""All requests in this router: by id while their response is open, by number while they are on the ring. Also the
 counters."""
 
 import asyncio

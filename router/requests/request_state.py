@@ -107,7 +107,7 @@ class RequestState:
         self.tables: PromptTables | None = None
         """Kept for later attempts."""
         self.virtual: VirtualTokens | None = None
-        """The rows that the prompt's ids beyond the vocabulary stand for."""
+        """The rows of embeddings that the prompt's ids beyond the vocabulary stand for."""
         self.sampling = spec.sampling
         """Includes what features add, once the prompt is tokenized."""
         self.retention = RetentionParams()

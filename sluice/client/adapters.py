@@ -21,7 +21,7 @@ MAX_CONFIG_BYTES = 1 << 20
 PART_BYTES = 1 << 20
 """Bytes in one message of an upload, which limits what the client holds in memory."""
 UPLOAD_TRIES = 3
-"""Times that an upload is tried; see `is_cut_short`."""
+"""Maximum number of tries of an upload; see `is_cut_short`."""
 PAGE_SIZE = 1000
 
 Folder = str | PathLike[str]

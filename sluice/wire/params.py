@@ -152,7 +152,7 @@ class TextParams(msgspec.Struct, frozen=True, omit_defaults=True):
     """A stop string is ignored if a token before this one (1-based) completes it."""
     skip_special_tokens: bool = True
     keep_special_tokens: tuple[str, ...] = ()
-    """Special tokens that are shown even so."""
+    """Special tokens that are shown even with `skip_special_tokens`."""
     interval: Count = 1
     """Minimum number of tokens per row, except for the last row. 0: a single row at the end."""
 
