@@ -1,4 +1,4 @@
-"""A validated request, and whether it fits the context."""
+"""A validated request, and whether it fits into the context."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -65,7 +65,7 @@ class Spec:
 
 
 def fit(spec: Spec, prompt_tokens: int, context_tokens: int, model_tokens: int) -> int:
-    """The request's max_tokens, at least 1. If the caller has not set it, as many as fit the context.
+    """The request's max_tokens, at least 1. If the caller has not set it, as many as fit into the context.
 
     `context_tokens`: maximum number of tokens of prompt plus output. `model_tokens`: the model's own limit.
     Raises RequestError: INVALID_ARGUMENT for a prompt without tokens, CONTEXT_OVERFLOW if the request does not fit.
