@@ -33,7 +33,7 @@ TICK_SECONDS = 0.5
 SHARE_SECONDS = 0.05
 """Interval at which a gateway that shares its port checks whether it may accept connections."""
 HEALTH_SECONDS = 2.0
-"""Timeout for a router's health check, and for the question which model it serves."""
+"""Timeout for a router's health check, and for asking which model it serves."""
 ASK_SECONDS = 10.0
 """Interval at which to ask the routers about the ring."""
 BACKLOG = 1024

@@ -5,7 +5,7 @@ from collections.abc import Hashable, Iterable, Mapping
 
 
 def of_tenant(tenant: str) -> str:
-    """Names the tenant in messages about its share; empty for no tenant."""
+    """The words that name the tenant in messages about its share. Empty if there is no tenant."""
     return f" of the tenant {tenant!r}" if tenant else ""
 
 

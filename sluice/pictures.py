@@ -12,17 +12,17 @@ from sluice.wire.tables import FORMATS, MAX_PIXELS
 
 FORMAT_NAMES = "PNG, JPEG or WebP"
 MAX_EXIF_BYTES = 1 << 16
-"""That of a JPEG."""
+"""The limit that JPEG has: the size of one segment."""
 SIDEWAYS = range(5, 9)
 """EXIF orientations that exchange width and height."""
 MAX_PARTS = 4096
 """Limit on the segments before the pixels of a JPEG and, with one more per KiB of the file, on the chunks of a PNG."""
 MAX_SCANS = 128
-"""Limit on the scans of a progressive JPEG: decoding each takes as long as the whole picture. Usual are ten."""
+"""Limit on the scans of a progressive JPEG: decoding each takes as long as the whole picture. Ten are usual."""
 PNG, JPEG = b"\x89PNG\r\n\x1a\n", b"\xff\xd8"
 START_OF_SCAN = 0xDA
 WITHOUT_LENGTH = frozenset((0x01, *range(0xD0, 0xD9)))
-"""Markers of a JPEG that no data follow."""
+"""JPEG markers that are not followed by data."""
 
 
 class PictureError(ValueError):
@@ -102,7 +102,7 @@ def _opened(file: BinaryIO) -> Picture:
 
 
 def _too_many_parts(data: bytes | memoryview) -> str | None:
-    """What the file has too many of, if anything. A decoder would spend time on each. Takes up to some milliseconds."""
+    """What the file has too many of; None if nothing. A decoder spends time on each. Takes up to a few milliseconds."""
     data = bytes(data)
     if data.startswith(PNG):
         limit = MAX_PARTS + (len(data) >> 10)

@@ -1,4 +1,4 @@
-"""What completions and chats share: one HTTP request becomes calls of the ring, and their results one response."""
+"""What completions and chats share: one HTTP request becomes calls to the ring, whose results become one response."""
 
 import asyncio
 import time
@@ -22,8 +22,8 @@ from sluice import client
 from sluice.client import AsyncStream, Chunk, Generation, Prompt
 
 JOINED_TOKENS = 32
-"""Tokens per message of the ring when the answer is not streamed. If a router is lost, at most this many tokens of each
-output are computed again."""
+"""Tokens per message from the ring when the answer is not streamed. If a router is lost, at most this many tokens of
+each output are computed again."""
 MAX_WAITING = 16
 """Chunks buffered for a slow client. When the buffer is full, the streams are not read."""
 
@@ -130,7 +130,7 @@ class GenerationCall(ABC, Generic[T]):
         return event(msgspec.json.encode(self._answer(self.chunk_object, [choice], usage)))
 
     async def collect(self, prompt: Prompt, options: Mapping[str, Any]) -> Generation:
-        """Collected from a stream, because a stream resumes when its router is lost."""
+        """The result for one prompt, collected from a stream, because a stream resumes when its router is lost."""
         return await self.stream(prompt, options).collect()
 
     def stream(self, prompt: Prompt, options: Mapping[str, Any]) -> AsyncStream:

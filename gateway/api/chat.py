@@ -68,7 +68,7 @@ class ChatCall(GenerationCall[ChatRequest]):
 
 
 def _guide_with_tools(request: ChatRequest, tools: list[Tool]) -> Guide | None:
-    """The guide of the whole output, calls of tools included. Raises ApiError."""
+    """The guide of the whole output, including tool calls. Raises ApiError."""
     guide = guide_of(request)
     several = not isinstance(request.tool_choice, NamedTool) and request.parallel_tool_calls is not False
     if functions := required_functions(tools, request.tool_choice):

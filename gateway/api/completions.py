@@ -1,4 +1,4 @@
-"""/v1/completions."""
+"""/v1/completions, and what the gateway itself does for `echo` and `best_of`."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence

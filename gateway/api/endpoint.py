@@ -1,4 +1,4 @@
-"""The path of every request to a handler: reading the body, admission, the handler."""
+"""The path of every request to a handler: its caller, its body, admission, the handler, and clients that disconnect."""
 
 import asyncio
 import hashlib
@@ -22,7 +22,7 @@ from gateway.requests.body import RETRY_SECONDS, read_body
 from sluice.client import Metadata
 
 CHECK_SECONDS = 5.0
-"""Timeout for the question whether the routers accept a token."""
+"""Timeout for asking the routers whether they accept a token."""
 REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,120}", re.ASCII)
 """Shorter than the ring's limit, because the id of each prompt of a list gets a number appended."""
 FORWARDED = ("authorization", "traceparent", "tracestate", "x-sluice-tenant")
@@ -191,5 +191,5 @@ def _shutting_down() -> ApiError:
 
 
 def _address(scope: Scope) -> str:
-    """The client's address, which pays for what it sends."""
+    """The client's address, which is charged for the bytes that it sends."""
     return str(scope["client"][0]) if scope.get("client") else ""

@@ -37,7 +37,7 @@ NEUTRAL = MappingProxyType(
         "tool_choice": (b'"none"', b'"auto"'),
     }
 )
-"""Further such values of a refused field."""
+"""By field: further values that mean the same as omitting it."""
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -54,7 +54,7 @@ class Body(Generic[T]):
 async def read_body(
     request: Request, max_bytes: int, share: Share, check_token: Callable[[], Awaitable[None]]
 ) -> bytes:
-    """`share` pays for the body. `check_token` is awaited before more than UNCHECKED_BYTES are read.
+    """`share` is charged for the body. `check_token` is awaited before more than UNCHECKED_BYTES are read.
 
     Raises ApiError, OverBudget, ClientDisconnect.
     """

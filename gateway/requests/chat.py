@@ -155,7 +155,7 @@ class ChatRequest(Common, kw_only=True):
         return super().options() | {name: value for name, value in options.items() if value is not None}
 
     def _template_variables(self) -> dict[str, Any]:
-        """The variables of the chat template that are fields of their own."""
+        """The variables of the chat template that have their own fields in the request."""
         return {name: value for name in TEMPLATE_VARIABLES if (value := getattr(self, name)) is not None}
 
 

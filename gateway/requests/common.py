@@ -65,7 +65,7 @@ class Common(Guided, kw_only=True):
     bad_words: list[str] | None = None
     allowed_token_ids: list[int] | None = None
     truncate_prompt_tokens: int | None = None
-    """-1: to what fits the context."""
+    """Number of the prompt's last tokens to keep; -1: as many as fit into the context."""
     cache_salt: str | None = None
 
     @property
@@ -102,7 +102,7 @@ class Common(Guided, kw_only=True):
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
     def truncate_to(self, context_tokens: int) -> None:
-        """Let the prompt's end have what the output leaves of the context."""
+        """Truncate the prompt to its last tokens, as many as fit into the context beside the output."""
         self.truncate_prompt_tokens = max(1, context_tokens - max(1, self.asked_tokens or 1))
 
     def params(self) -> dict[str, str]:

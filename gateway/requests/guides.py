@@ -107,7 +107,7 @@ CONSTRAINTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "structural_tag": ("structures", "triggers"),
     }
 )
-"""By type: the fields of which one has the constraint; of a structural tag both belong to it."""
+"""By type: the fields, one of which holds the constraint. A structural tag uses both of its fields."""
 FORMAT_FIELDS = tuple(field for field in ResponseFormat.__struct_fields__ if field != "type")
 KINDS = {
     "guided_json": "json_schema",
@@ -130,14 +130,14 @@ KINDS_IN_STRUCTURED = {
     "structural_tag": "structural_tag",
 }
 UNSUPPORTED = ("disable_any_whitespace", "disable_additional_properties", "whitespace_pattern")
-"""Fields of `structured_outputs` that may only be neutral."""
+"""Fields of `structured_outputs` that may only have neutral values."""
 MAX_UNKNOWN = 64
 MAX_SHOWN = 64
 CONSTRAINT_NAME = re.compile(
     r"guid(ed|ance)|grammar|gbnf|ebnf|regex|schema|struct|format|constrain|json", re.IGNORECASE
 )
 SIMILARITY = 0.8
-"""As in difflib, from 0 to 1."""
+"""Least similarity, from 0 to 1 as in difflib, at which an unknown name counts as a misspelt one."""
 
 
 def guide_of(request: Guided) -> Guide | None:
@@ -224,9 +224,9 @@ def _structural_tag(given: Mapping[str, msgspec.Raw]) -> str:
 
 
 def check_unknown(names: Collection[str]) -> None:
-    """Raises ApiError for a field that may be meant to constrain the output, as the answer would be free text.
+    """Raises ApiError for a field that may be meant to constrain the output: a misspelt one, or one of another server.
 
-    That is a misspelt field, or one of another server.
+    If such a field were ignored, the output would be unconstrained.
     """
     if len(names) > MAX_UNKNOWN:
         raise invalid(f"the body has {len(names)} unknown fields, at most {MAX_UNKNOWN} are allowed")

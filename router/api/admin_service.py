@@ -1,4 +1,4 @@
-"""sluice.v1.AdminService: statistics, the serving version, cache flush, drain."""
+"""sluice.v1.AdminService: statistics, the serving version, calls to engines, cache flush, drain."""
 
 import asyncio
 import re

@@ -1,4 +1,4 @@
-"""sluice.v1.ModelService: the served model and its LoRA adapters."""
+"""sluice.v1.ModelService: the served model, its LoRA adapters and its prompt adapters."""
 
 import asyncio
 from collections.abc import AsyncIterator

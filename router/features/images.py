@@ -35,7 +35,7 @@ class Images:
         self._model = model
         self._limits = limits
         self._text = text
-        # If the model supports images, a prompt without images must be checked for their placeholders.
+        # If the model supports images, even a prompt without images must be checked for image placeholders.
         prompts = () if model.vision is None else ("text", "token_ids", "chat")
         self.fields = frozenset({"images", CHAT_PARTS, *prompts})
 
@@ -126,7 +126,7 @@ class _Images(Part):
             return ()
 
     def _decoded(self, image: GivenImage) -> Image:
-        """Takes some milliseconds per megapixel."""
+        """The checked image. Takes a few milliseconds per megapixel."""
         check_picture(image.data)
         grid = self._grid(image)
         if grid is None:

@@ -107,7 +107,7 @@ class GivenTable:
 @dataclass(frozen=True, slots=True)
 class _Rows(Part):
     table: Table | GivenTable
-    """Of a prompt adapter, or contained in the request."""
+    """A prompt adapter's table, or the one that the request contains."""
     extra_ids: tuple[int, ...]
     """Extra ids of the prompt's tokens."""
     prepended: bool
@@ -136,7 +136,7 @@ class _Rows(Part):
     async def load(self, tables: PromptTables, tenant: str) -> PromptTables:
         table = self.table
         if isinstance(table, GivenTable):
-            # Some milliseconds per megabyte.
+            # Takes a few milliseconds per megabyte.
             table = await self.text.compute(len(table.data), table.checked, tenant)
         return msgspec.structs.replace(tables, tables=(table,), extra_ids=self.extra_ids)
 

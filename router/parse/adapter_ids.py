@@ -7,7 +7,7 @@ from sluice.wire.errors import ErrorCode
 
 
 def check_id(field: str, adapter_id: str, model: ServedModel, bad: Violations) -> None:
-    """Check the id of a LoRA adapter, which shares its names with the model."""
+    """Check the id of a LoRA adapter. It must differ from the model's name, since clients select both by one field."""
     if check_form(field, adapter_id, bad) and adapter_id == model.name:
         bad.add(field, f"is {shown(adapter_id)}, the name of the model", reason=Reason.CONFLICT)
 

@@ -13,12 +13,12 @@ from sluice.wire.errors import ErrorCode
 from sluice.wire.params import DEFAULT_NAMES, MAX_DRAFT_LOGITS_BYTES, TOP_K, SamplingParams, default_problem
 
 ADAPTER_SEPARATOR, TABLE_SEPARATOR = ".", "+"
-"""Precede the version of the adapter and that of the prompt adapter in `Started.model_fingerprint`."""
+"""They precede the versions of the adapter and of the prompt adapter in `Started.model_fingerprint`."""
 
 
 class Began(NamedTuple):
-    """The model and adapters with which a stream began that a request resumes. A part is empty if it was not used or is
-    unknown."""
+    """The model and adapters with which the stream that a request resumes began. A field is empty if it was not used or
+    is unknown."""
 
     model: str = ""
     """Fingerprint of the model."""
@@ -29,7 +29,7 @@ class Began(NamedTuple):
 
     @classmethod
     def read(cls, fingerprint: str) -> "Began":
-        """The parts of `Started.model_fingerprint`."""
+        """The fields, from the value of `Started.model_fingerprint`."""
         both, _, table = fingerprint.partition(TABLE_SEPARATOR)
         model, _, adapter = both.partition(ADAPTER_SEPARATOR)
         return cls(model, adapter, table)
@@ -64,7 +64,7 @@ class ServedModel:
 
 
 def describe(checkpoint: Checkpoint, default_sampling: Mapping[str, float] = {}) -> ServedModel:
-    """`default_sampling` precedes the values of generation_config.json. Raises CheckpointError if one of those is out
+    """`default_sampling` takes precedence over generation_config.json. Raises CheckpointError if one of those is out
     of range."""
     return ServedModel(
         name=checkpoint.name,

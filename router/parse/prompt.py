@@ -19,7 +19,7 @@ class TextPrompt:
 
 @dataclass(frozen=True, slots=True)
 class IdsPrompt:
-    """Every id is in the vocabulary or, beyond it, is the id of a row, see `router.features.tables`."""
+    """Each id is in the vocabulary, or beyond it and stands for a row of embeddings (see `router.features.tables`)."""
 
     ids: tuple[int, ...]
     field: str = "spec.token_ids"
@@ -35,7 +35,7 @@ def parse_prompt(spec: pb.GenerationSpec, model: ServedModel, limits: Limits, ba
         return _ids(spec, model, limits, bad)
     if kind == "prompt_embeds":
         _check_unchanged(spec, "embeddings", bad)
-        # The ids of the rows are added to it.
+        # The ids of the rows of embeddings are added to it.
         return IdsPrompt((), "spec.prompt_embeds")
     if kind == "chat":
         return parse_chat(spec, model, limits, bad)
@@ -54,7 +54,7 @@ def _ids(spec: pb.GenerationSpec, model: ServedModel, limits: Limits, bad: Viola
     # Check before copying: copying millions of ids would block the event loop.
     elif bad.at_most(field, len(spec.token_ids.ids), limits.prompt_ids, "ids"):
         ids = tuple(spec.token_ids.ids)
-        # Ids of rows are beyond the vocabulary: the tables' feature checks them.
+        # Ids beyond the vocabulary stand for rows: the feature `tables` checks them.
         if not (spec.HasField("prompt_table") or spec.prompt_adapter_id):
             bad.token_ids(field, ids, model.vocab_size)
     _check_unchanged(spec, "token ids", bad)

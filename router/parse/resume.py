@@ -64,7 +64,7 @@ def parse_began(parts: Sequence[pb.ResumeFrom], bad: Violations) -> Began:
 
 
 def began_of(parts: Sequence[pb.ResumeFrom]) -> Began:
-    """Like `parse_began`, without reporting violations. Empty if there are any, or no parts."""
+    """Like `parse_began`, but does not report violations. Empty if there are any, or if there are no parts."""
     began = Began.read(parts[0].model_fingerprint if parts else "")
     versions = [version for version in began[1:] if version]
     return began if FINGERPRINT.fullmatch(began.model) and all(map(VERSION.fullmatch, versions)) else Began()

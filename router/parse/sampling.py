@@ -20,7 +20,7 @@ class Stopping:
     """Stopping criteria, before the prompt's length is known."""
 
     max_tokens: int | None
-    """None stands for as many as fit the context."""
+    """None stands for as many as fit into the context."""
     min_tokens: int
     strings: tuple[str, ...]
     token_ids: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""A validated request, and whether it fits the context."""
+"""A validated request, and whether it fits into the context."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,9 +17,9 @@ class Spec:
     request_id: str
     prompt: Prompt
     keep_prompt_tokens: int | None
-    """Truncate the prompt to its last tokens, this many; None to keep all of them."""
+    """Truncate the prompt to this many of its last tokens; None to keep all of them."""
     sampling: SamplingParams
-    """Without what features add, such as bad words, which are not tokenized yet."""
+    """Does not yet include what features add, such as bad words, which are not tokenized yet."""
     stopping: Stopping
     text: TextParams
     n: int
@@ -65,7 +65,7 @@ class Spec:
 
 
 def fit(spec: Spec, prompt_tokens: int, context_tokens: int, model_tokens: int) -> int:
-    """The request's max_tokens, at least 1. If the caller has not set it, as many as fit the context.
+    """The request's max_tokens, at least 1. If the caller has not set it, as many as fit into the context.
 
     `context_tokens`: maximum number of tokens of prompt plus output. `model_tokens`: the model's own limit.
     Raises RequestError: INVALID_ARGUMENT for a prompt without tokens, CONTEXT_OVERFLOW if the request does not fit.

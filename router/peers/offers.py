@@ -1,4 +1,4 @@
-"""What the engines offer, tokens of context among it, and what a request needs of them."""
+"""What the engines offer, including their context length, and what a request needs from them."""
 
 from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from sluice.wire.offers import LORA, Kind, offer, values_of
 
 
 def offering(needed: Set[str], engines: Iterable[EnginePeer]) -> list[EnginePeer]:
-    """The engines that offer all of this."""
+    """The engines that offer all that is needed."""
     return [peer for peer in engines if peer.heartbeat and needed <= peer.heartbeat.offers]
 
 
@@ -67,8 +67,8 @@ class Need(NamedTuple):
 
 
 def named_need(kind: Kind, name: str, field: str, noun: str, missing: str = "") -> Need:
-    """The need of what engines know by name. `missing`: what an engine without any of this kind lacks; the same as the
-    noun if empty."""
+    """The need for something that engines know by name. `missing`: what to say that no engine has, if none has
+    any of this kind; empty: `noun`."""
 
     def refuse(names: Sequence[str]) -> Violation:
         problem = f"must be one of: {', '.join(names)}" if names else f"but no engine has {missing or noun}"

@@ -1,4 +1,4 @@
-"""The joints at which a request meets the optional features that it uses. A plain request uses none."""
+"""The interface between requests and the optional features that they use. A plain request uses none."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -22,7 +22,7 @@ NESTED = ("sampling", "output", "kv_cache")
 """Messages of a GenerationSpec whose fields belong to several features."""
 
 CHAT_PARTS = "chat.messages.parts"
-"""Stands for `chat` in a request of which a message has parts, rather than only text."""
+"""Stands for `chat` in a request with at least one message that has parts instead of plain text."""
 
 Interrupt = Callable[[], None]
 """Ends a request's preparation, if it is still being prepared."""
@@ -38,7 +38,7 @@ class Part:
         return ()
 
     def versions(self) -> Mapping[str, str]:
-        """The fields of `Began` that say which weights or rows it uses besides the model's."""
+        """The fields of `Began` that identify the weights or embeddings that it uses in addition to the model's."""
         return {}
 
     def during(self, log: RequestLog, interrupt: Interrupt) -> AbstractContextManager[None]:
@@ -47,7 +47,7 @@ class Part:
 
     @property
     def own_bytes(self) -> int:
-        """Bytes of rows and images that the request contains itself, and holds for later attempts."""
+        """Bytes of prompt tables and images that the request itself contains, and holds for later attempts."""
         return 0
 
     @property
@@ -77,7 +77,7 @@ class Part:
         return tables
 
     def accepted_by(self, engine: EnginePeer) -> bool:
-        """Whether the engine would accept the part now, rather than a little later."""
+        """Whether the engine would accept the part now. False if it must wait a little."""
         return True
 
     def submitted(self, log: RequestLog) -> dict[str, Any]:
@@ -123,7 +123,7 @@ async def parse_parts(
 
 
 def set_fields(message: Message, served: str) -> Iterator[str]:
-    """Names of the fields that are set, those within NESTED as paths. Without `model` if it names the served model."""
+    """Names of the fields that are set; paths for those inside NESTED. Omits `model` if it names the served model."""
     for field, value in message.ListFields():
         if field.name in NESTED:
             yield from (f"{field.name}.{inner.name}" for inner, _ in value.ListFields())

@@ -1,4 +1,4 @@
-"""All requests in this router: by id while their response is open, by number while they are on the ring. And their
+"""All requests in this router: by id while their response is open, by number while they are on the ring. Also the
 counters."""
 
 import asyncio
@@ -40,8 +40,8 @@ class Requests:
         self.closed = False
         """No new requests are accepted: the router is draining."""
         self._own_bytes = SharedSpace(MAX_OPEN_TABLE_BYTES)
-        """Bytes of rows and images that open requests contain themselves, rather than by naming a prompt adapter, by
-        tenant."""
+        """By tenant: bytes of prompt tables and images that open requests themselves contain, not counting prompt
+        adapters that they name."""
         self._shared_tables: SharedTables[Table] = SharedTables()
         self._by_id: dict[tuple[str, str], RequestState] = {}
         """By tenant and request id: each tenant has its own ids, so that none can block or probe those of another."""

@@ -90,7 +90,7 @@ class RequestState:
         """Fields of `Began`."""
         self.domain: Final = Domain(spec.salt, self.versions.get("adapter", ""))
         self.own_bytes: Final = sum(part.own_bytes for part in parts)
-        """Bytes of rows and images that the request contains itself, rather than by naming a prompt adapter."""
+        """Bytes of prompt tables and images that the request itself contains, not of a prompt adapter that it names."""
         self.shared_tables: Final = tuple(table for part in parts for table in part.shared_tables)
         self.tenant: Final = tenant
         """Empty if there is no tenant."""
@@ -107,7 +107,7 @@ class RequestState:
         self.tables: PromptTables | None = None
         """Kept for later attempts."""
         self.virtual: VirtualTokens | None = None
-        """The rows that the prompt's ids beyond the vocabulary stand for."""
+        """The rows of embeddings that the prompt's ids beyond the vocabulary stand for."""
         self.sampling = spec.sampling
         """Includes what features add, once the prompt is tokenized."""
         self.retention = RetentionParams()

@@ -14,8 +14,8 @@ from router.shares import FairShare, SharedSpace, of_tenant
 from sluice.wire.errors import ErrorCode
 
 MAX_WAITING = 2048
-"""Texts that are queued or in work. A single tenant may have half of them, as many as the default number of requests
-that may wait for admission."""
+"""Texts that are queued or in progress. A single tenant may have half of them, as many as the default number of
+requests that may wait for admission."""
 MAX_WAITING_BYTES = 64 << 20
 """Total size of these texts, which limits the memory that a flood of long prompts can take."""
 
@@ -36,7 +36,7 @@ class FairThreads:
 
     The next tenant is the one that has used the threads least (`FairShare`, by seconds). A tenant's prompts come before
     its other work, which is called `later`. One thread is reserved: later work never takes it, and once work names a
-    tenant, no tenant takes it besides all others. So a prompt waits for at most one job of anybody else.
+    tenant, no tenant takes it besides all others. So a prompt waits for at most one job of anyone else.
 
     Tenants also share the places and bytes of the queue (`SharedSpace`). Beyond its share, a tenant's work is refused
     with RequestError OVERLOADED.

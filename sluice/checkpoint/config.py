@@ -31,8 +31,8 @@ MAX_TOKEN_ID = (1 << 31) - 1
 
 
 def context_of(config: Mapping[str, Any]) -> int:
-    """Tokens. With YaRN (arXiv:2309.00071) the length before scaling times its factor, since many files have the former
-    as their maximum."""
+    """The maximum context length in tokens. With YaRN (arXiv:2309.00071), the length before scaling times the factor,
+    since many files give the length before scaling as their maximum."""
     values = (config.get(name) for name in CONTEXT)
     tokens = int(next((tokens for tokens in values if tokens is not None), DEFAULT_CONTEXT))
     rope = config.get("rope_parameters") or config.get("rope_scaling")
@@ -109,7 +109,7 @@ class _Tokenizer(msgspec.Struct, frozen=True):
 
 
 def tokenizer_eos(tokenizer_config: Mapping[str, Any], tokenizer_file: Path) -> int | None:
-    """The id of `eos_token` in tokenizer_config.json, where alone fine-tunes of chats may name the end of a turn.
+    """The id of `eos_token` in tokenizer_config.json, often the only file in which a chat model names its end of turn.
 
     None if it has no id. Raises msgspec.DecodeError, RecursionError.
     """

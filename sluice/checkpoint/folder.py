@@ -1,4 +1,4 @@
-"""A model folder in Hugging Face layout: the parts that services read in addition to the weights, and fingerprints."""
+"""A model folder in Hugging Face layout: the files that all services read, fingerprints, and checks of weight files."""
 
 import json
 from collections.abc import Iterable
@@ -137,7 +137,7 @@ def open_checkpoint(
 
 
 def fetch_weights(checkpoint: Checkpoint, model: str) -> Checkpoint:
-    """The checkpoint, after the weights that `open_checkpoint` of this model has not downloaded. Raises
+    """Download the weights of `model` if `open_checkpoint` has not, and return the checkpoint. Raises
     CheckpointError."""
     if Path(model).expanduser().is_dir():
         return checkpoint
@@ -272,9 +272,9 @@ def _digest_weights(digest: blake2b, file: Path) -> None:
 
 
 def _tensors(header: bytes, start: int, size: int) -> list[tuple[int, int]]:
-    """Begin and end of each tensor in the file.
+    """Start and end of each tensor in the file.
 
-    If the header is malformed, which loading will report, begin and end of the whole file.
+    If the header is malformed, which loading will report, start and end of the whole file.
     """
     try:
         ranges = [(start + begin, start + end) for begin, end in _data_offsets(header)]

@@ -1,4 +1,4 @@
-"""Checks, without torch and without a running service, whether a checkpoint can be served, and with a draft model."""
+"""Checks, without torch and without a running service, whether a checkpoint can be served, alone or with a draft."""
 
 import ast
 import json

@@ -8,7 +8,7 @@ from typing import NamedTuple, TypeVar
 import msgspec
 
 LENGTH_BYTES = 8
-"""Size of the header's length, which is at the start of the file."""
+"""Size of the integer at the start of the file, which is the length of the header."""
 METADATA = "__metadata__"
 INVALID_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 

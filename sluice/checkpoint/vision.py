@@ -1,5 +1,5 @@
-"""Vision-language models: what their configuration contains about images and about the decoder, and the grid of rows
-that an image has."""
+"""Vision-language models: what their configuration says about images and about the decoder, and the grid of an image's
+rows."""
 
 import math
 from collections.abc import Mapping
@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 LLAVA = "LlavaForConditionalGeneration"
 TOWERS = {"clip_vision_model": 1, "siglip_vision_model": 0}
-"""Vision towers with a fixed number of rows per image, with the number of rows that are not patches."""
+"""Vision towers with a fixed number of rows per image, and how many of these rows are not patches."""
 DECODERS = {
     "llama": "LlamaForCausalLM",
     "mistral": "MistralForCausalLM",

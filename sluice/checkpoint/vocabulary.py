@@ -23,7 +23,7 @@ BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2}|\+[0-9A-Fa-f])>", re.ASCII)
 
 
 # The tokenizers library releases the GIL only in its methods for batches (version 0.23). `Tokenizer.encode` and
-# `Tokenizer.decode` keep it for 0.4 s per megabyte of text, in which no other thread of the process runs.
+# `Tokenizer.decode` hold it for 0.4 s per megabyte of text, during which no other thread of the process runs.
 def encode(tokenizer: Tokenizer, text: str, add_special_tokens: bool, offsets: bool = False) -> Encoding:
     """The encoding of a text. Without `offsets`, which double the time, its offsets are 0."""
     encode_batch = tokenizer.encode_batch if offsets else tokenizer.encode_batch_fast

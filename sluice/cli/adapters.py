@@ -34,19 +34,19 @@ class Kind:
     article: str
     name: str
     where: str
-    """Where `load` loads it, if its help says so."""
+    """Where `load` loads an adapter, in the words of its help. May be empty."""
     folder: str
     """What the folder of an adapter contains."""
     machines: str
     """The services on whose machines PATH is a folder."""
     folders: str
-    """Their setting of the folders that they may read."""
+    """The setting of these services that lists the folders that they may read."""
     field: str
-    """Its name in the client's methods and results."""
+    """Its name in the client's attributes; with an "s" for several adapters."""
     size: str
-    """Heading of an adapter's size, and its name in the client's results."""
+    """Column heading of an adapter's size, and the name of that attribute in the client's results."""
     size_text: str
-    """How `load` prints it."""
+    """How `load` prints the size."""
     load_seconds: float
 
     def rows(self, answer: Any) -> list[Row]:
@@ -131,7 +131,7 @@ def _source(path: str | None, upload: Path | None, machines: str) -> Iterator[No
 
 
 def _print_lists(lists: Sequence[tuple[str, Sequence[Row]]], size: str) -> None:
-    """Print the list of each address, only once if all are the same."""
+    """Print the list of each address, or a single list if all are the same."""
     console = stdout_console()
     columns = (
         Column("id", lambda row: escape(row[0]), right=False),

@@ -34,7 +34,7 @@ COMMANDS = {
 COMMAND = re.compile(r"(/\w+)(?:\s|$)")
 """A line that begins with this is a command. A path like /etc/passwd is a message."""
 DEFAULT = "default"
-"""In place of a value, it removes the setting."""
+"""Removes the setting when given in place of a value."""
 KINDS: Mapping[str, type] = {
     "max_tokens": int,
     "temperature": float,

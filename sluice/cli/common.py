@@ -62,7 +62,7 @@ PEM = {"exists": True, "dir_okay": False, "metavar": "PEM"}
 FILE_WIDTH = 160
 """Columns of tables if stdout is not a terminal. rich would wrap them at 80."""
 TIMEOUT_SECONDS = 5.0
-"""Of each call of a command that shows or changes the state of routers."""
+"""Timeout of each call that a command makes to show or change the state of routers."""
 
 
 def stdout_console() -> Console:

@@ -28,7 +28,7 @@ PEER_STATES = {
 }
 """What is wrong with a peer in this state."""
 ENGINE_COLUMNS = ("engine", "batch", "queued", "paused", "KV blocks", "tokens/s")
-"""Those of `sluice stats` that are shown."""
+"""The columns of `sluice stats` that are shown."""
 
 
 @with_server

@@ -1,4 +1,4 @@
-"""Options of the commands that generate: for sampling, for the end of an output, and adapters."""
+"""Options that the commands that generate text share: sampling, where an output ends, and adapters."""
 
 from typing import Annotated
 

@@ -38,7 +38,7 @@ EXAMPLE_CODE = "def fibonacci(n):"
 """A prompt for the bundled model, which completes Python."""
 EXAMPLE_TEXT = "Once upon a time"
 PRINT_FIRST = "NF && $1 !~ /^(#|sha256:)/ {print $1; exit}"
-"""Program of awk that prints the first token of a tokens file that is not a hash."""
+"""An awk program that prints the first token of a tokens file that is not a hash."""
 
 
 @with_options(ServeOptions, "options")
@@ -270,7 +270,7 @@ def first_command(address: str, router: RouterSettings, *, chats: bool, bundled:
 
 
 def _token(router: RouterSettings) -> Iterator[str]:
-    """The assignment of SLUICE_TOKEN, if callers need a token. The token itself is not shown, for logs keep output."""
+    """The assignment of SLUICE_TOKEN, if callers need a token. It does not show the token, because logs keep output."""
     if router.tokens_file is not None and _has_readable_token(file := Path(router.tokens_file).absolute()):
         yield f"SLUICE_TOKEN=$(awk '{PRINT_FIRST}' {shlex.quote(str(file))})"
     elif router.authenticates:

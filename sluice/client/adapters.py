@@ -21,7 +21,7 @@ MAX_CONFIG_BYTES = 1 << 20
 PART_BYTES = 1 << 20
 """Bytes in one message of an upload, which limits what the client holds in memory."""
 UPLOAD_TRIES = 3
-"""Times that an upload is tried; see `is_cut_short`."""
+"""Maximum number of tries of an upload; see `is_cut_short`."""
 PAGE_SIZE = 1000
 
 Folder = str | PathLike[str]
@@ -204,12 +204,12 @@ class Lists:
         self._tokens = {router: token for router, token in self._tokens.items() if token}
 
     def results(self) -> list[Any]:
-        """The items of all pages, or an error, of each router."""
+        """For each router, the items of all pages, or an error."""
         return list(self._lists.values())
 
 
 T = TypeVar("T")
-"""What a call returns of each router."""
+"""What a call returns for each router."""
 
 
 @dataclass(frozen=True)
@@ -217,14 +217,14 @@ class AdapterCatalog(Generic[T]):
     """The calls about one kind of adapters. Methods raise the first error if every router failed."""
 
     name: str
-    """Field of an answer that has one adapter; with an "s", the field that has several, also of `of_router`."""
+    """Field of a response that holds one adapter. With an "s": the field for several, in responses and `of_router`."""
     of_router: Callable[..., T]
     """Class of the result of one router."""
     adapter: type[Lora | PromptAdapter]
-    """Class of an adapter, with the names of the message's fields."""
+    """Class of an adapter. Its fields are named like those of the message."""
     unload_method: Method
     unload_request: Callable[..., Any]
-    """Class of the message, whose field `name`_id is the adapter's."""
+    """Class of the request message. Its field `name`_id holds the adapter's id."""
     list_method: Method
     list_request: Callable[..., Any]
 
@@ -254,7 +254,7 @@ class AdapterCatalog(Generic[T]):
         return self.adapter(**{field.name: getattr(message, field.name) for field in fields(self.adapter)})
 
     def _each(self, addresses: Sequence[str], results: Sequence[Any]) -> list[T]:
-        """`results`: a tuple of adapters, or an error, of each router."""
+        """`results`: for each router, a tuple of adapters or an error."""
         errors = [result for result in results if isinstance(result, BaseException)]
         for error in errors:
             # An exception of another type is a defect of this program.

@@ -109,7 +109,7 @@ def read_set(addresses: Sequence[str], answers: Sequence[Any]) -> list[ServingVe
 
 
 def _failed(address: str, answer: Any) -> ServingVersion | None:
-    """The result of a call that failed. Raises an exception that is not an error of the call, but a defect."""
+    """The result of a call that failed; None if it succeeded. Raises any other exception, since it is a defect."""
     if isinstance(answer, BaseException) and not isinstance(answer, SluiceError):
         raise answer
     return ServingVersion(address, error=answer) if isinstance(answer, SluiceError) else None

@@ -48,11 +48,11 @@ class SluiceError(Exception):
         self.violations = violations
         """The invalid fields of an InvalidRequest."""
         self.retry_after = retry_after
-        """Seconds after which the server suggests to retry; None: no suggestion."""
+        """Seconds after which the server suggests retrying; None: no suggestion."""
         self.engine_deaths = engine_deaths
         """Consecutive engine deaths that the server attributes to this request."""
         self.metadata = dict(metadata or {})
-        """Facts by name, such as `context_tokens` of a CONTEXT_OVERFLOW; of invalid fields their reasons by field."""
+        """Facts by name, such as `context_tokens` of a CONTEXT_OVERFLOW; for invalid fields, the reason of each."""
 
 
 class InvalidRequest(SluiceError):
@@ -100,7 +100,7 @@ class Unreachable(Unavailable):
 
     @property
     def cause(self) -> str:
-        """Why, in a few words, with which gRPC's message ends."""
+        """The reason in a few words, taken from the end of gRPC's message."""
         # Failed TLS handshakes have the status of a later check at the end.
         return self.message.removesuffix(": OK").rsplit(": ", 1)[-1]
 
@@ -249,9 +249,9 @@ def with_timeout(error: SluiceError, timeout: float | None) -> SluiceError:
 
 
 def explain(error: Unreachable, address: str, uses_tls: bool) -> str | None:
-    """What is probably wrong with a connection that failed with this error of gRPC. None: nothing that is known.
+    """The probable cause of this error of a connection; None if it is unknown.
 
-    Recognizes a server of another kind, or with other TLS settings, by gRPC's message.
+    Recognizes a server of another kind, or one with other TLS settings, by gRPC's message.
     """
     text = error.message.lower()
     if any(mark in text for mark in NOT_HTTP_2):

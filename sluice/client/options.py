@@ -121,7 +121,7 @@ class Options(TypedDict, total=False):
     top_p: float | None
     """Sample from the most likely tokens whose probabilities sum to this; 1: off."""
     min_p: float | None
-    """Sample from tokens whose probability is at least this times the highest; 0: off."""
+    """Sample from tokens whose probability is at least this fraction of the highest; 0: off."""
     repetition_penalty: float | None
     """Makes tokens of the prompt and the output less likely; 1: off."""
     presence_penalty: float | None

@@ -1,4 +1,4 @@
-"""The streams of both clients, which resume at the next router. `StreamState` decides how; these call and wait."""
+"""The streams of both clients, which resume at the next router. `StreamState` decides how; streams call and wait."""
 
 import asyncio
 import threading

@@ -1,4 +1,4 @@
-"""Values of options in the forms that users of Python have: arrays, tensors, mappings and Pydantic models."""
+"""Converts option values from the types that Python programs use: arrays, tensors, mappings and Pydantic models."""
 
 import json
 from array import array

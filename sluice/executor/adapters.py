@@ -97,7 +97,7 @@ class AdaptersOfKind:
         return tasks
 
     async def load(self, request: AdapterRequest) -> None:
-        """Load an adapter; if the server has no room, after others have been unloaded."""
+        """Load an adapter. If the server has no room, unload others first."""
         while True:
             try:
                 async with self._loads:

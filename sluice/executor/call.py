@@ -19,8 +19,8 @@ T = TypeVar("T")
 RETRY_SECONDS = 1.0
 """Delay before a retry, if an overloaded server suggests none."""
 LOAD_TRIES = 2
-"""Times that a request loads its adapters. They are loaded again if the server has dropped them, for example because
-all its services restarted."""
+"""Maximum number of times that a request loads its adapters. They are loaded again if the server has dropped them, for
+example because all its services restarted."""
 REPORT_SECONDS = 5.0
 """Longest wait for statistics, in case the engine has died: ten times the interval at which engines report."""
 
@@ -56,7 +56,7 @@ class StatsWatch:
 
 
 class _OutOfTimeError(Exception):
-    """The request's allotted time expired before the request was sent."""
+    """The time allotted to the request expired before it was sent."""
 
 
 class PendingCall:

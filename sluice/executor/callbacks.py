@@ -1,4 +1,4 @@
-"""Logits processors that run in this program: its ring's engines call these functions through Unix sockets."""
+"""Logits processors that run in this program: functions that the engines of its ring call through Unix sockets."""
 
 import logging
 import socket

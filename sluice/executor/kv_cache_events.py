@@ -146,7 +146,7 @@ JSON_TYPES = {
 
 
 def _as_json(value: Any) -> Any:
-    """The JSON form of a value of an event: objects have the key "type"."""
+    """The JSON form of a value in an event. Each object has a key "type"."""
     if type(value) is tuple:
         return list(map(_as_json, value))
     kind = JSON_TYPES.get(type(value))

@@ -1,4 +1,4 @@
-"""The logs of what engines report, from the server's feeds until the caller has read it."""
+"""Logs of what engines report: they hold what the server's feeds deliver until the caller has read it."""
 
 import threading
 from collections import deque
@@ -15,7 +15,7 @@ from sluice.v1 import admin_pb2 as pb
 T = TypeVar("T")
 
 CAPACITY = 1 << 14
-"""Unread events above which no more are received; they stay in the engines' buffers."""
+"""Number of unread events at which receiving pauses; later events stay in the engines' buffers meanwhile."""
 
 
 class Inbox:

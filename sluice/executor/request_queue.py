@@ -100,7 +100,7 @@ class RequestQueue:
         self._ready.forget(request_id)
 
     def _check(self, request: GenerationRequest, argument: str = "request") -> None:
-        """Raises TypeError, ValueError or RuntimeError, after the session was closed, for what `submit` refuses."""
+        """Raises TypeError or ValueError for what `submit` refuses, RuntimeError if the session is closed."""
         check_type(argument, request, GenerationRequest)
         if request.return_perf_metrics and not self._session.steps.limit:
             raise ValueError(

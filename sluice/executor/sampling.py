@@ -140,7 +140,7 @@ class SamplingParams:
     top_p: float | None = None
     """Sample from the most likely tokens whose probabilities sum to this; 1: off."""
     min_p: float | None = None
-    """Sample from tokens whose probability is at least this times the highest; 0: off."""
+    """Sample from tokens whose probability is at least this fraction of the highest; 0: off."""
     seed: int | None = None
     """None: the server chooses a random seed (TensorRT-LLM: 0)."""
     repetition_penalty: float | None = None

@@ -83,7 +83,7 @@ class Session:
             raise
 
     def wire_id(self, request_id: int) -> str:
-        """The id at the server of a request of this executor."""
+        """The id that the server knows a request of this executor by."""
         return f"{self._prefix}-{request_id}"
 
     def request_id(self, wire_id: str) -> int | None:

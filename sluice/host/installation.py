@@ -1,5 +1,5 @@
-"""What is installed: this build's version, and whether the packages of a service are here. An installation for clients
-only does not have them."""
+"""What is installed: this build's version, and whether a service's packages are present. A client-only installation
+lacks them."""
 
 import sys
 from importlib.metadata import PackageNotFoundError, version

@@ -33,7 +33,7 @@ class Gpus:
 
 @dataclass(frozen=True, slots=True)
 class Rank:
-    """One of the `size` processes of an engine, of which the launcher starts every one."""
+    """One of the `size` processes of an engine, all of which the launcher starts."""
 
     number: int
     size: int

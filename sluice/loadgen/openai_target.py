@@ -19,7 +19,7 @@ ERROR_CHARACTERS = 300
 
 
 class OpenAITarget:
-    """Streams from /v1/completions, or with the option `chat` from /v1/chat/completions."""
+    """Streams from /v1/completions or, with the option `chat`, from /v1/chat/completions."""
 
     def __init__(self, client: httpx2.AsyncClient, model: str, options: RequestOptions) -> None:
         self.model = model

@@ -1,4 +1,4 @@
-"""A server under load, independent of its API, and the outcome of one request, as the client measured it."""
+"""A server under load, whatever its API, and the outcome of one request as measured by the client."""
 
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -68,7 +68,7 @@ class RequestOptions:
     model: str = ""
     """Empty: the first model that the server lists."""
     chat: bool = False
-    """Whether to send each prompt as a user's message."""
+    """Whether to send each prompt as a user message."""
     temperature: float = 0.0
     ignore_eos: bool = True
     timeout: float | None = None

@@ -16,7 +16,7 @@ from sluice.settings.process import ProcessSettings
 BOUNDS = {"ge": "≥ {}", "gt": "> {}", "le": "≤ {}", "lt": "< {}"}
 TYPE_NAMES = {bool: "bool", int: "int", float: "number", dict: "JSON object"}
 ADVANCED_TITLE = "Advanced: from TensorRT-LLM's configuration"
-"""Of the section in place of a setting's own for those that are ADVANCED."""
+"""Title of the section that has the ADVANCED settings of all other sections."""
 BYTE_UNITS = {"GiB": 1 << 30, "MiB": 1 << 20, "KiB": 1 << 10}
 
 
@@ -46,9 +46,9 @@ def settings_of(cls: type[ProcessSettings]) -> dict[str, Setting]:
 
 
 def sections_of(cls: type[ProcessSettings]) -> Mapping[str, list[Setting]]:
-    """The settings of a service by the docstring of the class that declares them.
+    """The settings of a service, by the docstring of the class that declares them.
 
-    Those of all services come first, and advanced ones, of whatever class, last.
+    Settings that all services share come first; ADVANCED ones, whatever their class, come last.
     """
     return _sections_of(cls)  # type: ignore[arg-type] # mypy does not regard a dataclass's type as hashable
 

@@ -61,7 +61,7 @@ LAUNCHER: Final = "launcher"
 """Annotation of a setting that only a launcher passes. It is omitted from `--help` and docs/settings.md."""
 ADVANCED: Final = "advanced"
 """Annotation of a setting that exists only because TensorRT-LLM's configuration has it. `--help` and docs/settings.md
-list these settings apart."""
+list these settings separately."""
 
 
 def section_of(settings: object, section: type[T]) -> T:

@@ -1,4 +1,4 @@
-"""Settings that every service has: its name, logs and metrics port."""
+"""Settings that every service has (its name, logs and metrics port), and those of a port that clients connect to."""
 
 import ipaddress
 import os
@@ -82,7 +82,7 @@ class TlsServer:
     """PEM file with the private key of tls_certificate."""
 
     def check_exposure(self, hosts: Mapping[str, str]) -> None:
-        """Raises ValueError if other machines could reach the server without TLS. `hosts`: by name of the setting."""
+        """Raises ValueError if other machines could reach the server without TLS. `hosts`: hosts by setting name."""
         if (self.tls_certificate is None) != (self.tls_key is None):
             raise ValueError("tls_certificate and tls_key must be set together")
         for name, host in hosts.items():

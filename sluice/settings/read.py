@@ -57,7 +57,7 @@ S = TypeVar("S", bound=ProcessSettings)
 
 
 class SettingsError(ValueError):
-    """Invalid settings. The message names each of them."""
+    """Some settings are invalid. The message names each of them."""
 
 
 def load_settings(cls: type[S], argv: Sequence[str] | None = None) -> S:
@@ -180,7 +180,7 @@ def _read_flags(cls: type[ProcessSettings], argv: Sequence[str]) -> dict[str, An
 
 
 def _default_note(setting: Setting) -> str:
-    """For the help. The description says what applies by default if the default is no value."""
+    """The default, for the help. Empty if it is no value: the description then says what applies by default."""
     if setting.default in ("unset", "empty"):
         return ""
     return " [required]" if setting.default == "required" else f" [default: {setting.default}]"

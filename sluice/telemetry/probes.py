@@ -18,7 +18,7 @@ class Probes(Protocol):
 
 
 class Startup:
-    """`Probes` of a service that is live and not ready. One thread reports, any thread may read."""
+    """`Probes` of a service that is starting: live, but not ready. One thread reports, any thread may read."""
 
     def __init__(self) -> None:
         self.loaded = 0.0
@@ -26,7 +26,7 @@ class Startup:
         self._stage = "starting"
 
     def report(self, stage: str, done: int, total: int) -> None:
-        """`stage`: "loading" for the weights, or the name of another stage that takes long."""
+        """`stage`: "loading" for the weights, or the name of another slow stage."""
         fraction = done / total if total else 1.0
         if stage == "loading":
             self.loaded = fraction
@@ -53,7 +53,7 @@ class Health:
     ready_stall: float
     """Seconds without an iteration of the loop, or without progress, after which the service is not ready."""
     unready: Callable[[], str | None]
-    """A further reason of the service for not being ready, or None. Called in the thread of the probe."""
+    """Returns a reason of the service's own for not being ready, or None. Called in the thread of the probe."""
 
     def dead(self) -> str | None:
         seconds = self.beacon.seconds_since_run

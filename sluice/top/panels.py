@@ -48,13 +48,13 @@ def table(columns: Sequence[Column], rows: Iterable[Any]) -> Table:
 
 class Panel(NamedTuple):
     name: str
-    """Also the field of a snapshot with its rows."""
+    """Also the name of the field of `Snapshot` that holds the rows."""
     columns: tuple[Column, ...]
     keys: Mapping[str, Callable[[Any], Any]]
-    """How its rows are sorted in an order; in others of ORDERS they stay as they are in the snapshot."""
+    """Sort key of the rows, by order. For the rest of ORDERS, the rows stay in the order of the snapshot."""
 
     def rows(self, snapshot: Snapshot, order: str) -> Sequence[Any]:
-        """The rows in one of ORDERS."""
+        """The rows, sorted by one of ORDERS."""
         rows: Sequence[Any] = getattr(snapshot, self.name)
         return sorted(rows, key=self.keys[order]) if order in self.keys else rows
 
@@ -156,7 +156,7 @@ REQUESTS = Panel(
         Column("engine", lambda row: Text(row.engine), right=False, wide=True),
         Column("detokenizer", lambda row: Text(row.detokenizer), right=False, wide=True),
     ),
-    # By name, the newest come first.
+    # In the order "name", the newest come first, as in the snapshot.
     {"load": lambda row: -row.seconds, "speed": lambda row: -row.completion_tokens},
 )
 PANELS = (ENGINES, DETOKENIZERS, ROUTERS, TENANTS, REQUESTS)

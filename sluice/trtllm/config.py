@@ -27,7 +27,7 @@ from sluice.trtllm.request import DECODER_ONLY, ONE_ENGINE, AdditionalModelOutpu
 from sluice.trtllm.speculation import DecodingConfig, SpeculativeDecodingConfig
 
 NOT_SET: Any = 0
-"""The default of a flag that is False in TensorRT-LLM: equal to False, but no bool."""
+"""The default of a flag that is False in TensorRT-LLM: equal to False, but not a bool."""
 Processor = Callable[..., None] | str
 """A logits post-processor: a function, or the name "module:function" of a function that the engine can import."""
 
@@ -149,13 +149,13 @@ class PeftCacheConfig:
     """The memory of each engine for LoRA adapters."""
 
     num_host_module_layer: int = 0
-    """Capacity of the host cache, in ranks of one linear layer; 0: unset."""
+    """Capacity of the host cache, in LoRA ranks of one linear layer; 0: unset."""
     num_device_module_layer: int = 0
-    """Capacity of the device cache, in ranks of one linear layer; 0: unset."""
+    """Capacity of the device cache, in LoRA ranks of one linear layer; 0: unset."""
     optimal_adapter_size: int = 8
-    """Ranks per page of device memory."""
+    """LoRA ranks per page of device memory."""
     max_adapter_size: int = 64
-    """Largest rank of an adapter."""
+    """Largest LoRA rank of an adapter."""
     num_put_workers: int = 1
     """Threads that read adapter files."""
     num_ensure_workers: Annotated[int, NO_EFFECT] = 1

@@ -148,7 +148,7 @@ class LoraTasks:
     """The adapters' files, kept on disk so that they can be uploaded again if the server drops them. Thread-safe."""
 
     def __init__(self, model: Mapping[str, Any], prefetch_dir: str | None = None) -> None:
-        """`model` is the model's config.json; `prefetch_dir` has a folder with an adapter for each of some task ids.
+        """`model` is the model's config.json; `prefetch_dir` has a folder, named by task id, for each adapter.
 
         Raises OptionError, UnsupportedOptionError.
         """
@@ -163,9 +163,9 @@ class LoraTasks:
             self._read_all(Path(prefetch_dir))
 
     def find(self, config: LoraConfig) -> LoRARequest:
-        """The adapter that a request uses, after its weights, if it has any, were stored.
+        """Store the weights of a request, if it has any, and return the adapter that it uses.
 
-        It has no path if the weights are unknown. Raises OptionError, UnsupportedOptionError.
+        The adapter has no path if its weights are unknown. Raises OptionError, UnsupportedOptionError.
         """
         task_id = int(config.task_id)
         if config.weights is None:

@@ -1,6 +1,6 @@
-"""What is common to options: their errors, and the annotations of their fields.
+"""What all classes of options share: their errors, and the annotations of their fields.
 
-`Annotated` gives a field its limit, the reason why it is `Unsupported`, or NO_EFFECT.
+`Annotated` gives a field its `Limit`, the reason why it is `Unsupported`, or NO_EFFECT.
 """
 
 from collections.abc import Callable
@@ -31,7 +31,7 @@ class UnsupportedOptionError(NotImplementedError):
 
 
 class Unsupported(NamedTuple):
-    """Annotation of a field of which only the default is supported."""
+    """Annotation of a field for which only the default is supported."""
 
     reason: str
 
@@ -45,7 +45,7 @@ def _marks(kind: Any) -> tuple[Any, ...]:
 
 
 def refuse_changed(owner: Any) -> None:
-    """Raise UnsupportedOptionError for the first field that is `Unsupported` and does not have its default."""
+    """Raise UnsupportedOptionError for the first `Unsupported` field whose value is not its default."""
     kind: Any = type(owner)
     for name, default, reason in _unsupported(kind):
         value = getattr(owner, name)
@@ -65,7 +65,7 @@ def _unsupported(kind: Any) -> list[tuple[str, Any, str]]:
 
 
 def changed_without_effect(owner: Any) -> list[str]:
-    """The names of fields that have NO_EFFECT, and another value than their default."""
+    """The names of the fields with NO_EFFECT whose value is not their default."""
     marked = [field for field in fields(owner) if NO_EFFECT in _marks(field.type)]
     return [field.name for field in marked if getattr(owner, field.name) != field.default]
 
@@ -79,7 +79,7 @@ def refuse_added(owner: Any) -> None:
 
 
 def translated(kind: Callable[..., T], source: Any, **given: Any) -> T:
-    """A `kind` with the values of the fields of `source` that have the same names, except those that are `given`."""
+    """A `kind` whose fields have the values that are `given`, or else those of the same-named fields of `source`."""
     names = [field.name for field in fields(kind) if hasattr(source, field.name)]  # type: ignore[arg-type]
     return kind(**{name: getattr(source, name) for name in names} | given)
 
@@ -109,9 +109,9 @@ def from_to(low: int, high: int) -> Limit:
 
 
 class Checked:
-    """Base of options with limits, which `Annotated` gives.
+    """Base class of options whose fields have limits, which `Annotated` gives.
 
-    Setting a field to a value out of its limit raises OptionError; None is allowed.
+    Setting a field to a value outside its limit raises OptionError. None is always allowed.
     """
 
     _limits: ClassVar[dict[str, Limit]] = {}

@@ -1,4 +1,4 @@
-"""`Request`: a prompt with its options."""
+"""`Request`: a prompt with its options, and the classes of these options."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, InitVar, dataclass, field
@@ -78,7 +78,7 @@ class SamplingConfig(Checked):
     num_return_sequences: Annotated[int | None, POSITIVE] = None
     """Number of outputs; default: 1, or `beam_width` with beam search."""
     min_p: Annotated[float | None, FROM_0_TO_1] = None
-    """Sample from tokens whose probability is at least this times the highest; 0: off."""
+    """Sample from tokens whose probability is at least this fraction of the highest; 0: off."""
     beam_width_array: Annotated[Sequence[int] | None, Unsupported("the width of a beam search is constant")] = None
 
     def __setattr__(self, name: str, value: Any) -> None:

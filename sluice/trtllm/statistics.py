@@ -1,4 +1,4 @@
-"""What engines report of steps and requests, translated from the executor's. Fields that are not reported are None."""
+"""What engines report about steps and requests, under TensorRT-LLM's names. Fields that are not reported are None."""
 
 import json
 from dataclasses import dataclass, field, fields

@@ -43,7 +43,7 @@ DEFAULTS: dict[str, Any] = {
     "temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": 0,
     "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0,
 }  # fmt: skip
-"""TensorRT-LLM's values of unset parameters, in place of the server's."""
+"""TensorRT-LLM's values of unset parameters, used in place of the server's."""
 UNBOUNDED = 1e4
 """A bias of a larger magnitude bans or forces its token, since no model's logits are that far apart."""
 UNDECODABLE = "\ufffd"
@@ -179,7 +179,7 @@ def _outputs(config: OutputConfig) -> dict[str, Any]:
 
 
 def _biased(params: SamplingParams, tensor: Any, vocab_size: int) -> SamplingParams:
-    """The parameters with the biases in a tensor [vocab_size]; InvalidParams if it cannot be used."""
+    """`params` with the biases of a tensor [vocab_size]; InvalidParams if the tensor cannot be used."""
     if tuple(tensor.shape) != (vocab_size,):
         reason = f"embedding bias shape is not as expected: it is {list(tensor.shape)}, must be [{vocab_size}]"
         return InvalidParams(reason=reason)

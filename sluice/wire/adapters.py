@@ -1,4 +1,4 @@
-"""Adapters on the ring: references of requests, an adapter's files, and the messages that load adapters.
+"""Adapters on the ring: how requests refer to them, their files, and the messages that load them.
 
 A prompt adapter is a table of prompt tuning. Routers put the table into each request, so for engines it is like any
 other table. Engines store the tables for other routers, and for routers that start later.
@@ -163,7 +163,7 @@ def parts_of(files: AdapterFiles, engine_epoch: int) -> Iterator[AdapterPart]:
 
 def join_parts(parts: Iterable[bytes]) -> AdapterFiles:
     """The files from the data of all parts. Raises msgspec.DecodeError."""
-    # The weights are a view, because copying them would hold the interpreter's lock for long.
+    # The weights are a view, because copying them would hold the interpreter's lock for a long time.
     config, weights = msgspec.msgpack.decode(b"".join(parts), type=tuple[bytes, memoryview])
     return AdapterFiles(config, weights)
 

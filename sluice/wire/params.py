@@ -24,7 +24,7 @@ GREEDY_TEMPERATURE = 1e-5
 
 
 class Range(NamedTuple):
-    """The range of a sampling parameter, in requests and in defaults: a closed interval, without `low` if `above`."""
+    """The range of a sampling parameter, in requests and in defaults. `above`: `low` itself is outside the range."""
 
     low: float
     high: float
@@ -152,7 +152,7 @@ class TextParams(msgspec.Struct, frozen=True, omit_defaults=True):
     """A stop string is ignored if a token before this one (1-based) completes it."""
     skip_special_tokens: bool = True
     keep_special_tokens: tuple[str, ...] = ()
-    """Special tokens that are shown even so."""
+    """Special tokens that are shown even with `skip_special_tokens`."""
     interval: Count = 1
     """Minimum number of tokens per row, except for the last row. 0: a single row at the end."""
 
@@ -205,8 +205,8 @@ class Guide(msgspec.Struct, frozen=True, omit_defaults=True):
 
     kind: GuideKind
     text: Annotated[str, Meta(max_length=1 << 20)] = ""
-    """The schema, expression, grammar or document. For JSON_OBJECT empty. For CHOICE a JSON array of strings, in which
-    one byte may take six; therefore the limit is larger than the public one."""
+    """The schema, expression, grammar or document. Empty for JSON_OBJECT. For CHOICE, a JSON array of strings, in which
+    one byte may take six, so the limit is larger than the public one."""
     shown_tokens: tuple[str, ...] = ()
     """Texts that the output shows even if they are special tokens of the model: a literal of a grammar that is one of
     them stands for the token."""

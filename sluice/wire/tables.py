@@ -42,7 +42,7 @@ class _Rows(msgspec.Struct, frozen=True, array_like=True):
     """What tables and images have in common."""
 
     person: ClassVar[bytes]
-    """Distinguishes the digests of the two."""
+    """Makes the digest of a table differ from that of an image with the same bytes."""
 
     digest: Digest
     """Digest of the fields below, which block hashes include. What a model makes of an image is covered by the model's
@@ -56,7 +56,7 @@ class _Rows(msgspec.Struct, frozen=True, array_like=True):
         """The fields other than the digest and the data."""
 
     def with_digest(self) -> Self:
-        """The same with its digest, which takes a millisecond per megabyte."""
+        """A copy with its digest, which takes a millisecond per megabyte to compute."""
         return msgspec.structs.replace(self, digest=self._digest())
 
     @property
@@ -66,7 +66,7 @@ class _Rows(msgspec.Struct, frozen=True, array_like=True):
 
     def _digest(self) -> bytes:
         digest = blake2b(digest_size=DIGEST_BYTES, person=self.person)
-        # The end of the shape is certain in JSON. Otherwise another shape could yield the same bytes.
+        # JSON marks where the shape ends. Otherwise another shape with other data could yield the same bytes.
         digest.update(msgspec.json.encode(self.shape))
         digest.update(self.data)
         return digest.digest()
@@ -240,12 +240,12 @@ Part = TypeVar("Part", bound=Table | Image)
 
 
 class SharedTables(Generic[Part]):
-    """A reference-counted store of tables or images, by digest: of the requests in a service, equal ones are in memory
-    once, and their size is known."""
+    """A reference-counted store, by digest, of the tables or images of a service's requests: equal ones are in memory
+    once, and the total size is known."""
 
     def __init__(self) -> None:
         self.num_bytes = 0
-        """Size of all stored parts."""
+        """Total size of the stored tables or images."""
         self._parts: dict[bytes, Part] = {}
         """By digest."""
         self._users: dict[bytes, int] = {}

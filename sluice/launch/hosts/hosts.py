@@ -20,9 +20,9 @@ Peers = Mapping[Role, tuple[str, ...]]
 
 
 class Child(Protocol):
-    """One running service, on this machine or on another one.
+    """One process of a service, on this machine or on another one. A restarted service is a new child.
 
-    A process that was started once. Its end is reported through the callback `ended` of `Hosts.start`.
+    Its exit is reported through the callback `ended` of `Hosts.start`.
     """
 
     @property

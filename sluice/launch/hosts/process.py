@@ -23,7 +23,7 @@ LAST_LINES_SECONDS = 10.0
 
 
 class ChildProcess:
-    """A `Child`: a running process. One thread passes its log lines to `observe`, another calls `ended` after its exit.
+    """A `Child` on this machine. One thread passes its log lines to `observe`, another calls `ended` after its exit.
 
     The process dies with the thread that started it (see `die_with_parent`). Raises OSError if it cannot be started.
     """
