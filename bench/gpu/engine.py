@@ -17,10 +17,9 @@ import torch
 from bench.gpu.shapes import Shape
 from bench.systems.direct import ATTEMPT, GREEDY, Inbox, submit
 from engine_worker.core.engine import Engine
-from engine_worker.core.refusals import EngineLimits
+from engine_worker.core.refusals import EngineLimits, longest_sequence
 from engine_worker.hooks import Hooks, Responses, Stop
 from engine_worker.protocol import Runner
-from engine_worker.ringside.identity import longest_sequence
 from engine_worker.runner.config import RunnerConfig
 from engine_worker.runner.load import load_runner
 from engine_worker.runner.weights import Progress

@@ -16,11 +16,10 @@ from bench.harness.load import Arrivals, Load, PlannedRequest, Run, Trace
 from bench.systems.direct import ATTEMPT, Inbox, freeze_heap, submit
 from engine_worker.__main__ import load
 from engine_worker.core.engine import Engine
-from engine_worker.core.refusals import EngineLimits
+from engine_worker.core.refusals import EngineLimits, longest_sequence
 from engine_worker.hooks import Hooks, Report, Responses, Stop
 from engine_worker.parallel.rank_env import read_rank_env
 from engine_worker.protocol import Runner
-from engine_worker.ringside.identity import longest_sequence
 from sluice.checkpoint.folder import open_checkpoint
 from sluice.launch.plan import child_environment
 from sluice.settings.read import load_settings

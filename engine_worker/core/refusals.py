@@ -2,7 +2,10 @@
 
 from dataclasses import dataclass
 
+from engine_worker.kvcache.pool import Geometry
+from engine_worker.protocol import Runner
 from engine_worker.speculative.proposals import proposals_problem
+from sluice.settings.engine import Batching
 from sluice.wire.errors import ErrorCode, Fault
 from sluice.wire.offers import LORA, Offer, offer
 from sluice.wire.requests import Extras, Submit
@@ -61,6 +64,13 @@ class EngineLimits:
                 *([offer("image_rows", self.image_rows)] if self.image_rows else []),
             ]
         )
+
+
+def longest_sequence(runner: Runner, batching: Batching, max_context: int) -> int:
+    """Tokens of the longest sequence: `max_context` of the model, or fewer if the runner's blocks hold fewer."""
+    geometry = Geometry.fit(runner.num_blocks, runner.tokens_per_block, runner.window, batching.chunk)
+    longest = geometry.longest(runner.num_blocks)
+    return max_context if longest is None else min(max_context, longest)
 
 
 @dataclass(frozen=True, slots=True)

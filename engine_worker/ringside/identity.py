@@ -5,13 +5,11 @@ from hashlib import blake2b
 
 import msgspec
 
-from engine_worker.core.refusals import EngineLimits
-from engine_worker.kvcache.pool import Geometry
+from engine_worker.core.refusals import EngineLimits, longest_sequence
 from engine_worker.protocol import Runner
 from engine_worker.step import LOGITS
 from sluice.checkpoint.folder import Checkpoint
 from sluice.host.installation import BUILD_VERSION
-from sluice.settings.engine import Batching
 from sluice.settings.services import EngineSettings
 from sluice.telemetry.status_report import EngineReport, ServiceReport
 from sluice.wire.heartbeats import EngineHeartbeat
@@ -80,13 +78,6 @@ def fingerprint(checkpoint: Checkpoint, weights: str, dtype: str, max_attention_
     # move from a GPU to a CPU.
     parts = (checkpoint.fingerprint, weights, dtype, max_attention_window)
     return blake2b(msgspec.msgpack.encode(parts), digest_size=8, person=b"sluice-model").hexdigest()
-
-
-def longest_sequence(runner: Runner, batching: Batching, max_context: int) -> int:
-    """Tokens of the longest sequence: `max_context` of the model, or fewer if the runner's blocks hold fewer."""
-    geometry = Geometry.fit(runner.num_blocks, runner.tokens_per_block, runner.window, batching.chunk)
-    longest = geometry.longest(runner.num_blocks)
-    return max_context if longest is None else min(max_context, longest)
 
 
 def limits_of(settings: EngineSettings, checkpoint: Checkpoint, runner: Runner) -> EngineLimits:

@@ -5,11 +5,10 @@ from dataclasses import asdict
 import structlog
 
 from engine_worker.core.engine import Engine
-from engine_worker.core.refusals import EngineLimits
+from engine_worker.core.refusals import EngineLimits, longest_sequence
 from engine_worker.hooks import Hooks, Report
 from engine_worker.protocol import Runner
 from engine_worker.request import State
-from engine_worker.ringside.identity import longest_sequence
 from engine_worker.ringside.mailbox import Mailbox
 from engine_worker.ringside.outbox import Outbox
 from engine_worker.ringside.tensor_outbox import TensorOutbox

@@ -11,12 +11,11 @@ import torch
 
 from engine_worker.backend import load_runner
 from engine_worker.core.engine import Engine
-from engine_worker.core.refusals import EngineLimits
+from engine_worker.core.refusals import EngineLimits, longest_sequence
 from engine_worker.guided.guides import Guides
 from engine_worker.hooks import Hooks, Report
 from engine_worker.parallel.leader import Leader
 from engine_worker.parallel.rank_env import RankEnv
-from engine_worker.ringside.identity import longest_sequence
 from engine_worker.ringside.mailbox import Mailbox
 from engine_worker.ringside.outbox import Outbox
 from engine_worker.ringside.tensor_outbox import TensorOutbox

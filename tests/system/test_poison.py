@@ -23,9 +23,9 @@ from engine_worker.scheduling.max_utilization import MaxUtilization
 class Mortal(MaxUtilization):
     def schedule_request(self, active):
         for sequence in active:
-            name, _, position = sequence.request.spec.name.partition("-")
+            name, _, position = sequence.request.submit.name.partition("-")
             if name == "poison" and len(sequence.output) >= int(position):
-                requests = {each.request.spec.request for each in active}
+                requests = {each.request.submit.request for each in active}
                 with Path(__file__).with_name("deaths").open("a") as deaths:
                     deaths.write(f"{len(requests)}\\n")
                 os._exit(1)
