@@ -13,7 +13,7 @@ WORKERS := $(shell cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores < 4 ? cor
 # seconds per run on rewriting the asserts of all test modules.
 PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder -rfER
 
-.PHONY: run survive check test test-long lint protos released-protos settings manifests images bench site dist clean
+.PHONY: run survive check test tests test-long lint protos released-protos settings manifests images bench site dist clean
 
 run: $(VENV)/run.done
 	$(BIN)/sluice serve --demo 'def fibonacci(n):'
@@ -26,7 +26,11 @@ survive: $(VENV)/run.done
 check: lint
 	$(PYTEST) --numprocesses 4 -m "not process and not slow" --hypothesis-profile check --durations 10 --durations-min 2
 
-test: lint
+# Beside each other, since type checking uses one core.
+test: $(VENV)/dev.done
+	@$(MAKE) --no-print-directory --jobs 2 lint tests
+
+tests: $(VENV)/dev.done
 	$(PYTEST) --numprocesses $(WORKERS) -m "not long" --durations 25 --durations-min 5
 
 # The tests that `make test` skips: more kills, restarts and hosts, and a small run of every benchmark.
@@ -91,8 +95,9 @@ $(VENV)/run.done: pyproject.toml constraints.txt $(VENV)/torch.done
 	@$(ON_PATH)
 	touch $@
 
+# Without bytecode, which is written when a module is first imported: tests import a third of these packages.
 $(VENV)/dev.done: pyproject.toml constraints.txt $(VENV)/torch.done
-	$(PIP) -e '.[dev]'
+	$(PIP) --no-compile -e '.[dev]'
 	@$(ON_PATH)
 	touch $@
 

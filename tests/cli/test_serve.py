@@ -101,7 +101,10 @@ def serving(tmp_path):
             serve.process.kill()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize(
+    "number",
+    [signal.SIGTERM, *(pytest.param(number, marks=pytest.mark.long) for number in (signal.SIGINT, signal.SIGHUP))],
+)
 def test_ready_line_and_clean_exit(serving, number) -> None:
     serve = serving("--engines", "2")
     ready = serve.ready()

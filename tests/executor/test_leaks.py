@@ -97,7 +97,12 @@ WAYS_TO_END = {
 }
 
 
-@pytest.mark.parametrize("how", WAYS_TO_END)
+FAST = ("requests under way", "exception without shutdown")
+
+
+@pytest.mark.parametrize(
+    "how", [how if how in FAST else pytest.param(how, marks=pytest.mark.long) for how in WAYS_TO_END]
+)
 def test_every_way_to_end(program, folder, how) -> None:
     code, status, out = WAYS_TO_END[how]
     process = program(code)
@@ -134,7 +139,7 @@ def test_requests_end_before_the_ring_drains(program, folder) -> None:
     "code",
     [
         "with create() as e: print_ready_with_256_requests(e); e.generate(prompts)",
-        "e = create(); print_ready_with_256_requests(e); e.generate(prompts)",
+        pytest.param("e = create(); print_ready_with_256_requests(e); e.generate(prompts)", marks=pytest.mark.long),
         "e = create(); print_ready_with_256_requests(e); [e.generate_async(p) for p in prompts]; e.await_responses()",
     ],
 )

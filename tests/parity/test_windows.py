@@ -62,7 +62,12 @@ def folder_and_expected(request, tmp_path_factory, prompts):
 
 
 @pytest.mark.parametrize(
-    ("attention", "max_tokens_per_step"), [("cpu", 2048), ("cpu", 48), ("cpu", 7), ("reference", 48)]
+    ("attention", "max_tokens_per_step"),
+    [
+        ("cpu", 48),
+        ("reference", 48),
+        *(pytest.param("cpu", max_tokens, marks=pytest.mark.long) for max_tokens in (7, 2048)),
+    ],
 )
 def test_outputs_equal_transformers_with_and_without_cached_prefixes(
     folder_and_expected, prompts, attention, max_tokens_per_step
@@ -79,7 +84,7 @@ def test_outputs_equal_transformers_with_and_without_cached_prefixes(
     assert cached == [(len(prompt) - 1) // 16 * 16 for prompt in prompts]
 
 
-@pytest.mark.parametrize("tokens_per_block", [1, 64])
+@pytest.mark.parametrize("tokens_per_block", [1, pytest.param(64, marks=pytest.mark.long)])
 def test_outputs_equal_transformers_with_blocks_of_any_size(folder_and_expected, prompts, tokens_per_block):
     folder, expected = folder_and_expected
     harness = EngineHarness(folder, max_batch_size=1, kv_cache_tokens=1024, tokens_per_block=tokens_per_block)

@@ -19,8 +19,8 @@ ROOT = Path(__file__).parents[3]
 @pytest.mark.parametrize(
     ("line", "number"),
     [
-        ("", signal.SIGKILL),
-        ("cpu …", signal.SIGTERM),
+        pytest.param("", signal.SIGKILL, marks=pytest.mark.long),
+        pytest.param("cpu …", signal.SIGTERM, marks=pytest.mark.long),
         ("cpu …", signal.SIGKILL),
         ("default path …", signal.SIGINT),
     ],

@@ -8,7 +8,7 @@ ROOT = Path(__file__).parents[3]
 
 
 @pytest.mark.process
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_two_ranks_compute_peft_s_tokens(tmp_path):
     command = [sys.executable, "-m", "tests.engine_worker.lora.two_ranks", str(tmp_path)]
