@@ -148,6 +148,15 @@ class KvCacheSize:
     kv_host_memory: ByteCount = 0
     """Host memory to keep blocks in that are evicted from the device's KV cache, such as 8GiB. 0: evicted blocks are
     discarded."""
+    kv_folder: Annotated[str | None, NotEmpty()] = None
+    """Folder in memory, below /dev/shm, in which the KV cache is a file, so that it outlives the engine: the next
+    engine takes it over, and other engines of this machine copy blocks from it. Default: a folder of the ring under
+    `sluice serve`, otherwise none. See docs/kv_cache.md."""
+    kv_fetch: bool = True
+    """With `kv_folder`, copy blocks that other engines of this machine have computed instead of computing them again."""
+    phase: Literal["both", "prefill", "decode"] = "both"
+    """Part of a request that this engine computes, if the router finds engines for both: prefill computes the prompt
+    and the first token, decode everything after it. See docs/kv_cache.md."""
     engines_here: EngineCount = 1
     """Number of engines that share the memory of this machine."""
     engines_per_gpu: EngineCount = 1
