@@ -14,7 +14,9 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing
 from dataclasses import replace
+from functools import partial
 from importlib.metadata import version
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from structlog.stdlib import BoundLogger
@@ -126,6 +128,7 @@ def load(
     from engine_worker.backend import load_runner
     from engine_worker.guided.guides import Guides, why_unavailable
     from engine_worker.guided.processes import GuideModel
+    from engine_worker.pool_files.folder import PoolFolder
     from engine_worker.runner.config import DraftConfig, RunnerConfig
     from engine_worker.runner.debug_tensors import DebugTensors
     from engine_worker.runner.extensions import Extensions
@@ -140,12 +143,17 @@ def load(
     guides = Guides(GuideModel.of(checkpoint), settings)
     # Its processes end with the engine.
     stack.callback(guides.close)
+    pool_folder = None
+    if settings.kv_folder is not None:
+        limited = partial(warn, "kv_file_limited")
+        pool_folder = PoolFolder(Path(settings.kv_folder), settings.id, limited, fetch=settings.kv_fetch)
     # Built before the model, which takes long to load, so that invalid settings are reported early.
     extensions = Extensions(
         processors=find_processors(settings, warn),
         output_tensors=settings.output_tensors,
         debug=DebugTensors.of(settings, settings.id, warn),
         guides=guides,
+        pool_folder=pool_folder,
     )
     config = section_of(settings, RunnerConfig)
     progress, capturing = (progress_of(stage, startup, log) for stage in ("loading", "capturing"))

@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
+from engine_worker.pool_files.folder import PoolFolder
+from engine_worker.pool_files.pool_file import PoolFile
 from engine_worker.step import Drawn, KeptRows, SequenceRules, Slice, Step
 from sluice.wire.calls import MethodCall, RankAnswer
 from sluice.wire.errors import Fault
@@ -149,6 +151,14 @@ class Runner(Protocol):
 
     hidden_size: int
     """Size of the rows of prompt tables; 0: prompts may not have tables."""
+
+    @property
+    def pool_file(self) -> PoolFile | None:
+        """The file in which the device's blocks are. None: their memory is private."""
+
+    @property
+    def pool_folder(self) -> PoolFolder | None:
+        """Where to look for blocks that other engines have computed. None: nowhere."""
 
     @property
     def image_rows(self) -> int:

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from enum import Enum
 from math import inf
 from operator import attrgetter
-from typing import NamedTuple
 
 from engine_worker.beams import BeamSearch
 from engine_worker.positions import Positions
@@ -18,7 +17,7 @@ from engine_worker.recompute import Recompute
 from engine_worker.speculative.drafter import Drafter
 from engine_worker.speculative.lookup import Lookup
 from engine_worker.speculative.proposals import Proposals
-from engine_worker.step import NO_LIMIT, SequenceRules
+from engine_worker.step import NO_LIMIT, Content, SequenceRules
 from sluice.wire.errors import FinishReason
 from sluice.wire.params import place_in_line
 from sluice.wire.requests import NO_EXTRAS, Submit
@@ -39,14 +38,6 @@ class State(Enum):
     """Its blocks were released to make room; it will compute its tokens again."""
     ENDED = "ended"
     """Its terminal row is among the responses."""
-
-
-class Content(NamedTuple):
-    """The content of a full block, as the prefix cache looks it up."""
-
-    hash: bytes
-    """Hash of the tokens, of the prompt table rows and images among them, and of the previous block's hash."""
-    tokens: tuple[int, ...]
 
 
 @dataclass(eq=False, slots=True)
@@ -364,6 +355,10 @@ class Request:
     def prompt_rows_owner(self) -> Sequence | None:
         """The sequence that keeps the rows of the prompt's tensors: the first that has not ended."""
         return next((sequence for sequence in self.sequences if sequence.state is not State.ENDED), None)
+
+    def waiting(self) -> list[Sequence]:
+        """Sequences that hold no blocks and compete for memory."""
+        return [sequence for sequence in self.sequences if sequence.state is State.WAITING]
 
     def awaiting(self) -> list[Sequence]:
         return [sequence for sequence in self.sequences if sequence.state is State.AWAITING]

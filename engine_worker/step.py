@@ -169,6 +169,18 @@ class MoveKind(Enum):
     """Host to device."""
 
 
+class Content(NamedTuple):
+    """The content of a full block, as the prefix cache looks it up."""
+
+    hash: bytes
+    """Hash of the tokens, of the prompt table rows and images among them, and of the previous block's hash."""
+    tokens: tuple[int, ...]
+    parent: bytes | None = None
+    """Hash of the previous block; None: there is none."""
+    adapter: str = ""
+    """Version of the LoRA adapter with which it was computed."""
+
+
 class Move(NamedTuple):
     """Copies the content of one block, in all layers, from block `source` to block `target`."""
 

@@ -72,6 +72,8 @@ class ScriptedRunner:
     tokens_per_block = TOKENS_PER_BLOCK
     num_host_blocks = 0
     adapters = None
+    pool_file = None
+    pool_folder = None
     window: int | None = None
     dtype = "none"
     exact = separates = False

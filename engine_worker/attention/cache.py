@@ -7,6 +7,8 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
+from engine_worker.pool_files.layout import Layout
+from engine_worker.pool_files.pool_file import PoolFile
 from engine_worker.step import Move, MoveKind
 
 
@@ -60,9 +62,12 @@ class KVCache:
         dtype: torch.dtype,
         device: torch.device,
         num_host_blocks: int = 0,
+        file: PoolFile | None = None,
     ) -> None:
+        """`file`: with `layout`, for the blocks of a CPU."""
         slot = (num_kv_heads, head_dim)
-        slots = zeros((2, num_layers, num_blocks * tokens_per_block + 1, *slot), dtype, device)
+        shape = (2, num_layers, num_blocks * tokens_per_block + 1, *slot)
+        slots = zeros(shape, dtype, device) if file is None else _in_file(file, shape, dtype)
         self._blocks = slots[:, :, :-1].unflatten(2, (num_blocks, tokens_per_block))
         self._host_blocks = _host_zeros((num_host_blocks, 2, num_layers, tokens_per_block, *slot), dtype, device)
         self.num_blocks = num_blocks
@@ -94,6 +99,19 @@ class KVCache:
     ) -> int:
         """Bytes of one block over all layers."""
         return 2 * num_layers * tokens_per_block * num_kv_heads * head_dim * dtype.itemsize
+
+
+def layout(num_layers: int, tokens_per_block: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> Layout:
+    """Of a file with the blocks of a KVCache."""
+    name = f"torch {dtype} {num_kv_heads} heads of {head_dim}"
+    size = tokens_per_block * num_kv_heads * head_dim * dtype.itemsize
+    return Layout(name, tokens_per_block, (size,) * (2 * num_layers))
+
+
+def _in_file(file: PoolFile, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """A tensor of shape [2, num_layers, slots, kv_heads, head_dim] in the memory of a file."""
+    parts = torch.from_numpy(file.region).view(dtype).unflatten(0, shape[:2])
+    return parts[:, :, : math.prod(shape[2:])].unflatten(2, shape[2:])
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -73,6 +73,7 @@ class Engine:
             beams=batching.capacity_scheduler_policy == "max_utilization" and batching.scheduler is None,
             chunked=batching.chunked_context,
             recompute=choose_recompute(batching.recompute, runner),
+            fetches=self.cache.fetches,
         )
         # A sequence can have one promised token, so at most one step may be in flight while the next is planned.
         self._max_in_flight = 1 if runner.overlap else 0
@@ -219,13 +220,15 @@ class Engine:
     def _results(self, step: InFlightStep) -> StepResults | None:
         """None if the step failed. Raises DeviceLostError."""
         try:
-            return step.collect()
+            results = step.collect()
         except Exception:  # noqa: BLE001 - only the sequences of this step fail
             names = sorted({entry.sequence.request.submit.name for entry in step.plan.entries})
             self._log.exception("step_failed", requests=names)
             # On a lost device every later step would fail too: end the process, and routers recover its requests.
             self._runner.check()
             return None
+        self.cache.tiers.complete(step.before.moves)
+        return results
 
     def _respond(self) -> None:
         responses = self.live.take_responses()
@@ -248,4 +251,6 @@ def _build_cache(runner: Runner, batching: Batching, clock: Callable[[], float])
         clock=clock,
         event_buffer=batching.kv_event_buffer,
         adapters=None if runner.adapters is None else AdapterPages(runner.adapters),
+        file=runner.pool_file,
+        source=runner.pool_folder,
     )

@@ -8,6 +8,7 @@ from engine_worker.core.live import LiveRequests
 from engine_worker.core.quarantine import QUARANTINED, Quarantine
 from engine_worker.core.refusals import EngineLimits, Refusals, invalid
 from engine_worker.hooks import Stop
+from engine_worker.kvcache.fetches import Fetch, Fetches
 from engine_worker.positions import Positions, SplitImageError
 from engine_worker.protocol import Preparation, Runner
 from engine_worker.recompute import Recompute
@@ -36,10 +37,11 @@ class Intake:
         beams: bool,
         chunked: bool,
         recompute: Recompute | None,
+        fetches: Fetches | None = None,
     ) -> None:
         """`aging_seconds`: time in which a waiting request gains one priority class; 0: never. `beams`: whether the
         scheduler supports beam search. `chunked`: whether a prompt may be computed in several steps. `recompute`: see
-        `Request`."""
+        `Request`. `fetches`: None: nothing is copied from other engines."""
         self.unknown_stops = 0
         """Stops since the start that matched no live request or sequence."""
         self.quarantine = Quarantine(live)
@@ -47,6 +49,9 @@ class Intake:
         self._limits = limits
         self._runner = runner
         self._preparing: dict[Request, Preparation] = {}
+        self._fetches = fetches
+        self._fetching: dict[Request, Fetch] = {}
+        """Requests whose blocks are being copied from other engines."""
         self._aging_seconds = aging_seconds
         self._refusals = Refusals(limits, live.tables, beams, chunked)
         self._recompute = recompute
@@ -102,8 +107,12 @@ class Intake:
         )
         if preparation is not None:
             self._preparing[request] = preparation
+        fetch = None if self._fetches is None else self._fetches.begin(request.waiting())
+        if fetch is not None:
+            self._fetching[request] = fetch
+        held = preparation is not None or fetch is not None
         # `alone`: an engine died while it ran this request.
-        (self.quarantine if submit.alone else self._live).begin(request, now, held=preparation is not None)
+        (self.quarantine if submit.alone else self._live).begin(request, now, held=held)
 
     def hold(self, requests: Iterable[Request]) -> None:
         """Let live requests with postponed draws wait, without memory, until they are prepared. None of their sequences
@@ -122,11 +131,13 @@ class Intake:
 
     @property
     def preparing(self) -> bool:
-        """Whether any request waits for its preparation."""
-        return bool(self._preparing)
+        """Whether any request waits for its preparation or its blocks."""
+        return bool(self._preparing or self._fetching)
 
     def settle(self, now: float) -> None:
-        """Admit or end the requests whose preparation has ended."""
+        """Admit or end the requests whose preparation has ended, and admit those whose blocks have arrived."""
+        if self._fetches is not None and self._fetches:
+            self._settle_fetches(self._fetches)
         if not self._preparing:
             return
         # One call polls all preparations.
@@ -140,8 +151,16 @@ class Intake:
                 preparation.withdraw()
             elif preparation.fault is not None:
                 self._live.end_request(request, FinishReason.ERROR, now, fault=preparation.fault)
-            else:
+            elif request not in self._fetching:
                 self._live.admit(request)
+
+    def _settle_fetches(self, fetches: Fetches) -> None:
+        fetches.publish()
+        for request, fetch in list(self._fetching.items()):
+            if fetch.done or not request.num_live:
+                del self._fetching[request]
+                if request.num_live and request not in self._preparing:
+                    self._live.admit(request)
 
     def stop(self, stops: Iterable[Stop], now: float) -> None:
         for number, attempt, index in stops:

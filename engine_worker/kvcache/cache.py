@@ -4,11 +4,13 @@ from collections import Counter, abc
 from time import monotonic
 
 from engine_worker.kvcache.eviction import higher, requested
+from engine_worker.kvcache.fetches import Fetches, Source
 from engine_worker.kvcache.forecast import Forecast, NextBlocks
 from engine_worker.kvcache.pool import CacheCorruptError, Geometry
 from engine_worker.kvcache.prefix import UNUSED, Prefix, PrefixFinder
 from engine_worker.kvcache.tiers import Tiers
 from engine_worker.lora.pages import AdapterPages
+from engine_worker.pool_files.pool_file import PoolFile
 from engine_worker.request import Sequence
 from engine_worker.step import Move
 
@@ -29,12 +31,15 @@ class KvCacheManager:
         clock: abc.Callable[[], float] = monotonic,
         event_buffer: int = 0,
         adapters: AdapterPages | None = None,
+        file: PoolFile | None = None,
+        source: Source | None = None,
     ) -> None:
-        """`window`, `chunk`: see Geometry. `clock`: seconds, for retentions. `event_buffer`: see Tiers. `adapters`:
-        device pages of LoRA adapters; a holder with an adapter also holds the adapter's pages."""
+        """`window`, `chunk`: see Geometry. `clock`: seconds, for retentions. `event_buffer`, `file`: see Tiers.
+        `adapters`: device pages of LoRA adapters; a holder with an adapter also holds the adapter's pages. `source`:
+        where to look for blocks that are not cached; None: nowhere."""
         self.geometry = Geometry.fit(num_blocks, tokens_per_block, window, chunk)
         self.tokens_per_block = tokens_per_block
-        self.tiers = Tiers(num_blocks, num_host_blocks, clock, event_buffer)
+        self.tiers = Tiers(num_blocks, num_host_blocks, clock, event_buffer, file)
         self.pool = self.tiers.device
         self.adapters = adapters
         self.holders: dict[Sequence, None] = {}
@@ -50,6 +55,7 @@ class KvCacheManager:
         self.cached_tokens = 0
         """Prompt tokens found in the prefix cache since the start."""
         self._finder = PrefixFinder(self.tiers, self.geometry, reuse)
+        self.fetches = None if source is None or not reuse else Fetches(self.tiers, self._finder, source, clock)
         self._next_blocks = NextBlocks()
         self._clock = clock
 
@@ -144,6 +150,12 @@ class KvCacheManager:
         sequence.first_block = sequence.num_found = sequence.num_placed = sequence.num_computed = 0
         sequence.num_draft_computed = 0
 
+    def flush(self) -> int:
+        """See `Tiers.flush`."""
+        if self.fetches is not None:
+            self.fetches.drop()
+        return self.tiers.flush()
+
     def undo(self, moves: abc.Iterable[Move]) -> list[Sequence]:
         """Drop the content that these moves, of a failed step and all later ones, should have copied.
 
@@ -162,7 +174,7 @@ class KvCacheManager:
         is not full is in one table only."""
         holding = [*self.holders, *self.retired]
         tables = Counter(block for holder in holding for block in holder.blocks[holder.first_block :])
-        self.tiers.check(tables)
+        self.tiers.check(tables + Counter(() if self.fetches is None else self.fetches.held))
         if self.adapters is not None:
             self.adapters.check(
                 holder.request.adapter_version for holder in holding if holder.request.adapter_version is not None

@@ -6,7 +6,7 @@ from threading import Lock
 from typing import NamedTuple
 
 from engine_worker.kvcache.pool import Priorities, Stored
-from engine_worker.request import Content
+from engine_worker.step import Content
 from sluice.wire import cache_events as ring
 from sluice.wire.cache_events import MAX_EVENTS, MAX_ITEMS, MAX_REMOVED, CacheEvent, Tier, size_of
 from sluice.wire.hashing import short_hash
@@ -30,11 +30,10 @@ class EventLog:
         """Events since the start."""
         self._record(ring.Created([num_blocks, num_host_blocks]))
 
-    def stored(self, content: Content, parent: bytes | None, priority: int, adapter: str) -> None:
-        """A block was published on the device. `parent`: hash of the block before it. `adapter`: version of the LoRA
-        adapter, or an empty string."""
-        parent_hash = None if parent is None else short_hash(parent)
-        self._record(ring.Stored(short_hash(content.hash), parent_hash, content.tokens, priority, adapter))
+    def stored(self, content: Content, priority: int) -> None:
+        """A block was published on the device."""
+        parent = None if content.parent is None else short_hash(content.parent)
+        self._record(ring.Stored(short_hash(content.hash), parent, content.tokens, priority, content.adapter))
 
     def moved(self, stored: Stored, target: Tier, priority: int) -> None:
         """A block was moved to `target` from the other tier. `stored`: its state before; `priority`: its new one."""

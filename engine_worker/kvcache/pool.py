@@ -6,7 +6,8 @@ from time import monotonic
 from typing import NamedTuple
 
 from engine_worker.kvcache.eviction import DEFAULT, EvictionOrder, Retention
-from engine_worker.request import Content
+from engine_worker.pool_files.pool_file import PoolFile
+from engine_worker.step import Content
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,15 +99,17 @@ class BlockPool:
         num_blocks: int,
         clock: Callable[[], float] = monotonic,
         on_priority: Callable[[bytes, Priorities], None] | None = None,
+        file: PoolFile | None = None,
     ) -> None:
         """`clock`: seconds, for retentions. `on_priority`: called with the hash of each block whose priority
-        changes."""
+        changes. `file`: in which the blocks are; None: their memory is private."""
         self.num_blocks = num_blocks
         self.references = [0] * num_blocks
         # Allocated from the end: block 0 first.
         self._free = list(range(num_blocks - 1, -1, -1))
         self._cached = EvictionOrder(clock, self._retain)
         self._on_priority = on_priority
+        self._file = file
         self._stored: list[Stored | None] = [None] * num_blocks
         self._index: dict[bytes, int] = {}
         """Findable blocks by hash."""
@@ -130,6 +133,8 @@ class BlockPool:
         evicted = None
         if self._free:
             block = self._free.pop()
+            if self._file is not None:
+                self._file.reserve(block)
         else:
             block = self._cached.pop()
             evicted = self._clear(block)
@@ -162,6 +167,24 @@ class BlockPool:
         self._index[content.hash] = block
         self._stored[block] = Stored(content, retention, drafted)
         return True
+
+    def keep(self, block: int, total: int | None = None) -> None:
+        """Note in the file what a findable block contains, once all of it is there. `total`: see `PoolFile.put`."""
+        stored = self._stored[block]
+        if self._file is not None and stored is not None:
+            self._file.put(block, stored.content, total)
+
+    def adopt(self) -> list[Content]:
+        """Take over the content of the file from its former owner; all blocks must be free. Returns what is findable
+        now. Raises OSError if the content does not fit in memory."""
+        contents = list[Content]()
+        for block, content in () if self._file is None else self._file.adopted():
+            # A content is in one block only, or the file is damaged: then later blocks with it stay free.
+            if self.publish(block, content):
+                self._cached.add(block, DEFAULT)
+                contents.append(content)
+        self._free = [block for block in self._free if self._stored[block] is None]
+        return contents
 
     def find(self, content: Content) -> int | None:
         """The block with this hash and these tokens: a hash collision is a miss."""
@@ -211,6 +234,8 @@ class BlockPool:
         for block in self._index.values():
             self._stored[block] = None
         self._index.clear()
+        if self._file is not None:
+            self._file.clear_all()
         return len(freed)
 
     def contents(self) -> Iterator[tuple[int, Content]]:
@@ -253,4 +278,6 @@ class BlockPool:
         if stored is not None:
             del self._index[stored.content.hash]
             self._stored[block] = None
+            if self._file is not None:
+                self._file.clear(block)
         return stored

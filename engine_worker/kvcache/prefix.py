@@ -5,7 +5,8 @@ from typing import NamedTuple
 
 from engine_worker.kvcache.pool import Geometry
 from engine_worker.kvcache.tiers import Tiers
-from engine_worker.request import Content, Sequence, State
+from engine_worker.request import Sequence, State
+from engine_worker.step import Content
 from sluice.wire.hashing import block_hash
 
 GENERATED = b"generated"
@@ -68,11 +69,8 @@ class PrefixFinder:
         """Make the full and computed blocks at these indexes of the sequence's table findable."""
         if not self.reuse:
             return
-        version = sequence.request.adapter_version or ""
         for index in indexes:
-            content = self._content(sequence, index)
-            parent = sequence.chain[index - 1].hash if index else None
-            self._tiers.publish(sequence.blocks[index], content, parent, version)
+            self._tiers.publish(sequence.blocks[index], self._content(sequence, index))
 
     def next_block(self, sequence: Sequence, num_computed: int) -> bytes | None:
         """Hash of the block that a sequence computes after `num_computed` tokens; None if it has too few known tokens
@@ -85,6 +83,14 @@ class PrefixFinder:
         """Hash of the first block after `prefix`; None if the sequence could not use it."""
         index = len(prefix.blocks)
         return self._content(sequence, index).hash if index < self.usable_blocks(sequence) else None
+
+    def absent(self, sequence: Sequence) -> list[Content]:
+        """The blocks that the sequence could use and that are not cached, in order. With a window, only those of the
+        last one."""
+        usable = self.usable_blocks(sequence)
+        first = self._geometry.first_needed(usable * self._geometry.tokens_per_block)
+        contents = [self._content(sequence, index) for index in range(first, usable)]
+        return [content for content in contents if not self._tiers.holds(content)]
 
     def usable_blocks(self, sequence: Sequence) -> int:
         """Full blocks that the sequence could use if they were cached."""
@@ -153,11 +159,12 @@ class PrefixFinder:
         while len(chain) <= index:
             start = len(chain) * size
             tokens = tuple(sequence.tokens_between(start, start + size))
-            parent = chain[-1].hash if chain else sequence.request.root
             request = sequence.request
             key = b"" if request.virtual is None else request.virtual.key(start, tokens)
             if request.recompute is not None and start + size > request.num_prompt:
                 # As tokens of a prompt, the generated ones would have other bits.
                 key += GENERATED + max(0, request.num_prompt - start).to_bytes(4, "little")
-            chain.append(Content(block_hash(parent, tokens, key), tokens))
+            previous = chain[-1].hash if chain else None
+            digest = block_hash(previous or request.root, tokens, key)
+            chain.append(Content(digest, tokens, previous, request.adapter_version or ""))
         return chain[index]

@@ -1,6 +1,6 @@
 """The device pool and the host pool, the moves of blocks between them, and the journal of findable blocks."""
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from itertools import islice
@@ -9,8 +9,8 @@ from threading import Lock
 from engine_worker.kvcache.events import EventLog
 from engine_worker.kvcache.eviction import DEFAULT
 from engine_worker.kvcache.pool import BlockPool, CacheCorruptError, Stored
-from engine_worker.request import Content
-from engine_worker.step import Move, MoveKind
+from engine_worker.pool_files.pool_file import PoolFile
+from engine_worker.step import Content, Move, MoveKind
 from sluice.wire.cache_events import Tier
 from sluice.wire.hashing import short_hash
 from sluice.wire.heartbeats import CacheChanges
@@ -24,19 +24,33 @@ class Tiers:
     """
 
     def __init__(
-        self, num_blocks: int, num_host_blocks: int, clock: Callable[[], float], event_buffer: int = 0
+        self,
+        num_blocks: int,
+        num_host_blocks: int,
+        clock: Callable[[], float],
+        event_buffer: int = 0,
+        file: PoolFile | None = None,
     ) -> None:
-        """`event_buffer`: number of events to keep for clients; 0: events are not recorded."""
+        """`event_buffer`: number of events to keep for clients; 0: events are not recorded. `file`: in which the device
+        blocks are. Raises OSError if the content that it has does not fit in memory."""
         self.events = EventLog(event_buffer, num_blocks, num_host_blocks) if event_buffer else None
         note = None if self.events is None else self.events.prioritized
-        self.device = BlockPool(num_blocks, clock, note and partial(note, Tier.DEVICE))
+        self.device = BlockPool(num_blocks, clock, note and partial(note, Tier.DEVICE), file)
         self.host = BlockPool(num_host_blocks, clock, note and partial(note, Tier.HOST))
+        self.file = file
         self.journal = Journal()
         self.moves: list[Move] = []
         self.evictions = 0
         """Device blocks whose content was evicted since the start, offloaded or not."""
         self.offloads = 0
         self.onloads = 0
+        self._arriving = Counter[int]()
+        """Device blocks by the number of moves to them that are not complete."""
+        self.adopted = 0
+        """Blocks that another engine has computed, before this one started with its file."""
+        for content in self.device.adopt():
+            self._stored(content)
+            self.adopted += 1
 
     def holds(self, content: Content) -> bool:
         return self.device.find(content) is not None or self.host.find(content) is not None
@@ -59,6 +73,7 @@ class Tiers:
         self.device.publish(block, *stored)
         self._moved(stored, Tier.DEVICE, stored.priority)
         self.moves.append(Move(MoveKind.ONLOAD, source, block))
+        self._arriving[block] += 1
         self.onloads += 1
         return block
 
@@ -66,27 +81,35 @@ class Tiers:
         """Copy the content of a device block to another one."""
         self.moves.append(Move(MoveKind.COPY, source, target))
 
-    def publish(self, block: int, content: Content, parent: bytes | None = None, adapter: str = "") -> None:
+    def publish(self, block: int, content: Content, total: int | None = None) -> None:
         """Make a held, full and computed device block findable, unless another device block with this content is.
 
-        `parent`: hash of the block before it; `adapter`: version of the LoRA adapter. Both are for KV cache events.
+        `total`: see `PoolFile.put`.
         """
         if not self.device.publish(block, content):
             return
+        self.device.keep(block, total)
         copy = self.host.drop(content.hash)
         if copy is not None:
             # The recomputed content replaces the copy on the host. It was findable before, so the journal, which does
             # not distinguish the tiers, does not change.
             self._moved(copy, Tier.DEVICE, DEFAULT[0].priority)
             return
-        self.journal.store(content.hash)
-        if self.events is not None:
-            self.events.stored(content, parent, DEFAULT[0].priority, adapter)
+        self._stored(content)
 
     def take_moves(self) -> tuple[Move, ...]:
         """Remove and return the pending moves, for the next step. If that step fails, `undo` them."""
         moves, self.moves = tuple(self.moves), []
         return moves
+
+    def complete(self, moves: Iterable[Move]) -> None:
+        """A step has carried out these moves."""
+        for kind, _, target in moves:
+            if kind is MoveKind.ONLOAD:
+                self._arrived(target)
+                # Otherwise the block has been given to other content meanwhile, which has not arrived.
+                if target not in self._arriving:
+                    self.device.keep(target)
 
     def undo(self, moves: Iterable[Move]) -> set[int]:
         """Drop the content that these moves should have copied; returns the device blocks whose content is
@@ -97,6 +120,8 @@ class Tiers:
             stored = pool.forget(target)
             if stored is not None:
                 self._removed(stored)
+            if kind is MoveKind.ONLOAD:
+                self._arrived(target)
             if pool is self.device:
                 lost.add(target)
         return lost
@@ -132,6 +157,16 @@ class Tiers:
         self.moves.append(Move(MoveKind.OFFLOAD, block, target))
         self.offloads += 1
         return True
+
+    def _arrived(self, block: int) -> None:
+        self._arriving[block] -= 1
+        if not self._arriving[block]:
+            del self._arriving[block]
+
+    def _stored(self, content: Content) -> None:
+        self.journal.store(content.hash)
+        if self.events is not None:
+            self.events.stored(content, DEFAULT[0].priority)
 
     def _removed(self, stored: Stored) -> None:
         self.journal.remove(stored.content.hash)

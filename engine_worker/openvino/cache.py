@@ -3,11 +3,15 @@
 import math
 from collections.abc import Iterable
 
+import numpy as np
 import openvino as ov
 import torch
+from numpy.typing import NDArray
 
 from engine_worker.attention.cache import zeros
 from engine_worker.openvino.graph import INPUTS
+from engine_worker.pool_files.layout import Layout
+from engine_worker.pool_files.pool_file import PoolFile
 from engine_worker.step import Move, MoveKind
 from sluice.settings.engine import OPENVINO_BLOCK
 
@@ -23,6 +27,12 @@ class BlockShape:
         self.tensors = tensors
         self.sizes = [math.prod(shape) * kind.size for shape, kind in tensors]
         self.nbytes = sum(self.sizes)
+
+    @property
+    def layout(self) -> Layout:
+        """Of a file with such blocks. Their bytes are opaque: another version may give them another meaning."""
+        name = f"openvino {ov.__version__} {[(shape, kind.to_string()) for shape, kind in self.tensors]}"
+        return Layout(name, OPENVINO_BLOCK, tuple(self.sizes))
 
     @classmethod
     def of(cls, compiled: ov.CompiledModel, num_layers: int) -> "BlockShape":
@@ -40,15 +50,18 @@ class BlockCache:
     `num_blocks`, for the sequence that pads small batches; see `arrays.prepared_step`.
     """
 
-    def __init__(self, block: BlockShape, num_blocks: int, num_host_blocks: int = 0) -> None:
+    def __init__(
+        self, block: BlockShape, num_blocks: int, num_host_blocks: int = 0, file: PoolFile | None = None
+    ) -> None:
+        """`file`: with the layout of `block`."""
         self.num_blocks = num_blocks
         self.num_host_blocks = num_host_blocks
         self.tokens_per_block = OPENVINO_BLOCK
         self.nbytes = block.nbytes * num_blocks
         self.spare = num_blocks
         """Number of the padding sequence's block."""
-        self._blocks = [zeros((num_blocks + 1, size), torch.uint8, CPU).numpy() for size in block.sizes]
-        self._host = [zeros((num_host_blocks, size), torch.uint8, CPU).numpy() for size in block.sizes]
+        self._blocks = _zeros(num_blocks + 1, block) if file is None else file.parts
+        self._host = _zeros(num_host_blocks, block)
         self.tensors = [
             ov.Tensor(blocks, ov.Shape([num_blocks + 1, *shape]), kind)
             for blocks, (shape, kind) in zip(self._blocks, block.tensors, strict=True)
@@ -61,3 +74,8 @@ class BlockCache:
             from_host, to_host = kind is MoveKind.ONLOAD, kind is MoveKind.OFFLOAD
             for blocks, host in zip(self._blocks, self._host, strict=True):
                 (host if to_host else blocks)[target] = (host if from_host else blocks)[source]
+
+
+def _zeros(num_blocks: int, block: BlockShape) -> list[NDArray[np.uint8]]:
+    """[num_blocks, bytes] of each tensor."""
+    return [zeros((num_blocks, size), torch.uint8, CPU).numpy() for size in block.sizes]

@@ -3,6 +3,7 @@
 import ctypes
 import sys
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 import openvino as ov
@@ -21,10 +22,12 @@ from engine_worker.openvino.compiled import Precision, compile_decoder, has_bflo
 from engine_worker.openvino.forward import OpenVinoForward
 from engine_worker.openvino.trial import RefusedError, Trial, verify
 from engine_worker.openvino.weights import open_store
+from engine_worker.pool_files.folder import PoolFolder
+from engine_worker.pool_files.pool_file import PoolFile
 from engine_worker.runner.config import DraftConfig, RunnerConfig, check_output_layers
 from engine_worker.runner.extensions import NO_EXTENSIONS, Extensions
 from engine_worker.runner.load import share_of_rank
-from engine_worker.runner.memory import count_blocks, count_host_blocks, free_memory
+from engine_worker.runner.memory import count_blocks, free_memory, size_pools
 from engine_worker.runner.runner import DraftRunner, ModelRunner
 from engine_worker.runner.vision import load_images
 from engine_worker.runner.weights import Progress, fill_weights
@@ -93,14 +96,15 @@ def load_openvino(
     images = load_images(checkpoint, config, torch.float32, CPU)
     compiled = [_compile(model, progress) for model in tested]
     _return_freed_memory()
-    caches = _caches([model.block for model in compiled], tested[0].shape, config, checkpoint.max_context_tokens)
+    blocks, folder = [model.block for model in compiled], extensions.pool_folder
+    caches, file = _caches(blocks, tested[0].shape, config, checkpoint.max_context_tokens, folder)
     forwards = [model.forward(cache, config.threads) for model, cache in zip(compiled, caches, strict=True)]
     drafter = None
     if draft is not None:
         draft_runner = ModelRunner(forwards[1], extensions=Extensions(guides=extensions.guides))
         drafter = DraftRunner(draft_runner, draft.checkpoint.max_context_tokens)
     adapters = make_library(forwards[0].adapters, config, torch.float32, warn)
-    extensions = replace(extensions, adapters=adapters, images=images)
+    extensions = replace(extensions, adapters=adapters, images=images, pool_file=file)
     runner = ModelRunner(forwards[0], overlap=bool(config.overlap), drafter=drafter, extensions=extensions)
     if compiled[0].adapters is not None:
         runner.choices["lora_pages"] = str(compiled[0].adapters.num_pages)
@@ -187,9 +191,21 @@ def _return_freed_memory() -> None:
             trim(0)
 
 
-def _caches(blocks: list[BlockShape], shape: DecoderConfig, config: RunnerConfig, context: int) -> list[BlockCache]:
-    """A cache per model, with the same number of blocks in each."""
+def _caches(
+    blocks: list[BlockShape], shape: DecoderConfig, config: RunnerConfig, context: int, folder: PoolFolder | None
+) -> tuple[list[BlockCache], PoolFile | None]:
+    """A cache per model, with the same number of blocks in each, and the file with the blocks of the first."""
     nbytes = sum(block.nbytes for block in blocks)
-    num_blocks = count_blocks(config, nbytes, shape.heads.num_kv_heads, context, CPU)
-    num_host_blocks = count_host_blocks(config, nbytes, num_blocks, CPU)
-    return [BlockCache(block, num_blocks, num_host_blocks) for block in blocks]
+    size = size_pools(
+        config,
+        nbytes,
+        lambda: count_blocks(config, nbytes, shape.heads.num_kv_heads, context, CPU),
+        CPU,
+        None if folder is None else partial(folder.open, blocks[0].layout),
+    )
+    files = [size.file, *[None for _ in blocks[1:]]]
+    caches = [
+        BlockCache(block, size.num_blocks, size.num_host_blocks, file)
+        for block, file in zip(blocks, files, strict=True)
+    ]
+    return caches, size.file

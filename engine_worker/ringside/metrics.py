@@ -91,6 +91,22 @@ def memory(engine: Engine) -> Iterator[Metric]:
     yield counter(P + "kv_onloads", "Blocks moved from host memory back to the device.", tiers.onloads)
 
 
+def pool_file(engine: Engine) -> Iterator[Metric]:
+    """Metrics without values if the memory of the KV cache is private."""
+    tiers, fetches, file = engine.cache.tiers, engine.cache.fetches, engine.cache.tiers.file
+    text = "KV blocks taken over at the start, which another engine had computed."
+    yield counter(P + "kv_adopted_blocks", text, {} if file is None else tiers.adopted)
+    fetched = {} if fetches is None else {"machine": fetches.fetched}
+    yield counter(P + "kv_fetched_blocks", "KV blocks copied from other engines.", fetched, ("source",))
+    refused = {} if fetches is None else fetches.refused
+    text = "KV blocks not copied: no longer there or not whole (missing), or no memory for them."
+    yield counter(P + "kv_fetch_refused_blocks", text, refused, ("reason",))
+    text = "Time for which a request waited for its KV blocks."
+    if fetches is not None:
+        yield histogram(P + "kv_fetch_seconds", text, fetches.seconds)
+    yield gauge(P + "kv_file_bytes", "Memory of the KV cache's file.", {} if file is None else file.used_bytes)
+
+
 def lora(engine: Engine) -> Iterator[Metric]:
     """Metrics without values if the engine serves no adapters."""
     pages = engine.cache.adapters

@@ -176,7 +176,7 @@ class Worker:
             self._inbox,
             self.epoch,
             self._routers,
-            tiers.flush,
+            self._engine.cache.flush,
             self._calls,
             self._event_reads,
             self._adapters,

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 
 from engine_worker.guided.guides import Guides
 from engine_worker.lora.library import AdapterLibrary
+from engine_worker.pool_files.folder import PoolFolder
+from engine_worker.pool_files.pool_file import PoolFile
 from engine_worker.runner.debug_tensors import DebugTensors
 from engine_worker.sampling.processors import NO_PROCESSORS, Processors
 from engine_worker.sampling.replicas import ReplicatedSequences
@@ -29,6 +31,10 @@ class Extensions:
     """None: requests with a LoRA adapter are rejected."""
     images: ImageRows | None = None
     """None: the model accepts no images."""
+    pool_folder: PoolFolder | None = None
+    """For the file of the KV cache; None: its memory is private."""
+    pool_file: PoolFile | None = None
+    """Opened when the KV cache was allocated."""
 
 
 NO_EXTENSIONS = Extensions()

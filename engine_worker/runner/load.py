@@ -2,12 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 import torch
 
 from engine_worker.attention.backend import AttentionBackend, Site, capability_of
-from engine_worker.attention.cache import KVCache
+from engine_worker.attention.cache import KVCache, layout
 from engine_worker.attention.choice import ChosenBackend, choose
 from engine_worker.attention.reference import ReferenceAttention
 from engine_worker.layers.adapters import find_targets
@@ -20,12 +21,15 @@ from engine_worker.models.config import NotNativeError, narrow_windows, widest_w
 from engine_worker.models.decoder import CausalLM
 from engine_worker.models.model import Model
 from engine_worker.models.registry import find_model, model_class
+from engine_worker.pool_files.folder import PoolFolder
+from engine_worker.pool_files.layout import Layout
+from engine_worker.pool_files.pool_file import PoolFile
 from engine_worker.runner.config import DraftConfig, RunnerConfig, check_output_layers, find_device, find_dtype
 from engine_worker.runner.extensions import NO_EXTENSIONS, Extensions
 from engine_worker.runner.followers import Followers
 from engine_worker.runner.fusing import fuse, missing_compiler, no_kernels, triton_kernels
 from engine_worker.runner.graphs import CaptureError, CudaCapture, Graphs
-from engine_worker.runner.memory import count_blocks, count_host_blocks, fraction_of, free_memory
+from engine_worker.runner.memory import count_blocks, fraction_of, free_memory, size_pools
 from engine_worker.runner.runner import DraftRunner, ModelRunner
 from engine_worker.runner.torch_forward import TorchForward
 from engine_worker.runner.vision import load_images
@@ -60,9 +64,13 @@ class LoadedModel(NamedTuple):
     def block_bytes(self) -> int:
         return KVCache.block_bytes(self.model.config.num_layers, *self._block_sizes, self.place.dtype)
 
-    def new_cache(self, num_blocks: int, num_host_blocks: int = 0) -> KVCache:
+    @property
+    def layout(self) -> Layout:
+        return layout(self.model.config.num_layers, *self._block_sizes, self.place.dtype)
+
+    def new_cache(self, num_blocks: int, num_host_blocks: int = 0, file: PoolFile | None = None) -> KVCache:
         num_layers, place = self.model.config.num_layers, self.place
-        return KVCache(num_layers, num_blocks, *self._block_sizes, place.dtype, place.device, num_host_blocks)
+        return KVCache(num_layers, num_blocks, *self._block_sizes, place.dtype, place.device, num_host_blocks, file)
 
     def warm_up(self, cache: KVCache, where: str = "after loading") -> None:
         kernels = self.kernels if self.place.shard.rank == 0 else None
@@ -102,7 +110,7 @@ def load_runner(
     check_adapters(config, checkpoint)
     device = find_device(config)
     images = load_images(checkpoint, config, find_dtype(config, checkpoint, device), device)
-    loaded = load(checkpoint, config, progress, shard, capturing, warn, draft)
+    loaded, file = load(checkpoint, config, progress, shard, capturing, warn, draft, extensions.pool_folder)
     forward, choices, kernels = loaded[0]
     drafter = None
     if draft is not None:
@@ -112,7 +120,7 @@ def load_runner(
         drafter = DraftRunner(draft_runner, draft.checkpoint.max_context_tokens)
     adapters = make_library(forward.adapters, config, forward.hidden_dtype, warn)
     overlap = device.type == "cuda" if config.overlap is None else config.overlap
-    extensions = replace(extensions, adapters=adapters, images=images)
+    extensions = replace(extensions, adapters=adapters, images=images, pool_file=file)
     runner = ModelRunner(forward, overlap, followers, kernels, drafter, extensions)
     runner.choices |= choices
     if forward.adapters is not None:
@@ -139,7 +147,8 @@ def supports_adapters(checkpoint: Checkpoint) -> bool:
 
 def load_forward(checkpoint: Checkpoint, config: RunnerConfig, progress: Progress, shard: Shard) -> TorchForward:
     """Like `load_runner`, for ranks other than 0, which need no runner."""
-    return load(checkpoint, config, progress, shard, ignore_progress, ignore_warning)[0].forward
+    loaded, _ = load(checkpoint, config, progress, shard, ignore_progress, ignore_warning)
+    return loaded[0].forward
 
 
 def load(
@@ -150,8 +159,10 @@ def load(
     capturing: Progress,
     warn: Warn,
     draft: DraftConfig | None = None,
-) -> list[Loaded]:
-    """Load a model, or a rank's shard of it, then the draft model; see `load_runner`."""
+    folder: PoolFolder | None = None,
+) -> tuple[list[Loaded], PoolFile | None]:
+    """Load a model, or a rank's shard of it, then the draft model; see `load_runner`. Also returns the file with the
+    model's KV cache."""
     device = find_device(config)
     config = share_of_rank(config, device)
     _use_device(device, config, warn)
@@ -160,8 +171,8 @@ def load(
         if draft is not None:
             draft_config = draft.runner_config(models[0].config, widest_window(models[0].model.config.windows))
             models.append(_load_model(draft.checkpoint, draft_config, device, progress, shard, warn))
-        caches = _make_caches(models)
-        return [_complete(model, cache, capturing, warn) for model, cache in zip(models, caches, strict=True)]
+        caches, file = _make_caches(models, folder)
+        return [_complete(model, cache, capturing, warn) for model, cache in zip(models, caches, strict=True)], file
 
 
 def _load_model(
@@ -232,8 +243,8 @@ def _pack(model: Model) -> Packer:
     return packer
 
 
-def _make_caches(models: Sequence[LoadedModel]) -> list[KVCache]:
-    """A KV cache per model, all with the same number of blocks."""
+def _make_caches(models: Sequence[LoadedModel], folder: PoolFolder | None) -> tuple[list[KVCache], PoolFile | None]:
+    """A KV cache per model, all with the same number of blocks, and the file with the first one's."""
     config, context, (_, device, shard) = models[0].config, models[0].max_context, models[0].place
     if device.type == "cuda":
         # Allocate what the largest step needs first, so that the cache is sized by the memory that remains.
@@ -241,9 +252,19 @@ def _make_caches(models: Sequence[LoadedModel]) -> list[KVCache]:
             model.warm_up(model.new_cache(1))
     block_bytes = sum(model.block_bytes for model in models)
     num_kv_heads = max(model.num_kv_heads for model in models)
-    num_blocks = shard.all_min(count_blocks(config, block_bytes, num_kv_heads, context, device))
-    num_host_blocks = shard.all_min(count_host_blocks(config, block_bytes, num_blocks, device))
-    return [model.new_cache(num_blocks, num_host_blocks) for model in models]
+    size = size_pools(
+        config,
+        block_bytes,
+        lambda: shard.all_min(count_blocks(config, block_bytes, num_kv_heads, context, device)),
+        device,
+        None if folder is None else partial(folder.open, models[0].layout),
+    )
+    num_host_blocks = shard.all_min(size.num_host_blocks)
+    files = [size.file, *[None for _ in models[1:]]]
+    caches = [
+        model.new_cache(size.num_blocks, num_host_blocks, file) for model, file in zip(models, files, strict=True)
+    ]
+    return caches, size.file
 
 
 def _complete(loaded: LoadedModel, cache: KVCache, capturing: Progress, warn: Warn) -> Loaded:

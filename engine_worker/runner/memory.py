@@ -1,10 +1,13 @@
 """Sizes the KV cache by the free memory."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
+from engine_worker.pool_files.pool_file import PoolFile
 from engine_worker.runner.config import RunnerConfig
 from sluice.settings.engine import SMALLEST_BLOCK
 
@@ -81,8 +84,40 @@ def count_blocks(
     return blocks
 
 
+class PoolSizes(NamedTuple):
+    num_blocks: int
+    """On the device."""
+    num_host_blocks: int
+    file: PoolFile | None
+    """With the blocks of the device."""
+
+
+OpenPool = Callable[[object, Callable[[], int]], PoolFile | None]
+"""`PoolFolder.open` for a layout."""
+
+
+def size_pools(
+    config: RunnerConfig,
+    block_bytes: int,
+    count: Callable[[], int],
+    device: torch.device,
+    open_pool: OpenPool | None = None,
+) -> PoolSizes:
+    """The sizes of the block pools. `count`: from `count_blocks`. A file that is adopted has a size already: it
+    occupies the memory that `count` would find free. Raises MemoryTooSmallError."""
+    settings = (
+        config.kv_cache_tokens, config.kv_memory_fraction, config.engines_here, config.max_batch_size, block_bytes
+    )  # fmt: skip
+    file = None if open_pool is None else open_pool(settings, count)
+    num_blocks = count() if file is None else file.num_blocks
+    # The file's blocks that have memory already do not need what is free.
+    new_blocks = num_blocks if file is None else max(0, num_blocks - file.used_bytes // file.layout.block_bytes)
+    return PoolSizes(num_blocks, count_host_blocks(config, block_bytes, new_blocks, device), file)
+
+
 def count_host_blocks(config: RunnerConfig, block_bytes: int, num_blocks: int, device: torch.device) -> int:
-    """Number of blocks in host memory, in addition to `num_blocks` on the device. Raises MemoryTooSmallError."""
+    """Number of blocks in host memory, in addition to `num_blocks` on the device whose memory is still free. Raises
+    MemoryTooSmallError."""
     requested, cpu = config.kv_host_memory, torch.device("cpu")
     if not requested:
         return 0

@@ -75,6 +75,7 @@ class ModelRunner:
         }
         self.overlap = overlap
         self.adapters = extensions.adapters
+        self.pool_file, self.pool_folder = extensions.pool_file, extensions.pool_folder
         self.draft_context = None if drafter is None else drafter.max_context
         self._drafter = None if drafter is None else drafter.runner
         self._images = extensions.images

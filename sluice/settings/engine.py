@@ -153,7 +153,8 @@ class KvCacheSize:
     engine takes it over, and other engines of this machine copy blocks from it. Default: a folder of the ring under
     `sluice serve`, otherwise none. See docs/kv_cache.md."""
     kv_fetch: bool = True
-    """With `kv_folder`, copy blocks that other engines of this machine have computed instead of computing them again."""
+    """With `kv_folder`, copy blocks that other engines of this machine have computed, instead of computing them again.
+    """
     phase: Literal["both", "prefill", "decode"] = "both"
     """Part of a request that this engine computes, if the router finds engines for both: prefill computes the prompt
     and the first token, decode everything after it. See docs/kv_cache.md."""

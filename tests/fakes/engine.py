@@ -7,6 +7,7 @@ import structlog
 from engine_worker.core.engine import Engine
 from engine_worker.core.refusals import EngineLimits, longest_sequence
 from engine_worker.hooks import Hooks, Report
+from engine_worker.pool_files.folder import PoolFolder
 from engine_worker.protocol import Runner
 from engine_worker.request import State
 from engine_worker.ringside.mailbox import Mailbox
@@ -113,9 +114,10 @@ class EngineBench:
         draft_context: int | None = None,
         exact: bool = False,
         separates: bool = False,
+        folder: PoolFolder | None = None,
         **batching,
     ) -> None:
-        """`batching`: further fields of Batching. `num_blocks` etc. apply to the scripted runner, not a given one."""
+        """`folder`: for the scripted runner's blocks. `batching`: further fields of Batching. `num_blocks` etc. apply to the scripted runner, not a given one."""
         self.clock = Clock()
         self.receiver = Receiver()
         overlapping = self.overlap if overlap is None else overlap
@@ -130,6 +132,8 @@ class EngineBench:
             separates=separates,
         )
         scripted.adapters = adapters
+        if folder is not None:
+            scripted.keep_blocks(folder)
         self.runner = runner or scripted
         self.inbox: list[Submit | Cancel] = []
         self.specs: dict[tuple[int, int], Submit] = {}
@@ -255,7 +259,9 @@ class EngineBench:
         if not live.requests:
             assert not live.active
         if not (live.requests or in_flight):
-            assert stats.used_kv_blocks == 0 == len(self.cache.holders)
+            fetches = self.cache.fetches
+            assert stats.used_kv_blocks == (0 if fetches is None else len(fetches.held))
+            assert not self.cache.holders
 
     def _receive(self):
         messages, self.inbox = self.inbox, []

@@ -3,8 +3,7 @@
 from itertools import pairwise
 
 from engine_worker.kvcache.cache import KvCacheManager
-from engine_worker.request import Content
-from engine_worker.step import MoveKind
+from engine_worker.step import Content, MoveKind
 from tests.fakes.runner import ScriptedRunner
 from tests.fakes.scripted_cache import Slot
 from tests.fakes.scripted_tokens import VOCAB, mix

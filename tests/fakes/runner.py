@@ -6,6 +6,8 @@ from typing import NoReturn
 
 from msgspec.structs import replace
 
+from engine_worker.pool_files.folder import PoolFolder
+from engine_worker.pool_files.pool_file import PoolFile
 from engine_worker.protocol import Preparation
 from engine_worker.step import DeviceLostError, Draw, Drawn, Kept, KeptRows, Move, MoveKind, Slice, Step
 from sluice.wire.calls import MethodCall, RankAnswer, failed
@@ -14,7 +16,7 @@ from sluice.wire.params import derive_seed
 from sluice.wire.requests import Submit
 from sluice.wire.tables import VirtualTokens
 from tests.fakes.adapters import ScriptedAdapters, initial_digest
-from tests.fakes.scripted_cache import ScriptedCache
+from tests.fakes.scripted_cache import FileBlocks, ScriptedCache
 from tests.fakes.scripted_launch import ScriptedLaunch, draws_of, with_own_tokens
 from tests.fakes.scripted_tokens import (
     HIDDEN_SIZE,
@@ -77,6 +79,10 @@ class ScriptedRunner:
         self.tokens_per_block = tokens_per_block
         self.tensors = TENSORS
         self.adapters: ScriptedAdapters | None = None
+        self.pool_file: PoolFile | None = None
+        self.pool_folder: PoolFolder | None = None
+        self.pool_file: PoolFile | None = None
+        self.pool_folder: PoolFolder | None = None
         self.hidden_size = HIDDEN_SIZE
         self.image_rows = 0
         self.image_usage = None
@@ -120,6 +126,13 @@ class ScriptedRunner:
         """The latest launch, if it raised."""
         self._excused: set[int] = set()
         """Ids of slices whose context may be arbitrary, because a step before them failed."""
+
+    def keep_blocks(self, folder: PoolFolder) -> None:
+        """Keep the device blocks in a file. Call before the first step."""
+        file = folder.open(FileBlocks.layout(self.tokens_per_block), "", lambda: self.num_blocks)
+        self.pool_folder, self.pool_file = folder, file
+        if file is not None:
+            self.num_blocks, self.kv_cache.blocks = file.num_blocks, FileBlocks(file)
 
     def prepare(self, spec: Submit, *, running: bool = False) -> Preparation | None:
         return self.preparations.get(spec.request)

@@ -1,7 +1,12 @@
 """The KV cache of the scripted runner: each slot holds a token and the digest of all tokens up to it."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
+import numpy as np
+from numpy.typing import NDArray
+
+from engine_worker.pool_files.layout import Layout
+from engine_worker.pool_files.pool_file import PoolFile
 from engine_worker.step import Move, MoveKind, Slice
 from tests.fakes.scripted_tokens import VOCAB, mix, shown_to_model
 
@@ -10,6 +15,48 @@ Slot = tuple[int, int] | None
 
 SlotIndex = tuple[int, int]
 """(block, offset within the block), on the device."""
+
+
+class FileSlots(Sequence[Slot]):
+    """The slots of one block, in a pool file."""
+
+    def __init__(self, words: NDArray[np.uint64]) -> None:
+        """`words`: [slots, 2]: the token plus 1, or 0 if the slot was never written, and the digest."""
+        self._words = words
+
+    def __len__(self) -> int:
+        return len(self._words)
+
+    def __getitem__(self, offset: int) -> Slot:
+        token, state = self._words[offset].tolist()
+        return (token - 1, state) if token else None
+
+    def __setitem__(self, offset: int, slot: Slot) -> None:
+        self._words[offset] = (0, 0) if slot is None else (slot[0] + 1, slot[1])
+
+    def copy(self) -> list[Slot]:
+        return list(self)
+
+
+class FileBlocks:
+    """The device blocks of a scripted cache, in a pool file."""
+
+    def __init__(self, file: PoolFile) -> None:
+        self._words = file.parts[0].view(np.uint64).reshape(file.num_blocks + 1, -1, 2)
+
+    @staticmethod
+    def layout(tokens_per_block: int) -> Layout:
+        return Layout("scripted", tokens_per_block, (16 * tokens_per_block,))
+
+    def __getitem__(self, block: int) -> FileSlots:
+        return FileSlots(self._words[block])
+
+    def __setitem__(self, block: int, slots: list[Slot]) -> None:
+        for offset, slot in enumerate(slots):
+            self[block][offset] = slot
+
+    def copy(self) -> list[list[Slot]]:
+        return [self[block].copy() for block in range(len(self._words))]
 
 
 class ScriptedCache:
@@ -29,7 +76,7 @@ class ScriptedCache:
     ) -> None:
         self.window = window
         self.tokens_per_block = tokens_per_block
-        self.blocks: list[list[Slot]] = [[None] * tokens_per_block for _ in range(num_blocks)]
+        self.blocks: list[list[Slot]] | FileBlocks = [[None] * tokens_per_block for _ in range(num_blocks)]
         self.host_blocks: list[list[Slot]] = [[None] * tokens_per_block for _ in range(num_host_blocks)]
         self._violations = violations
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine_worker.kvcache.events import EventLog
-from engine_worker.request import Content
+from engine_worker.step import Content
 from sluice.wire.adapters import Adapter
 from sluice.wire.cache_events import MAX_EVENTS, MAX_ITEMS, MAX_REMOVED, Created, Removed, Stored, Tier, Updated
 from sluice.wire.hashing import block_chain, root_hash, short_hash
@@ -26,7 +26,7 @@ def digest(number: int) -> bytes:
 
 
 def store(log: EventLog, number: int, num_tokens: int = 1) -> None:
-    log.stored(Content(digest(number), (number,) * num_tokens), None, 35, "")
+    log.stored(Content(digest(number), (number,) * num_tokens), 35)
 
 
 def bench_with(capacity: int = 1000, num_blocks: int = 8, **options) -> EngineBench:

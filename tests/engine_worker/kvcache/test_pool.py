@@ -4,7 +4,7 @@ import pytest
 
 from engine_worker.kvcache.eviction import DEFAULT
 from engine_worker.kvcache.pool import BlockPool, CacheCorruptError
-from engine_worker.request import Content
+from engine_worker.step import Content
 
 
 def content(name: str) -> Content:

@@ -6,7 +6,7 @@ import pytest
 
 from engine_worker.kvcache.events import EventLog
 from engine_worker.kvcache.pool import Priorities
-from engine_worker.request import Content
+from engine_worker.step import Content
 from router.peers import cache_events
 from sluice.v1 import admin_pb2 as pb
 from sluice.wire.cache_events import MAX_EVENTS, Tier
@@ -19,7 +19,7 @@ def digest(number: int) -> bytes:
 
 def store(log: EventLog, *numbers: int) -> None:
     for number in numbers:
-        log.stored(Content(digest(number), (number, 7)), digest(number - 1) if number > 1 else None, 35, "")
+        log.stored(Content(digest(number), (number, 7), digest(number - 1) if number > 1 else None), 35)
 
 
 @pytest.fixture

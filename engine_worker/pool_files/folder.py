@@ -1,0 +1,189 @@
+"""The folder of the pool files of all engines that share a machine."""
+
+import fcntl
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from hashlib import blake2b
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from engine_worker.pool_files.layout import FORMAT, HEADER, MAGIC, SIZING_BYTES, Layout, Places
+from engine_worker.pool_files.memory import check_folder
+from engine_worker.pool_files.peer_file import Found, PeerFile
+from engine_worker.pool_files.pool_file import PoolFile, Warn
+
+SUFFIX: Final = ".pool"
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+SETTLED_SECONDS: Final = 0.1
+"""Age at which a folder's time of change surely tells changes apart; file systems count in ticks."""
+
+
+class PoolFolder:
+    """Opens this engine's file, and copies blocks from those of others."""
+
+    def __init__(self, path: Path, name: str, warn: Warn, *, fetch: bool = True) -> None:
+        """`name`: the engine's id. `warn`: called with the reason if blocks cannot be kept in the folder. `fetch`:
+        whether to copy blocks from other engines. Raises ValueError if the folder must not be used."""
+        check_folder(path)
+        self._root = path
+        self._name = name
+        self._warn = warn
+        self._fetch = fetch
+        self._folder = path
+        self._own: PoolFile | None = None
+        self._peers: dict[str, PeerFile] = {}
+        self._seen = -1
+        """Time of change of the folder when its files were last listed; -1: to be listed again."""
+
+    def open(self, layout: Layout, sizing: object, count_blocks: Callable[[], int]) -> PoolFile | None:
+        """Adopt the file of a dead engine with this layout, or create one. `sizing`: the settings that decide on the
+        number of blocks: files of other sizes are not adopted. `count_blocks`: called for a new file only, because an
+        adopted one occupies memory already. None if there is no room: use private memory."""
+        self._folder = self._root / layout.folder
+        digest = blake2b(repr(sizing).encode(), digest_size=SIZING_BYTES).digest()
+        try:
+            self._folder.mkdir(mode=0o700, exist_ok=True)
+            opened = self._adopt(layout, digest) or self._create(layout, digest, count_blocks())
+        except OSError as error:
+            self._warn(str(error))
+            return None
+        self._own = opened
+        return opened
+
+    @property
+    def group(self) -> str:
+        """The same for all engines that read each other's files, in hex."""
+        status, boot = os.stat(self._folder), BOOT_ID.read_text() if BOOT_ID.is_file() else ""
+        return blake2b(repr((boot, status.st_dev, status.st_ino)).encode(), digest_size=8).hexdigest()
+
+    @property
+    def empty(self) -> bool:
+        """Whether no other engine has a file, as far as this one may read them. Looks for new files: call it in one
+        thread, before `has`."""
+        if self._own is None or not self._fetch:
+            return True
+        if (changed := self._changed()) != self._seen:
+            self._seen = changed if time.time_ns() - changed > SETTLED_SECONDS * 1e9 else -1
+            self._open_peers(self._own.layout)
+        return not self._peers
+
+    def has(self, digest: bytes) -> bool:
+        """Whether a block with this hash is in another engine's file."""
+        return self._find(digest) is not None
+
+    def copy(self, digest: bytes, block: int) -> int | None:
+        """Copy a block to a reserved block of this engine's file; returns its sum, or None if it is not there any more
+        or not whole. May be called in another thread."""
+        found = self._find(digest)
+        if found is None or self._own is None:
+            return None
+        try:
+            return found.total if found.file.copy(found, digest, self._own, block) else None
+        except OSError:  # The file was truncated or cannot be read: like a block that is not there.
+            return None
+
+    def delete_dead(self) -> None:
+        """Delete the files of engines that have ended."""
+        for path in self._root.glob(f"*/*{SUFFIX}"):
+            if (self._own is None or str(path) != self._own.path) and (file := _lock(path)) is not None:
+                _delete(path, file)
+
+    def _adopt(self, layout: Layout, sizing: bytes) -> PoolFile | None:
+        for path in self._candidates():
+            file = _lock(path)
+            if file is None:
+                continue
+            num_blocks = _num_blocks(file, layout, sizing)
+            adopted = None if num_blocks is None else PoolFile(file, str(path), layout, num_blocks, self._warn)
+            # An engine that died before it was ready may have died of this file, or of the memory that it occupies.
+            if adopted is not None and not adopted.begin_adoption():
+                return adopted
+            _delete(path, file)
+        return None
+
+    def _candidates(self) -> Iterator[Path]:
+        """This engine's former files, then those of others with this layout. Those of unknown layouts are useless."""
+        own = f"{self._name}."
+        for path in self._root.glob(f"*/*{SUFFIX}"):
+            if path.name.startswith(own):
+                yield path
+        for path in self._folder.glob(f"*{SUFFIX}"):
+            if not path.name.startswith(own):
+                yield path
+
+    def _create(self, layout: Layout, sizing: bytes, num_blocks: int) -> PoolFile:
+        path = self._folder / f"{self._name}.{os.urandom(4).hex()}{SUFFIX}"
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            os.ftruncate(file, Places.of(layout, num_blocks).size)
+            created = PoolFile(file, str(path), layout, num_blocks, self._warn)
+            created.create(sizing)
+        except OSError:
+            _delete(path, file)
+            raise
+        return created
+
+    def _find(self, digest: bytes) -> Found | None:
+        for peer in self._peers.values():
+            with suppress(OSError):  # As in `copy`.
+                if (found := peer.find(digest)) is not None:
+                    return found
+        return None
+
+    def _changed(self) -> int:
+        try:
+            return os.stat(self._folder).st_mtime_ns
+        except OSError:  # Deleted: there is nothing to find.
+            return 0
+
+    def _open_peers(self, layout: Layout) -> None:
+        own = None if self._own is None else self._own.path
+        peers = dict[str, PeerFile]()
+        for path in sorted(str(path) for path in self._folder.glob(f"*{SUFFIX}") if str(path) != own):
+            # Not yet complete, or none of ours: it is tried again with the next change.
+            with suppress(OSError, ValueError):
+                peers[path] = self._peers.get(path) or PeerFile(path, layout)
+        # Replaced, because the reader's thread may be using the old one. Files that are gone are closed: they would
+        # keep their memory.
+        self._peers = peers
+
+
+def _lock(path: Path) -> int | None:
+    """A descriptor of the file, locked; None if its owner lives, or if it has gone."""
+    try:
+        file = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # Deleted before it was locked: the name may be another file's by now.
+        if os.fstat(file).st_nlink:
+            return file
+    except OSError:
+        pass
+    os.close(file)
+    return None
+
+
+def _num_blocks(file: int, layout: Layout, sizing: bytes) -> int | None:
+    """Number of blocks of a file that can be adopted; None if it is of another layout or sizing, or damaged."""
+    header = np.frombuffer(os.pread(file, HEADER.itemsize, 0), HEADER)
+    if len(header) != 1 or header["magic"][0] != MAGIC or header["format"][0] != FORMAT:
+        return None
+    num_blocks, size = int(header["num_blocks"][0]), os.fstat(file).st_size
+    if header["sizing"][0].tobytes() != sizing or num_blocks * layout.block_bytes > size:
+        return None
+    return num_blocks if Places.of(layout, num_blocks).size == size else None
+
+
+def _delete(path: Path, file: int) -> None:
+    """Delete a locked file. Truncated first: engines that have it open would keep its memory."""
+    with suppress(OSError):  # Somebody has deleted it already.
+        os.ftruncate(file, 0)
+        path.unlink()
+    os.close(file)

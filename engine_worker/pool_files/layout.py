@@ -1,0 +1,90 @@
+"""What a pool file contains, and where.
+
+A page with the header, then an entry for each block, then buckets that find entries by hash, then the parts: for each
+tensor the same number of equally long blocks, and one more for what the owner pads with.
+"""
+
+import mmap
+from hashlib import blake2b
+from typing import Final, NamedTuple
+
+import numpy as np
+
+FORMAT: Final = 1
+MAGIC: Final = b"SLUICEKV"
+"""Written last: a file without it is not complete."""
+HASH_BYTES: Final = 16
+ADAPTER_BYTES: Final = 64
+SIZING_BYTES: Final = 16
+BUCKET: Final = 8
+"""Slots of a bucket. A block whose bucket is full is not found by other engines."""
+HEADER = np.dtype(
+    [("magic", "S8"), ("format", "<u4"), ("starts", "<u4"), ("num_blocks", "<u8"), ("sizing", f"V{SIZING_BYTES}")]
+)
+"""`starts`: engines that have taken over the file since one was ready."""
+
+
+class Layout(NamedTuple):
+    """What the bytes of a block mean. Only engines with the same layout read each other's files."""
+
+    name: str
+    """Backend and its version, dtype, shape of a block."""
+    tokens_per_block: int
+    parts: tuple[int, ...]
+    """Bytes of a block in each tensor."""
+
+    @property
+    def folder(self) -> str:
+        return blake2b(repr((FORMAT, mmap.PAGESIZE, self)).encode(), digest_size=8).hexdigest()
+
+    @property
+    def block_bytes(self) -> int:
+        return sum(self.parts)
+
+    @property
+    def entry(self) -> np.dtype[np.void]:
+        """dtype of an entry. `version` grows whenever the entry changes. `sum`: see `block_sum`."""
+        return np.dtype(
+            [
+                ("version", "<u8"),
+                ("valid", "<u8"),
+                ("sum", "<u8"),
+                ("hash", f"V{HASH_BYTES}"),
+                ("parent", f"V{HASH_BYTES}"),
+                ("has_parent", "<u4"),
+                ("adapter", f"S{ADAPTER_BYTES}"),
+                ("tokens", "<i4", (self.tokens_per_block,)),
+            ]
+        )
+
+
+class Places(NamedTuple):
+    """Offsets in a file of `num_blocks` blocks. Each begins at a page."""
+
+    entries: int
+    buckets: int
+    num_buckets: int
+    parts: tuple[int, ...]
+    size: int
+
+    @classmethod
+    def of(cls, layout: Layout, num_blocks: int) -> "Places":
+        entries = mmap.PAGESIZE
+        buckets = entries + in_pages(num_blocks * layout.entry.itemsize)
+        # Half full buckets on average would overflow for one block of fifty, a quarter full ones for one of 4,000.
+        num_buckets = -(-num_blocks // 2)
+        end = buckets + in_pages(num_buckets * BUCKET * 4)
+        parts = list[int]()
+        for size in layout.parts:
+            parts.append(end)
+            end += in_pages((num_blocks + 1) * size)
+        return cls(entries, buckets, num_buckets, tuple(parts), end)
+
+
+def in_pages(size: int) -> int:
+    """Bytes of the pages that `size` bytes take."""
+    return -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
+
+
+def bucket_of(digest: bytes, num_buckets: int) -> int:
+    return int.from_bytes(digest[:8], "little") % num_buckets

@@ -1,0 +1,50 @@
+"""Where files in memory are, and what replaces their memory when it runs out."""
+
+import ctypes
+import mmap
+import os
+import stat
+from pathlib import Path
+
+MOUNTS = Path("/proc/self/mounts")
+MAP_FIXED = 0x10
+
+
+def check_folder(folder: Path) -> None:
+    """Create the folder if it is missing. Raises ValueError unless it is in memory and only this user can enter it: KV
+    blocks are the text of prompts."""
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        status = folder.lstat()
+    except OSError as error:
+        raise ValueError(f"kv_folder: {error}") from error
+    if not stat.S_ISDIR(status.st_mode):
+        raise ValueError(f"kv_folder: {folder} is not a folder")
+    if status.st_uid != os.getuid() or status.st_mode & 0o077:
+        raise ValueError(f"kv_folder: {folder} must belong to this user, and others must have no access (mode 700)")
+    kind = file_system_of(folder) or "an unknown file system"
+    if kind != "tmpfs":
+        raise ValueError(f"kv_folder: {folder} must be in memory (tmpfs), such as in /dev/shm (got {kind})")
+
+
+def file_system_of(path: Path) -> str | None:
+    """Type of the file system, such as "tmpfs"; None if this system does not tell."""
+    if not MOUNTS.is_file():
+        return None
+    mounts = {fields[1]: fields[2] for line in MOUNTS.read_text().splitlines() if len(fields := line.split()) > 2}
+    resolved = path.resolve()
+    # Spaces in mount points are escaped: such a folder counts as a part of the file system above it.
+    return next((mounts[str(parent)] for parent in (resolved, *resolved.parents) if str(parent) in mounts), None)
+
+
+def replace_by_private(region: mmap.mmap, start: int, size: int) -> None:
+    """Replace pages of a mapping by zeroed private memory at the same addresses, which no file system limits. Raises
+    OSError."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(region)) + start
+    protection, flags = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_FIXED
+    if libc.mmap(address, size, protection, flags, -1, 0) != address:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))

@@ -1,0 +1,77 @@
+"""The pool file of another engine, living or dead, as this engine reads it.
+
+Everything read is a hint until it is verified: a block counts once its copy has the sum that its entry had before and
+after the copy. The file is read, not mapped, so that it may be truncated or deleted at any moment.
+"""
+
+import os
+import weakref
+from typing import NamedTuple
+
+import numpy as np
+
+from engine_worker.pool_files.layout import BUCKET, FORMAT, HEADER, MAGIC, Layout, Places, bucket_of
+from engine_worker.pool_files.pool_file import PoolFile
+
+
+class Found(NamedTuple):
+    """A block of another engine's file."""
+
+    file: "PeerFile"
+    block: int
+    version: int
+    total: int
+    """Its `block_sum`."""
+
+
+class PeerFile:
+    def __init__(self, path: str, layout: Layout) -> None:
+        """Raises OSError if it cannot be read, and ValueError if it is not a complete file of this layout."""
+        self.path = path
+        self._layout = layout
+        self._file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+        try:
+            header = np.frombuffer(os.pread(self._file, HEADER.itemsize, 0), HEADER)
+            size = os.fstat(self._file).st_size
+            if len(header) != 1 or header["magic"][0] != MAGIC or header["format"][0] != FORMAT:
+                raise ValueError("not a pool file")
+            num_blocks = int(header["num_blocks"][0])
+            # Before anything is computed with it: damage could make it any number.
+            if num_blocks * layout.block_bytes > size:
+                raise ValueError(f"{num_blocks} blocks do not fit {size} bytes")
+            self._places = Places.of(layout, num_blocks)
+        except (OSError, ValueError):
+            os.close(self._file)
+            raise
+        self._num_blocks = num_blocks
+        # Only when nobody uses it any more: another thread may be reading.
+        weakref.finalize(self, os.close, self._file)
+
+    def find(self, digest: bytes) -> Found | None:
+        """The valid block with this hash. Raises OSError."""
+        bucket = bucket_of(digest, self._places.num_buckets)
+        slots = os.pread(self._file, BUCKET * 4, self._places.buckets + bucket * BUCKET * 4)
+        for slot in memoryview(slots[: len(slots) // 4 * 4]).cast("I"):
+            if 0 < slot <= self._num_blocks and (found := self._entry(slot - 1, digest)) is not None:
+                return found
+        return None
+
+    def copy(self, found: Found, digest: bytes, target: PoolFile, block: int) -> bool:
+        """Copy a block to a reserved block of this engine's file. False if it is not whole, or no longer there. Raises
+        OSError."""
+        for start, part in zip(self._places.parts, target.parts, strict=True):
+            size = part.shape[1]
+            if os.preadv(self._file, [part[block].data], start + found.block * size) != size:
+                return False
+        # The owner may have replaced the block meanwhile, in part or whole.
+        return self._entry(found.block, digest) == found and target.sum(block) == found.total
+
+    def _entry(self, block: int, digest: bytes) -> Found | None:
+        dtype = self._layout.entry
+        data = os.pread(self._file, dtype.itemsize, self._places.entries + block * dtype.itemsize)
+        if len(data) < dtype.itemsize:
+            return None
+        entry = np.frombuffer(data, dtype)[0]
+        if not entry["valid"] or entry["hash"].tobytes() != digest:
+            return None
+        return Found(self, block, int(entry["version"]), int(entry["sum"]))

@@ -1,0 +1,210 @@
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from engine_worker.pool_files.folder import PoolFolder
+from engine_worker.pool_files.layout import Places
+from engine_worker.pool_files.pool_file import PoolFile
+from tests.engine_worker.pool_files.files import (
+    LAYOUT,
+    NUM_BLOCKS,
+    content,
+    digest,
+    holds,
+    open_file,
+    store,
+)
+
+END = Places.of(LAYOUT, NUM_BLOCKS).parts[1] + NUM_BLOCKS * LAYOUT.parts[1]
+"""Where the last block ends."""
+
+
+def test_another_engine_copies_a_block(shared_memory: Path) -> None:
+    _, file = open_file(shared_memory, "a")
+    store(file, 3, 7)
+    view, other = open_file(shared_memory, "b")
+    assert not view.empty
+    assert view.has(digest(7))
+    assert not view.has(digest(8))
+    other.reserve(5)
+    assert view.copy(digest(7), 5) == file.sum(3)
+    assert holds(other, 5, 7)
+
+
+def test_a_cleared_block_is_not_found(shared_memory: Path) -> None:
+    _, file = open_file(shared_memory, "a")
+    for number in range(4):
+        store(file, number, number)
+    view, other = open_file(shared_memory, "b")
+    other.reserve(0)
+    assert not view.empty
+    file.clear(2)
+    assert [view.has(digest(number)) for number in range(4)] == [True, True, False, True]
+    assert view.copy(digest(2), 0) is None
+    file.clear_all()
+    assert not any(view.has(digest(number)) for number in range(4))
+
+
+def test_a_block_that_its_owner_has_replaced_is_refused(shared_memory: Path) -> None:
+    """Between the look-up and the copy, the block was given to other content."""
+    _, file = open_file(shared_memory, "a")
+    store(file, 3, 7)
+    view, other = open_file(shared_memory, "b")
+    other.reserve(0)
+    assert not view.empty
+    [peer] = view._peers.values()
+    found = peer.find(digest(7))
+    assert found is not None
+    file.clear(3)
+    store(file, 3, 8)
+    assert not peer.copy(found, digest(7), other, 0)
+
+
+def test_the_next_engine_adopts_what_is_whole(shared_memory: Path) -> None:
+    _, file = open_file(shared_memory, "a")
+    for block, number in enumerate((10, 11, 12)):
+        store(file, block, number)
+    file.parts[1][1, 100] ^= 1
+    file.clear(2)
+    file.close()
+    _, adopted = open_file(shared_memory, "a")
+    assert adopted.path == file.path
+    assert list(adopted.adopted()) == [(0, content(10))]
+    assert adopted.damaged == 1
+    assert holds(adopted, 0, 10)
+    # Nothing of other content is left: it may be no number.
+    assert not any(part[1:].any() for part in adopted.parts)
+
+
+def test_no_damage_of_an_entry_yields_wrong_content(shared_memory: Path) -> None:
+    _, file = open_file(shared_memory, "a")
+    store(file, 0, 1)
+    store(file, 1, 2)
+    view, other = open_file(shared_memory, "b")
+    other.reserve(0)
+    assert not view.empty
+    places, size = Places.of(LAYOUT, NUM_BLOCKS), LAYOUT.entry.itemsize
+    with open(file.path, "r+b", buffering=0) as raw:
+        for offset in range(2 * size):
+            original = os.pread(raw.fileno(), 1, places.entries + offset)
+            for flipped in (original[0] ^ 1, original[0] ^ 255):
+                os.pwrite(raw.fileno(), bytes([flipped]), places.entries + offset)
+                for number in (1, 2):
+                    other.parts[0][0] = 0
+                    assert view.copy(digest(number), 0) is None or holds(other, 0, number)
+            os.pwrite(raw.fileno(), original, places.entries + offset)
+
+
+def test_damaged_bytes_are_refused(shared_memory: Path) -> None:
+    _, file = open_file(shared_memory, "a")
+    store(file, 0, 1)
+    view, other = open_file(shared_memory, "b")
+    other.reserve(0)
+    assert not view.empty
+    for part, offset in ((0, 0), (0, 4095), (1, 0), (1, 199)):
+        file.parts[part][0, offset] ^= 64
+        assert view.copy(digest(1), 0) is None
+        file.parts[part][0, offset] ^= 64
+    assert view.copy(digest(1), 0) is not None
+
+
+@pytest.mark.parametrize("size", [0, 10, 4096, 5000, 40000, END - 1])
+def test_a_truncated_file_is_a_miss(shared_memory: Path, size: int) -> None:
+    """Truncated before it is opened, and while it is open."""
+    _, file = open_file(shared_memory, "a")
+    store(file, NUM_BLOCKS - 1, 1)
+    view, other = open_file(shared_memory, "b")
+    other.reserve(0)
+    assert not view.empty
+    os.truncate(file.path, size)
+    assert view.copy(digest(1), 0) is None
+    late, own = open_file(shared_memory, "c")
+    own.reserve(0)
+    assert late.empty or late.copy(digest(1), 0) is None
+
+
+def test_foreign_files_are_not_read(shared_memory: Path) -> None:
+    view, own = open_file(shared_memory, "a")
+    own.reserve(0)
+    folder = Path(own.path).parent
+    (folder / "empty.pool").touch()
+    (folder / "text.pool").write_bytes(b"no pool file" * 1000)
+    (folder / "link.pool").symlink_to("/etc/passwd")
+    (folder / "folder.pool").mkdir()
+    assert view.empty
+    # They are not adopted either.
+    _, other = open_file(shared_memory, "b")
+    assert list(other.adopted()) == []
+
+
+def test_an_overwritten_block_is_copied_whole_or_not_at_all(shared_memory: Path) -> None:
+    """The owner overwrites its blocks without pause, in another process."""
+    view, own = open_file(shared_memory, "reader")
+    own.reserve(0)
+    with subprocess.Popen(
+        [sys.executable, "-m", "tests.engine_worker.pool_files.overwrite", str(shared_memory)], stdout=subprocess.PIPE
+    ) as process:
+        try:
+            assert process.stdout is not None
+            process.stdout.readline()
+            accepted = 0
+            for attempt in range(4000):
+                number = attempt % 8
+                if not view.empty and view.copy(digest(number), 0) is not None:
+                    assert holds(own, 0, number)
+                    accepted += 1
+        finally:
+            process.kill()
+    assert accepted
+
+
+def test_without_memory_the_remaining_blocks_are_private(shared_memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reasons: list[str] = []
+    view = PoolFolder(shared_memory, "a", reasons.append)
+    monkeypatch.setattr("engine_worker.pool_files.pool_file.RESERVE_BYTES", LAYOUT.block_bytes * 4)
+    file = view.open(LAYOUT, "", lambda: NUM_BLOCKS)
+    assert file is not None
+    store(file, 0, 1)
+    monkeypatch.setattr(PoolFile, "_check_room", fail)
+    for block in range(1, NUM_BLOCKS):
+        store(file, block, block + 1)
+    assert all(holds(file, block, block + 1) for block in range(NUM_BLOCKS))
+    assert reasons == ["[Errno 28] no room: 4 of 16 blocks are in the file"]
+    other, own = open_file(shared_memory, "b")
+    own.reserve(0)
+    assert not other.empty
+    assert [other.has(digest(block + 1)) for block in range(NUM_BLOCKS)] == [True] * 4 + [False] * 12
+
+
+def test_without_room_for_the_index_the_memory_is_private(shared_memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reasons: list[str] = []
+    monkeypatch.setattr("os.posix_fallocate", fail)
+    assert PoolFolder(shared_memory, "a", reasons.append).open(LAYOUT, "", lambda: NUM_BLOCKS) is None
+    assert reasons == ["[Errno 28] no room"]
+    assert not list(shared_memory.glob("*/*"))
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can mount a file system")
+def test_a_full_file_system_ends_nothing(shared_memory: Path) -> None:
+    small = shared_memory / "small"
+    small.mkdir(mode=0o700)
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k,mode=700", "none", small], check=False)
+    if mounted.returncode:
+        pytest.skip("mounting is not permitted here")
+    try:
+        reasons: list[str] = []
+        file = PoolFolder(small, "a", reasons.append).open(LAYOUT, "", lambda: 200)
+        assert file is not None
+        for block in range(200):
+            store(file, block, block)
+        assert all(holds(file, block, block) for block in range(200))
+        assert len(reasons) == 1
+    finally:
+        subprocess.run(["umount", "-l", small], check=True)
+
+
+def fail(*_: object) -> None:
+    raise OSError(28, "no room")
