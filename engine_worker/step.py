@@ -188,6 +188,17 @@ class Move(NamedTuple):
     source: int
     target: int
 
+    @property
+    def on_device(self) -> tuple[int, ...]:
+        """The device blocks among source and target."""
+        match self.kind:
+            case MoveKind.COPY:
+                return self.source, self.target
+            case MoveKind.OFFLOAD:
+                return (self.source,)
+            case MoveKind.ONLOAD:
+                return (self.target,)
+
 
 class Step(msgspec.Struct, frozen=True, gc=False):
     """Computed in this order: moves, one after the other (a later one may read what an earlier one wrote), loads,

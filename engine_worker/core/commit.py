@@ -113,7 +113,10 @@ class StepCommitter:
             return []
         # Later moves may have read what the failed ones should have written, so all of them are undone together.
         moves = [move for each in (step, *later) for move in each.before.moves]
-        return cache.undo([*moves, *cache.tiers.take_moves()])
+        pending = cache.tiers.take_moves()
+        # Those of later steps are over when these are collected.
+        cache.tiers.end((*step.before.moves, *pending))
+        return cache.undo([*moves, *pending])
 
     def end_missing(self, step: InFlightStep, missing: Mapping[int, str], now: float) -> None:
         """End the requests whose adapter is not on the device; what the step computed for them is dropped. `missing`:

@@ -129,9 +129,9 @@ class Fetches:
         return digest in self._fetching or self._source.has(digest)
 
     def _hold(self, contents: list[Content]) -> list[Target]:
-        room = int(self._tiers.device.available * HELD_FRACTION)
+        room = int(self._tiers.idle_blocks * HELD_FRACTION)
         self.refused["memory"] += max(0, len(contents) - room)
-        return [Target(self._tiers.allocate(), content) for content in contents[:room]]
+        return [Target(self._tiers.allocate_idle(), content) for content in contents[:room]]
 
     def _copy(self, targets: list[Target]) -> list[int | None]:
         return [self._source.copy(content.hash, block) for block, content in targets]

@@ -44,8 +44,8 @@ class Tiers:
         """Device blocks whose content was evicted since the start, offloaded or not."""
         self.offloads = 0
         self.onloads = 0
-        self._arriving = Counter[int]()
-        """Device blocks by the number of moves to them that are not complete."""
+        self._moving = Counter[int]()
+        """Device blocks by the number of moves from or to them that are not complete."""
         self.adopted = 0
         """Blocks that another engine has computed, before this one started with its file."""
         for content in self.device.adopt():
@@ -63,6 +63,28 @@ class Tiers:
             self._removed(evicted)
         return block
 
+    @property
+    def idle_blocks(self) -> int:
+        """A number of blocks that `allocate_idle` can allocate now."""
+        return max(0, self.device.available - len(self._moving))
+
+    def allocate_idle(self) -> int:
+        """Like `allocate`, for a block that is written before the next step: no move may read or overwrite it, so
+        content that is evicted for it is dropped."""
+        busy = list[int]()
+        try:
+            while True:
+                block, evicted = self.device.allocate()
+                self.evictions += evicted is not None
+                if evicted is not None:
+                    self._removed(evicted)
+                if block not in self._moving:
+                    return block
+                busy.append(block)
+        finally:
+            for block in busy:
+                self.device.release(block)
+
     def onload(self, source: int) -> int:
         """Move the content of a held host block to a device block, which is held once. The host block becomes
         unfindable."""
@@ -72,14 +94,13 @@ class Tiers:
             raise CacheCorruptError(f"host block {source} has no content to load")
         self.device.publish(block, *stored)
         self._moved(stored, Tier.DEVICE, stored.priority)
-        self.moves.append(Move(MoveKind.ONLOAD, source, block))
-        self._arriving[block] += 1
+        self._move(MoveKind.ONLOAD, source, block)
         self.onloads += 1
         return block
 
     def copy(self, source: int, target: int) -> None:
         """Copy the content of a device block to another one."""
-        self.moves.append(Move(MoveKind.COPY, source, target))
+        self._move(MoveKind.COPY, source, target)
 
     def publish(self, block: int, content: Content, total: int | None = None) -> None:
         """Make a held, full and computed device block findable, unless another device block with this content is.
@@ -102,14 +123,21 @@ class Tiers:
         moves, self.moves = tuple(self.moves), []
         return moves
 
+    def end(self, moves: Iterable[Move]) -> None:
+        """Record that these moves are over: carried out, or given up."""
+        for move in moves:
+            for block in move.on_device:
+                self._moving[block] -= 1
+                if not self._moving[block]:
+                    del self._moving[block]
+
     def complete(self, moves: Iterable[Move]) -> None:
         """A step has carried out these moves."""
-        for kind, _, target in moves:
-            if kind is MoveKind.ONLOAD:
-                self._arrived(target)
-                # Otherwise the block has been given to other content meanwhile, which has not arrived.
-                if target not in self._arriving:
-                    self.device.keep(target)
+        for move in moves:
+            self.end((move,))
+            # Otherwise the block has been given to other content meanwhile, which has not arrived.
+            if move.kind is MoveKind.ONLOAD and move.target not in self._moving:
+                self.device.keep(move.target)
 
     def undo(self, moves: Iterable[Move]) -> set[int]:
         """Drop the content that these moves should have copied; returns the device blocks whose content is
@@ -120,8 +148,6 @@ class Tiers:
             stored = pool.forget(target)
             if stored is not None:
                 self._removed(stored)
-            if kind is MoveKind.ONLOAD:
-                self._arrived(target)
             if pool is self.device:
                 lost.add(target)
         return lost
@@ -154,14 +180,14 @@ class Tiers:
         self._moved(evicted, Tier.HOST, evicted.priority)
         # Host blocks are cached, not held, except while they are about to be loaded.
         host.release(target)
-        self.moves.append(Move(MoveKind.OFFLOAD, block, target))
+        self._move(MoveKind.OFFLOAD, block, target)
         self.offloads += 1
         return True
 
-    def _arrived(self, block: int) -> None:
-        self._arriving[block] -= 1
-        if not self._arriving[block]:
-            del self._arriving[block]
+    def _move(self, kind: MoveKind, source: int, target: int) -> None:
+        move = Move(kind, source, target)
+        self.moves.append(move)
+        self._moving.update(move.on_device)
 
     def _stored(self, content: Content) -> None:
         self.journal.store(content.hash)

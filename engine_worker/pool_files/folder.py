@@ -8,6 +8,7 @@ from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
 from typing import Final
+from urllib.parse import quote
 
 import numpy as np
 
@@ -30,7 +31,8 @@ class PoolFolder:
         whether to copy blocks from other engines. Raises ValueError if the folder must not be used."""
         check_folder(path)
         self._root = path
-        self._name = name
+        # A name may contain any character, also those that separate folders.
+        self._name = quote(name, safe="")
         self._warn = warn
         self._fetch = fetch
         self._folder = path

@@ -263,6 +263,7 @@ class EngineBench:
             fetches = self.cache.fetches
             assert stats.used_kv_blocks == (0 if fetches is None else len(fetches.held))
             assert not self.cache.holders
+            assert self.cache.tiers.moves or not self.cache.tiers._moving
 
     def _receive(self):
         messages, self.inbox = self.inbox, []

@@ -223,6 +223,23 @@ def test_blocks_of_the_host_tier_are_in_the_file_again_once_they_are_loaded(ring
     assert second.cache.fetches.fetched == 9
 
 
+def test_copies_leave_alone_what_is_still_being_moved(ring: Ring) -> None:
+    """A block whose content waits to be offloaded must not be overwritten before."""
+    first = ring.engine("a")
+    first.submit(PROMPT, max_tokens=1)
+    first.run()
+    second = ring.engine("b", num_blocks=24, num_host_blocks=24, max_batch_size=2)
+    for shift in (7, 14, 21, 28):
+        second.submit([90 - shift - token for token in PROMPT], max_tokens=12)
+    for _ in range(40):
+        second.step()
+        if second.cache.tiers.moves:
+            break
+    number = second.submit(PROMPT, max_tokens=4)
+    second.run()
+    assert second.output(number) == second.expected(number)
+
+
 def test_requests_with_another_salt_share_nothing(twin: EngineBench) -> None:
     request = twin.submit(PROMPT, max_tokens=4, salt="other")
     twin.run()
