@@ -52,6 +52,11 @@ class Tiers:
             self._stored(content)
             self.adopted += 1
 
+    @property
+    def kept(self) -> dict[str, int]:
+        """What a former engine has left, for the log."""
+        return {} if self.file is None else {"kv_adopted_blocks": self.adopted, "kv_damaged_blocks": self.file.damaged}
+
     def holds(self, content: Content) -> bool:
         return self.device.find(content) is not None or self.host.find(content) is not None
 

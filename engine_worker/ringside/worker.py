@@ -95,7 +95,7 @@ class Worker:
 
     def sizes(self) -> dict[str, int]:
         """The engine's limits, for the log."""
-        return self._identity.sizes(self._engine.stats.latest)
+        return self._identity.sizes(self._engine.stats.latest) | self._engine.cache.tiers.kept
 
     def stop(self) -> None:
         """Drain: refuse new requests, let live ones end within drain_timeout, then let `serve` return. Signal-safe."""

@@ -73,6 +73,8 @@ class ModelRunner:
             "attention": forward.attention,
             "overlap": str(overlap),
         }
+        if extensions.pool_file is not None:
+            self.choices["kv_file"] = extensions.pool_file.path
         self.overlap = overlap
         self.adapters = extensions.adapters
         self.pool_file, self.pool_folder = extensions.pool_file, extensions.pool_folder

@@ -1,7 +1,8 @@
 import pytest
 import torch
 
-from engine_worker.attention.cache import KVCache
+from engine_worker.attention.cache import KVCache, layout
+from engine_worker.pool_files.folder import PoolFolder
 from engine_worker.step import Move, MoveKind
 
 
@@ -60,3 +61,24 @@ def test_an_offloaded_block_is_onloaded_unchanged():
             assert layer.keys[block].eq(10 * i + 7).all()
             assert layer.values[block].eq(10 * i + 8).all()
         assert not layer.keys[2].any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_block_in_a_file_has_the_same_place_in_every_part(shared_memory, dtype):
+    sizes = (4, 2, 8)
+    file = PoolFolder(shared_memory, "a", pytest.fail).open(layout(3, *sizes, dtype), "", lambda: 5)
+    pool = KVCache(3, 5, *sizes, dtype, torch.device("cpu"), file=file)
+    private = cache(dtype)
+    for each in (pool, private):
+        for i, layer in enumerate(each.layers):
+            key, value = (torch.full((2, 2, 8), i + number, dtype=dtype) for number in (1.0, 10.0))
+            layer.store(key, value, torch.tensor([7, 20]))
+        each.move([Move(MoveKind.COPY, 1, 3)])
+    for layer, other in zip(pool.layers, private.layers, strict=True):
+        assert torch.equal(layer.keys, other.keys)
+        assert torch.equal(layer.values, other.values)
+        assert torch.equal(layer.key_columns, other.key_columns)
+        assert torch.equal(layer.value_rows, other.value_rows)
+    tensors = [*(layer.keys for layer in pool.layers), *(layer.values for layer in pool.layers)]
+    for tensor, part in zip(tensors, file.parts, strict=True):
+        assert part[:5].tobytes() == tensor.view(torch.uint8).numpy().tobytes()

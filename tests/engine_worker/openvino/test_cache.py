@@ -3,6 +3,7 @@ import openvino as ov
 import pytest
 
 from engine_worker.openvino.cache import BlockCache, BlockShape
+from engine_worker.pool_files.folder import PoolFolder
 from engine_worker.step import Move, MoveKind
 
 SHAPES = [([2, 32, 4], ov.Type.f32), ([2, 32, 4], ov.Type.f32), ([2, 40, 4], ov.Type.u8), ([2, 32, 12], ov.Type.u8)]
@@ -43,3 +44,21 @@ def test_moves_are_exact_and_in_order(cache):
 
 def test_a_cache_starts_as_zeros():
     assert all(not tensor.data.any() for tensor in BlockCache(BlockShape(SHAPES), 2).tensors)
+
+
+def test_blocks_in_a_file(shared_memory):
+    block = BlockShape(SHAPES)
+    file = PoolFolder(shared_memory, "a", pytest.fail).open(block.layout, "", lambda: 5)
+    cache = BlockCache(block, 5, file=file)
+    for number, tensor in enumerate(cache.tensors):
+        assert list(tensor.shape) == [6, *SHAPES[number][0]]
+        tensor.data[2] = number + 1
+    cache.move([Move(MoveKind.COPY, 2, 4)])
+    for tensor, part in zip(cache.tensors, file.parts, strict=True):
+        assert part[4].any()
+        assert part.tobytes() == tensor.data.tobytes()
+
+
+def test_layouts_differ_by_type_and_shape():
+    layouts = [BlockShape([shape]).layout.folder for shape in (*SHAPES, ([2, 64, 2], ov.Type.f32))]
+    assert len(set(layouts)) == 4

@@ -1,9 +1,21 @@
+from functools import partial
+
 import pytest
 import torch
 
+from engine_worker.pool_files.folder import PoolFolder
+from engine_worker.pool_files.layout import Layout
+from engine_worker.pool_files.pool_file import PoolFile
 from engine_worker.runner import memory
 from engine_worker.runner.config import RunnerConfig
-from engine_worker.runner.memory import MemoryTooSmallError, count_blocks, count_host_blocks, free_memory
+from engine_worker.runner.memory import (
+    MemoryTooSmallError,
+    PoolSizes,
+    count_blocks,
+    count_host_blocks,
+    free_memory,
+    size_pools,
+)
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 
@@ -122,3 +134,42 @@ def test_a_containers_limit_counts(container):
     assert free_memory(CPU) == 4000
     container(memory_max="5000", memory_current="6000")
     assert free_memory(CPU) == 0
+
+
+LAYOUT = Layout("test", 16, (1 << 16,))
+
+
+def size_with_file(folder, num_blocks: int, free: int = 1 << 30, **options) -> PoolSizes:
+    """As an engine that counts `num_blocks` by the free memory."""
+    config, opened = RunnerConfig(tokens_per_block=16, **options), PoolFolder(folder, "a", pytest.fail)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(memory, "free_memory", lambda device: free)
+        return size_pools(config, 1 << 16, lambda: num_blocks, CPU, partial(opened.open, LAYOUT))
+
+
+def abandon(file: PoolFile | None) -> None:
+    """As an engine that has filled the first 40 blocks and dies."""
+    assert file is not None
+    for block in range(40):
+        file.reserve(block)
+        file.parts[0][block] = 1
+    file.close()
+
+
+def test_an_adopted_file_keeps_its_size(shared_memory):
+    """It occupies memory, so that the next engine counts fewer blocks."""
+    abandon(size_with_file(shared_memory, 100).file)
+    assert size_with_file(shared_memory, 60).num_blocks == 100
+
+
+@pytest.mark.parametrize("change", [{"kv_cache_tokens": 320}, {"kv_memory_fraction": 0.2}, {"engines_here": 3}])
+def test_other_settings_mean_another_size(shared_memory, change):
+    abandon(size_with_file(shared_memory, 100).file)
+    assert size_with_file(shared_memory, 60, **change).num_blocks == 60
+
+
+def test_the_host_tier_gets_what_an_adopted_file_does_not_need(shared_memory):
+    abandon(size_with_file(shared_memory, 100, kv_host_memory=1 << 21).file)
+    # 512 blocks of the reserved memory are in use already, and 10 MiB are free.
+    size = size_with_file(shared_memory, 60, 10 << 20, kv_host_memory=1 << 21)
+    assert (size.num_blocks, size.num_host_blocks) == (100, 32)
