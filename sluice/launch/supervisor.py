@@ -142,8 +142,8 @@ class Supervisor(threading.Thread):
         slot.returning, slot.given_up = delay is not None, delay is None
         slot.start_at = None if delay is None else time.monotonic() + delay
         self._show(service_exited(slot.name, pid, how, delay))
-        if slot.given_up or ready_seconds is None:
-            # What a former process has left may be why the service cannot start.
+        if ready_seconds is None:
+            # What a former process has left may be why the service cannot start. One that is given up failed to start.
             self._hosts.discard(slot.name)
         if slot.given_up:
             if slot.service.role == GATEWAY and all(other.given_up for other in self._gateways):
