@@ -191,11 +191,8 @@ def services(plan: Plan, folder: Path, gpus: Sequence[Gpus] = (), kv_folder: Pat
 
     return [
         *(
-            replace(
-                service(EngineSettings, name, _engine(plan, name, engine_gpus, kv_folder), plan.engine_args),
-                gpus=engine_gpus,
-            )
-            for name, engine_gpus in zip(engines, gpus_by_engine, strict=True)
+            replace(service(EngineSettings, name, _engine(plan, name, own, kv_folder), plan.engine_args), gpus=own)
+            for name, own in zip(engines, gpus_by_engine, strict=True)
         ),
         *(service(DetokenizerSettings, name, {}, plan.detokenizer_args) for name in detokenizers),
         *(
