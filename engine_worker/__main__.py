@@ -50,6 +50,7 @@ from sluice.telemetry.probes import Startup
 from sluice.telemetry.server import MAX_CONNECTIONS, MetricsPort
 
 if TYPE_CHECKING:
+    from engine_worker.pool_files.folder import PoolFolder
     from engine_worker.runner.config import RunnerConfig
 
 NEEDED_DESCRIPTORS = (
@@ -128,7 +129,6 @@ def load(
     from engine_worker.backend import load_runner
     from engine_worker.guided.guides import Guides, why_unavailable
     from engine_worker.guided.processes import GuideModel
-    from engine_worker.pool_files.folder import PoolFolder
     from engine_worker.runner.config import DraftConfig, RunnerConfig
     from engine_worker.runner.debug_tensors import DebugTensors
     from engine_worker.runner.extensions import Extensions
@@ -143,17 +143,13 @@ def load(
     guides = Guides(GuideModel.of(checkpoint), settings)
     # Its processes end with the engine.
     stack.callback(guides.close)
-    pool_folder = None
-    if settings.kv_folder is not None:
-        limited = partial(warn, "kv_file_limited")
-        pool_folder = PoolFolder(Path(settings.kv_folder), settings.id, limited, fetch=settings.kv_fetch)
     # Built before the model, which takes long to load, so that invalid settings are reported early.
     extensions = Extensions(
         processors=find_processors(settings, warn),
         output_tensors=settings.output_tensors,
         debug=DebugTensors.of(settings, settings.id, warn),
         guides=guides,
-        pool_folder=pool_folder,
+        pool_folder=find_pool_folder(settings, warn),
     )
     config = section_of(settings, RunnerConfig)
     progress, capturing = (progress_of(stage, startup, log) for stage in ("loading", "capturing"))
@@ -173,6 +169,23 @@ def load(
         )
     runner.choices["guided"] = why_unavailable() or f"llguidance {version('llguidance')}"
     return checkpoint, runner
+
+
+def find_pool_folder(settings: EngineSettings, warn: Callable[[str, str], None]) -> "PoolFolder | None":
+    """The folder of the KV cache's file; None if there is none, or if the launcher's cannot be used. Raises ValueError
+    if the user's cannot."""
+    from engine_worker.pool_files.folder import PoolFolder
+
+    if settings.pool_folder is None:
+        return None
+    try:
+        limited = partial(warn, "kv_file_limited")
+        return PoolFolder(Path(settings.pool_folder), settings.id, limited, fetch=settings.kv_fetch)
+    except ValueError as error:
+        if settings.needs_pool_folder:
+            raise
+        warn("kv_file_limited", str(error))
+        return None
 
 
 def with_weights(

@@ -21,7 +21,7 @@ from engine_worker.hooks import Hooks, Report, Responses, Stop
 from engine_worker.parallel.rank_env import read_rank_env
 from engine_worker.protocol import Runner
 from sluice.checkpoint.folder import open_checkpoint
-from sluice.launch.plan import child_environment
+from sluice.launch.environment import child_environment
 from sluice.settings.read import load_settings
 from sluice.settings.services import EngineSettings
 from sluice.telemetry import configure

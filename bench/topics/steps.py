@@ -17,7 +17,7 @@ from bench.harness.tables import Section, number, short, table
 from bench.harness.topic import Plan, Step, Topic, engine_settings
 from bench.peers.checkpoints import TINY_NAME, checkpoint
 from bench.systems.step_profile import ATTENTION, OTHERS, PARTS, PRODUCTS, StepTimes
-from sluice.launch.plan import child_environment
+from sluice.launch.environment import child_environment
 
 ENGINES: Mapping[str, Mapping[str, str]] = {
     "torch, float32": {"backend": "torch"},

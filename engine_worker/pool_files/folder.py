@@ -103,6 +103,9 @@ class PoolFolder:
             adopted = None if num_blocks is None else PoolFile(file, str(path), layout, num_blocks, self._warn)
             # An engine that died before it was ready may have died of this file, or of the memory that it occupies.
             if adopted is not None and not adopted.begin_adoption():
+                if not path.name.startswith(f"{self._name}."):
+                    # A launcher finds an engine's files by their names.
+                    adopted.rename(self._new_path())
                 return adopted
             _delete(path, file)
         return None
@@ -118,7 +121,7 @@ class PoolFolder:
                 yield path
 
     def _create(self, layout: Layout, sizing: bytes, num_blocks: int) -> PoolFile:
-        path = self._folder / f"{self._name}.{os.urandom(4).hex()}{SUFFIX}"
+        path = self._new_path()
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(file, fcntl.LOCK_EX)
@@ -136,6 +139,9 @@ class PoolFolder:
                 if (found := peer.find(digest)) is not None:
                     return found
         return None
+
+    def _new_path(self) -> Path:
+        return self._folder / f"{self._name}.{os.urandom(4).hex()}{SUFFIX}"
 
     def _changed(self) -> int:
         try:

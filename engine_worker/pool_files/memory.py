@@ -6,7 +6,8 @@ import os
 import stat
 from pathlib import Path
 
-MOUNTS = Path("/proc/self/mounts")
+from sluice.host.memory_files import is_in_memory
+
 MAP_FIXED = 0x10
 
 
@@ -22,19 +23,8 @@ def check_folder(folder: Path) -> None:
         raise ValueError(f"kv_folder: {folder} is not a folder")
     if status.st_uid != os.getuid() or status.st_mode & 0o077:
         raise ValueError(f"kv_folder: {folder} must belong to this user, and others must have no access (mode 700)")
-    kind = file_system_of(folder) or "an unknown file system"
-    if kind != "tmpfs":
-        raise ValueError(f"kv_folder: {folder} must be in memory (tmpfs), such as in /dev/shm (got {kind})")
-
-
-def file_system_of(path: Path) -> str | None:
-    """Type of the file system, such as "tmpfs"; None if this system does not tell."""
-    if not MOUNTS.is_file():
-        return None
-    mounts = {fields[1]: fields[2] for line in MOUNTS.read_text().splitlines() if len(fields := line.split()) > 2}
-    resolved = path.resolve()
-    # Spaces in mount points are escaped: such a folder counts as a part of the file system above it.
-    return next((mounts[str(parent)] for parent in (resolved, *resolved.parents) if str(parent) in mounts), None)
+    if not is_in_memory(folder):
+        raise ValueError(f"kv_folder: {folder} must be in memory (tmpfs), such as in /dev/shm")
 
 
 def replace_by_private(region: mmap.mmap, start: int, size: int) -> None:

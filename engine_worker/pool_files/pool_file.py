@@ -12,6 +12,7 @@ import mmap
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -128,6 +129,10 @@ class PoolFile:
         starts = int(self._header["starts"][0])
         self._header["starts"] = starts + 1
         return starts
+
+    def rename(self, path: Path) -> None:
+        os.rename(self.path, path)
+        self.path = str(path)
 
     def adopted(self) -> Iterator[tuple[int, Content]]:
         """The blocks of the former owner whose content is whole. Raises OSError if there is no memory."""

@@ -5,11 +5,13 @@ from collections.abc import Iterator
 from prometheus_client.metrics_core import Metric
 
 from engine_worker.core.engine import Engine
+from engine_worker.kvcache.fetches import FETCH_SECONDS
 from engine_worker.protocol import ImageUsage
 from engine_worker.ringside.mailbox import Mailbox
 from engine_worker.ringside.outbox import Outbox
 from engine_worker.ringside.stats_log import StatsCallback
 from sluice.lanes.inbox import Inbox
+from sluice.telemetry.measures import Histogram
 from sluice.telemetry.metrics import counter, gauge, histogram
 from sluice.telemetry.output import lines_lost
 from sluice.telemetry.probes import Startup
@@ -35,6 +37,7 @@ def read(
     yield from requests(engine, mailbox)
     yield from steps(engine)
     yield from memory(engine)
+    yield from pool_file(engine)
     yield from lora(engine)
     yield from image_rows(images)
     yield from ring(inbox, mailbox, outbox)
@@ -102,8 +105,7 @@ def pool_file(engine: Engine) -> Iterator[Metric]:
     text = "KV blocks not copied: no longer there or not whole (missing), or no memory for them."
     yield counter(P + "kv_fetch_refused_blocks", text, refused, ("reason",))
     text = "Time for which a request waited for its KV blocks."
-    if fetches is not None:
-        yield histogram(P + "kv_fetch_seconds", text, fetches.seconds)
+    yield histogram(P + "kv_fetch_seconds", text, Histogram(FETCH_SECONDS) if fetches is None else fetches.seconds)
     yield gauge(P + "kv_file_bytes", "Memory of the KV cache's file.", {} if file is None else file.used_bytes)
 
 

@@ -257,7 +257,7 @@ def _make_caches(models: Sequence[LoadedModel], folder: PoolFolder | None) -> tu
         block_bytes,
         lambda: shard.all_min(count_blocks(config, block_bytes, num_kv_heads, context, device)),
         device,
-        None if folder is None else partial(folder.open, models[0].layout),
+        None if folder is None or device.type != "cpu" else partial(folder.open, models[0].layout),
     )
     num_host_blocks = shard.all_min(size.num_host_blocks)
     files = [size.file, *[None for _ in models[1:]]]

@@ -107,7 +107,7 @@ class Interrupt:
 
 def run(ring: Ring, demo: str | None, interrupt: Interrupt, display: Display) -> None:
     """Serve until Ctrl-C. Raises typer.Exit if all services of one role have failed permanently."""
-    display.say("starting", f"starting {_parts(ring)} …", fields={"model": ring.plan.name, **_counts(ring)})
+    display.say("starting", f"starting {_parts(ring)} …", fields={"model": ring.plan.name, **ring.plan.counts})
     with ring, Demo(demo, display) as demonstration:
         try:
             announce(ring, display)
@@ -137,7 +137,7 @@ def announce(ring: Ring, display: Display) -> None:
     page = f", status page {','.join(ring.status_pages)}" if ring.status_pages else ""
     served = f"{ring.plan.name} on {','.join(ring.addresses)}{http}{page}, {_parts(ring)}"
     text = f"ready: {served}. Ctrl-C stops it. Try: {call}"
-    fields = {"model": ring.plan.name, "addresses": ring.addresses, **_counts(ring)}
+    fields = {"model": ring.plan.name, "addresses": ring.addresses, **ring.plan.counts}
     if http:
         fields["http_address"] = ring.http_address
     if page:
@@ -215,14 +215,9 @@ def restart_on_signal(ring: Ring, display: Display) -> None:
     signal.signal(signal.SIGUSR2, lambda *_: threading.Thread(target=restart, daemon=True).start())
 
 
-def _counts(ring: Ring) -> dict[str, int]:
-    plan = ring.plan
-    counts = {"routers": plan.routers, "engines": plan.engines, "detokenizers": plan.detokenizers}
-    return {**counts, "gateways": plan.gateways} if plan.http_port else counts
-
-
 def _parts(ring: Ring) -> str:
-    return ", ".join(f"{count} {plural if count > 1 else plural[:-1]}" for plural, count in _counts(ring).items())
+    counts = ((name.replace("_", " "), count) for name, count in ring.plan.counts.items())
+    return ", ".join(f"{count} {plural if count > 1 else plural[:-1]}" for plural, count in counts)
 
 
 def serve_detached(on: str, arguments: Sequence[str], drain_timeout: float, display: Display) -> None:

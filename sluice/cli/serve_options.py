@@ -24,8 +24,8 @@ FLAGS = (
 )  # fmt: skip
 """Settings that are also options, under the same name."""
 RING_ARGUMENTS = (
-    "name", "revision", "engines", "detokenizers", "routers", "gateways", "on", "host", "port", "http_port",
-    "metrics_port", "drain_timeout", "start_timeout",
+    "name", "revision", "engines", "prefill_engines", "decode_engines", "detokenizers", "routers", "gateways", "on",
+    "host", "port", "http_port", "metrics_port", "drain_timeout", "start_timeout",
 )  # fmt: skip
 """Options that `Ring` accepts under the same name."""
 FILE_SETTINGS = __name__
@@ -192,7 +192,21 @@ class ServeOptions:
             "Default: the main port.",
         ),
     ] = None
-    engines: Annotated[int, typer.Option(metavar="N", min=1, help="Number of engines, each on its own GPUs.")] = 1
+    engines: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=0,
+            help="Number of engines, each on its own GPUs. Default: 1, or 0 with --prefill-engines or "
+            "--decode-engines.",
+        ),
+    ] = None
+    prefill_engines: Annotated[
+        int, typer.Option(metavar="N", min=0, help="Number of engines that compute only prompts and first tokens.")
+    ] = 0
+    decode_engines: Annotated[
+        int, typer.Option(metavar="N", min=0, help="Number of engines that compute only the tokens after the first.")
+    ] = 0
     detokenizers: Annotated[int, typer.Option(metavar="N", min=1, help="Number of detokenizers.")] = 2
     routers: Annotated[
         int, typer.Option(metavar="N", min=1, help="Number of routers, on --port and the following ports.")

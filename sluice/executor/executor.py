@@ -71,7 +71,7 @@ class GenerationExecutor(RequestQueue):
         *,
         revision: str | None = None,
         num_postprocess_workers: int = 2,
-        engines: int = 1,
+        engines: int | None = None,
         max_batch_size: int | None = None,
         max_num_tokens: int | None = None,
         enable_chunked_context: bool | None = None,

@@ -1,4 +1,4 @@
-"""The private folder of a ring, for its sockets and status files."""
+"""The private folders of a ring: one for its sockets and status files, and one in memory for its KV caches."""
 
 import fcntl
 import os
@@ -11,15 +11,19 @@ from pathlib import Path
 PREFIX = "sluice-"
 LOCK = "launcher"
 SHORT_TEMP = "/tmp"  # noqa: S108
+SHARED_MEMORY = "/dev/shm"  # noqa: S108
 MAX_FOLDER_LENGTH = 80
 """In bytes. The path of an ipc socket in the folder may have about 107 bytes, on macOS 103."""
 
 
 class Folder:
-    """A folder that only this user can enter. It is stale once no process holds `lock`, which the children inherit."""
+    """A folder that only this user can enter. It is stale once no process holds `lock`, which the children inherit.
 
-    def __init__(self) -> None:
-        self.path = _make()
+    `parent`: the folder to create it in. Default: one for temporary files. Raises OSError if it cannot be created.
+    """
+
+    def __init__(self, parent: str | None = None) -> None:
+        self.path = _make() if parent is None else Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
         # A lock instead of a pid file, because a pid may be reused, or belong to another container with the same /tmp.
         new_file = self.path / f"{LOCK}.new"
         self.lock = os.open(new_file, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
@@ -39,7 +43,7 @@ class Folder:
 
 def remove_stale() -> None:
     """Remove the folders of this user's launchers that were killed, if their children have exited too."""
-    for parent in {Path(tempfile.gettempdir()), Path(SHORT_TEMP)}:
+    for parent in {Path(tempfile.gettempdir()), Path(SHORT_TEMP), Path(SHARED_MEMORY)}:
         for path in parent.glob(f"{PREFIX}*"):
             # The folder may belong to another user, be in use, or have been removed meanwhile.
             with suppress(OSError):

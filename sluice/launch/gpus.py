@@ -83,7 +83,7 @@ def assign_gpus(names: Sequence[str], engines: int, ranks: int) -> list[Gpus]:
         return [Gpus((name,), engines_on[name]) for name in assigned]
     if engines * ranks > len(names):
         raise OptionsError(
-            f"engines = {engines} with tensor_parallel = {ranks} need {engines * ranks} GPUs, "
+            f"{engines} engines with tensor_parallel = {ranks} need {engines * ranks} GPUs, "
             f"but {len(names)} are visible: {','.join(names)}"
         )
     return [Gpus(tuple(names[i * ranks : (i + 1) * ranks])) for i in range(engines)]

@@ -104,8 +104,8 @@ class Ring:
 
     @property
     def children(self) -> dict[str, Child]:
-        """The processes by service: "router" (or "router-0", …), "engine-0", …, "detok-0", …, "gateway" (or
-        "gateway-0", …).
+        """The processes by service: "router" (or "router-0", …), "engine-0", …, "engine-prefill-0", …,
+        "engine-decode-0", …, "detok-0", …, "gateway" (or "gateway-0", …).
 
         A process that has exited stays until it is replaced.
         """

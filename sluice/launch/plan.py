@@ -1,9 +1,7 @@
 """The processes of a ring and their command lines."""
 
 import json
-import os
 import sys
-import sysconfig
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
@@ -13,6 +11,7 @@ from typing import Any
 from sluice.host.cores import usable_cores
 from sluice.launch.errors import OptionsError
 from sluice.launch.gpus import Gpus, Rank
+from sluice.launch.phases import Phases, check_phases, phases_of
 from sluice.settings.describe import settings_of
 from sluice.settings.gateway import GatewaySettings
 from sluice.settings.process import ProcessSettings
@@ -29,13 +28,6 @@ LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104
 """The address at which this machine reaches a server that listens on every interface."""
 
 MAX_PORT = 65535
-REMOTE = ("SLUICE_ROUTER_", "SLUICE_ENGINE_", "SLUICE_DETOK_", "NCCL_")
-"""Prefixes of the environment variables that are passed to services on other machines.
-
-Credentials such as HF_TOKEN are not passed, because Ray displays the environment.
-"""
-TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-"""Not inherited by services: if a torchrun process starts a ring, the ring's engines are not torchrun's ranks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +38,12 @@ class Plan:
     """Checkpoint folder, or with services on other machines a Hugging Face id."""
     name: str
     """Name under which the model is served."""
-    engines: int = 1
+    engines: int | None = None
+    """Number of engines that compute both phases of requests. None: 1, or 0 if there are engines of a phase."""
+    prefill_engines: int = 0
+    """Number of engines that compute prompts and first tokens."""
+    decode_engines: int = 0
+    """Number of engines that compute all tokens after the first."""
     detokenizers: int = 2
     routers: int = 1
     host: str = "127.0.0.1"
@@ -81,7 +78,8 @@ class Plan:
             raise OptionsError("http_port needs a fixed port of the routers, but port is 0 (any free port)")
         if self.gateways > 1 and not self.http_port:
             raise OptionsError(f"gateways: {self.gateways} gateways need an http_port")
-        for count in ("engines", "detokenizers", "routers", "gateways", "max_failed_starts"):
+        check_phases(self.engines, self.prefill_engines, self.decode_engines, self.engine_args)
+        for count in ("detokenizers", "routers", "gateways", "max_failed_starts"):
             if getattr(self, count) < 1:
                 raise OptionsError(f"{count} must be at least 1 (got {getattr(self, count)})")
         ranges = {
@@ -102,8 +100,26 @@ class Plan:
                     )
 
     @property
+    def phases(self) -> Phases:
+        """The engines' names and phases."""
+        return phases_of(self.engines, self.prefill_engines, self.decode_engines)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """The number of services of each kind of which there are any, such as {"routers": 1}."""
+        counts = {
+            "routers": self.routers,
+            "engines": sum(phase is None for phase in self.phases.values()),
+            "prefill_engines": self.prefill_engines,
+            "decode_engines": self.decode_engines,
+            "detokenizers": self.detokenizers,
+            "gateways": self.gateways if self.http_port else 0,
+        }
+        return {kind: count for kind, count in counts.items() if count}
+
+    @property
     def processes(self) -> int:
-        return self.routers + self.engines + self.detokenizers + (self.gateways if self.http_port else 0)
+        return sum(self.counts.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,17 +164,18 @@ class Service:
             raise OptionsError(f"{self.kind.module}: {error}") from error
 
 
-def services(plan: Plan, folder: Path, gpus: Sequence[Gpus] = ()) -> list[Service]:
-    """The services of a ring, with their sockets in `folder`. `gpus`: those of each engine; empty if unknown."""
+def services(plan: Plan, folder: Path, gpus: Sequence[Gpus] = (), kv_folder: Path | None = None) -> list[Service]:
+    """The services of a ring, with their sockets in `folder`. `gpus`: those of each engine; empty if unknown.
+    `kv_folder`: folder for the files of the engines' KV caches."""
     routers = _numbered("router", plan.routers)
     gateways = _numbered(GATEWAY, plan.gateways) if plan.http_port else []
-    engines = [f"engine-{i}" for i in range(plan.engines)]
+    engines = list(plan.phases)
     detokenizers = [f"detok-{i}" for i in range(plan.detokenizers)]
     peers = {"engines": _sockets(folder, engines), "detokenizers": _sockets(folder, detokenizers)}
     names = [*routers, *engines, *detokenizers, *gateways]
     metrics_ports = dict(zip(names, _ports(plan.metrics_port, len(names)), strict=False))
     ports = _ports(plan.port, plan.routers) or [0] * plan.routers
-    gpus_by_engine: Sequence[Gpus | None] = gpus or [None] * plan.engines
+    gpus_by_engine: Sequence[Gpus | None] = gpus or [None] * len(engines)
 
     def service(kind: type[ServiceSettings], name: str, derived: Arguments, from_user: Arguments) -> Service:
         common = {
@@ -174,8 +191,8 @@ def services(plan: Plan, folder: Path, gpus: Sequence[Gpus] = ()) -> list[Servic
 
     return [
         *(
-            replace(service(EngineSettings, name, _share(plan, engine_gpus), plan.engine_args), gpus=engine_gpus)
-            for name, engine_gpus in zip(engines, gpus_by_engine, strict=True)
+            replace(service(EngineSettings, name, _engine(plan, name, own, kv_folder), plan.engine_args), gpus=own)
+            for name, own in zip(engines, gpus_by_engine, strict=True)
         ),
         *(service(DetokenizerSettings, name, {}, plan.detokenizer_args) for name in detokenizers),
         *(
@@ -210,13 +227,16 @@ def _shared(plan: Plan, kind: type[ProcessSettings]) -> Arguments:
     return {setting: value for setting, value in plan.shared_args.items() if setting in settings_of(kind)}
 
 
-def _share(plan: Plan, gpus: Gpus | None) -> dict[str, Any]:
-    """Settings that tell an engine its share of the machine."""
+def _engine(plan: Plan, name: str, gpus: Gpus | None, kv_folder: Path | None) -> dict[str, Any]:
+    """Settings that tell an engine its phase, and its share of the machine."""
+    engines = len(plan.phases)
     return {
-        "default_threads": max(1, usable_cores() // plan.engines),
-        "engines_here": plan.engines,
+        "default_threads": max(1, usable_cores() // engines),
+        "engines_here": engines,
         # If the launcher does not assign GPUs, assume that all engines share one.
-        "engines_per_gpu": plan.engines if gpus is None else gpus.engines,
+        "engines_per_gpu": engines if gpus is None else gpus.engines,
+        "default_kv_folder": kv_folder,
+        "phase": plan.phases[name],
     }
 
 
@@ -229,25 +249,6 @@ def reached_at(host: str, port: int) -> str:
     """The address at which this machine reaches a server that listens on `host`."""
     reachable = LOOPBACK.get(host, host)
     return f"[{reachable}]:{port}" if ":" in reachable else f"{reachable}:{port}"
-
-
-def child_environment() -> dict[str, str]:
-    """The environment of services on this machine."""
-    inherited = {name: value for name, value in os.environ.items() if name not in TORCHRUN}
-    # PASSIVE, because engine threads that spin at barriers take cores from the router, and even from the thread that
-    # they wait for: on two busy cores, a step of the tiny model took 100 ms instead of 8 ms.
-    environment = {"OMP_WAIT_POLICY": "PASSIVE", **inherited}
-    root = Path(__file__).parents[2]
-    if root != Path(sysconfig.get_path("purelib")):
-        # This is a checkout that may not be installed. Services run in the user's folder and would not find it.
-        environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(root), os.environ.get("PYTHONPATH", "")]))
-    return environment
-
-
-def remote_environment() -> dict[str, str]:
-    """The part of `child_environment` for services on other machines: settings, NCCL's variables, a checkout's path."""
-    variables = child_environment().items()
-    return {name: value for name, value in variables if name == "PYTHONPATH" or name.startswith(REMOTE)}
 
 
 def _ports(first: int, count: int) -> list[int]:

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from ray.exceptions import RayError
 from ray.job_submission import JobSubmissionClient
 
+from sluice.launch.environment import remote_environment
 from sluice.launch.errors import RingError
 from sluice.launch.logs import LAUNCHER, LogLine, Observe, parse_line
-from sluice.launch.plan import remote_environment
 
 STOP_SECONDS = "RAY_JOB_STOP_WAIT_TIME_S"
 """Environment variable that tells Ray how long a job may take to stop."""

@@ -47,6 +47,8 @@ class Supervisor(threading.Thread):
         self._freeze_checked_at = time.monotonic()
 
     def run(self) -> None:
+        for line in self._hosts.remarks:
+            self._show(line)
         for slot in self.slots.values():
             if (gpus := slot.service.gpus) is not None:
                 level = "info" if gpus.engines == 1 else "warning"
@@ -140,6 +142,9 @@ class Supervisor(threading.Thread):
         slot.returning, slot.given_up = delay is not None, delay is None
         slot.start_at = None if delay is None else time.monotonic() + delay
         self._show(service_exited(slot.name, pid, how, delay))
+        if ready_seconds is None:
+            # What a former process has left may be why the service cannot start. One that is given up failed to start.
+            self._hosts.discard(slot.name)
         if slot.given_up:
             if slot.service.role == GATEWAY and all(other.given_up for other in self._gateways):
                 # Connections would wait for a gateway forever.
@@ -175,7 +180,7 @@ class Supervisor(threading.Thread):
             if slot.kill_at is not None and now > slot.kill_at and slot.child is not None:
                 slot.child.kill()
             if slot.alive:
-                slot.poll(now)
+                self._poll(slot, now)
             if slot.returning and slot.child is not None and self._serves(slot):
                 slot.returning = False
                 self._show(launcher_line(slot.name, SERVICE_RECOVERED, "info", pid=slot.child.pid))
@@ -187,6 +192,13 @@ class Supervisor(threading.Thread):
             self.up.set()
         if now - self._freeze_checked_at >= FREEZE_CHECK_SECONDS:
             self._kill_frozen(now)
+
+    def _poll(self, slot: Slot, now: float) -> None:
+        was_ready = slot.ready_at is not None
+        slot.poll(now)
+        if slot.ready_at is not None and not was_ready:
+            # What the process did not take over at its start is of no more use.
+            self._hosts.discard(slot.name)
 
     def _announce_peers(self) -> None:
         peers: Peers = {

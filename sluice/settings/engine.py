@@ -133,6 +133,10 @@ def unsupported_by_openvino(
     ]
 
 
+PRIVATE_MEMORY: Final = "none"
+"""The `kv_folder` with which the KV cache is no file."""
+
+
 @dataclass(frozen=True)
 class KvCacheSize:
     """KV cache"""
@@ -150,8 +154,10 @@ class KvCacheSize:
     discarded."""
     kv_folder: Annotated[str | None, NotEmpty()] = None
     """Folder in memory, below /dev/shm, in which the KV cache is a file, so that it outlives the engine: the next
-    engine takes it over, and other engines of this machine copy blocks from it. Default: a folder of the ring under
-    `sluice serve`, otherwise none. See docs/kv_cache.md."""
+    engine takes it over, and other engines of this machine copy blocks from it. none: private memory. Default: a folder
+    of the ring under `sluice serve` if /dev/shm has room, otherwise none. See docs/kv_cache.md."""
+    default_kv_folder: Annotated[str | None, NotEmpty(), LAUNCHER] = None
+    """The same if `kv_folder` is not set. An engine that cannot use it has private memory."""
     kv_fetch: bool = True
     """With `kv_folder`, copy blocks that other engines of this machine have computed, instead of computing them again.
     """
@@ -162,6 +168,17 @@ class KvCacheSize:
     """Number of engines that share the memory of this machine."""
     engines_per_gpu: EngineCount = 1
     """Number of engines that share each GPU of this engine."""
+
+    @property
+    def pool_folder(self) -> str | None:
+        """Folder for the file of the KV cache. None: private memory."""
+        folder = self.kv_folder or self.default_kv_folder
+        return None if folder == PRIVATE_MEMORY else folder
+
+    @property
+    def needs_pool_folder(self) -> bool:
+        """Whether the user chose `pool_folder`: an engine that cannot use it then does not start."""
+        return self.pool_folder is not None and self.kv_folder is not None
 
 
 @dataclass(frozen=True)

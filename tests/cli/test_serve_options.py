@@ -216,6 +216,18 @@ def test_tokens_and_a_fraction_are_both_passed(engine_settings):
     assert (settings.kv_cache_tokens, settings.kv_memory_fraction) == (4096, 0.25)
 
 
+def test_numbers_of_engines_are_passed_to_the_ring(ring_options):
+    options = ring_options("--prefill-engines", "1", "--decode-engines", "2")
+    assert [options[name] for name in ("engines", "prefill_engines", "decode_engines")] == [None, 1, 2]
+    assert ring_options("--engines", "3")["engines"] == 3
+
+
+def test_engines_of_one_phase_alone_are_refused():
+    result = CliRunner().invoke(app, ["serve", "--prefill-engines", "1"])
+    assert result.exit_code == 1
+    assert "prefill_engines needs decode_engines or engines" in " ".join(result.stderr.split())
+
+
 def test_the_revision_is_passed_to_the_ring(ring_options):
     assert ring_options("someone/model", "--revision", "v2")["revision"] == "v2"
     assert ring_options("someone/model")["revision"] is None

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from engine_worker.pool_files.memory import file_system_of
+from sluice.host.memory_files import is_in_memory
 from tests.fakes.engine import EngineBench
 
 
@@ -18,7 +18,7 @@ def both_overlaps(request, monkeypatch) -> None:
 def shared_memory() -> Iterator[Path]:
     """A private folder in memory."""
     parent = Path("/dev/shm")
-    if file_system_of(parent) != "tmpfs":
+    if not is_in_memory(parent):
         pytest.skip("this system has no /dev/shm in memory")
     with tempfile.TemporaryDirectory(dir=parent, prefix="sluice-test-") as folder:
         yield Path(folder)

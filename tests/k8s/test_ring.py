@@ -12,6 +12,7 @@ import sys
 import urllib.request
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from urllib.error import HTTPError
 
 import pytest
@@ -49,13 +50,18 @@ def replaced(text: str, here: Mapping[str, str]) -> str:
 class Running:
     """A service as in its pod, with files below a separate folder."""
 
-    def __init__(self, pod: Pod, config: dict[str, str], keys: Path, folder: Path) -> None:
+    def __init__(self, pod: Pod, config: dict[str, str], keys: Path, folder: Path, memory: Path) -> None:
         self.address = ADDRESSES[pod.component]
         self._log = folder / "log"
         (folder / "keys" / "secret").mkdir(parents=True)
         shutil.copy(keys / "secret" / f"{pod.component}.key", folder / "keys" / "secret")
         shutil.copytree(keys / "public", folder / "keys" / "public")
-        here = {"/etc/sluice/keys": f"{folder}/keys", "/models": str(tiny_model.path()), "0.0.0.0": self.address}
+        here = {
+            "/etc/sluice/keys": f"{folder}/keys",
+            "/models": str(tiny_model.path()),
+            "0.0.0.0": self.address,
+            "/dev/shm/sluice": str(memory),
+        }
         for file, text in config.items():
             (folder / file).write_text(replaced(text, here))
         command = [sys.executable if word == "python" else word for word in pod.container["command"]]
@@ -98,13 +104,15 @@ def ring(tmp_path: Path) -> Iterator[dict[str, Running]]:
     for role in ROLES:
         generate(tmp_path / "keys", role)
     running: dict[str, Running] = {}
-    try:
-        for pod in pods(objects):
-            running[pod.component] = Running(pod, config["data"], tmp_path / "keys", tmp_path / pod.component)
-        yield running
-    finally:
-        for each in running.values():
-            each.remove()
+    with TemporaryDirectory(dir="/dev/shm") as memory:
+        try:
+            for pod in pods(objects):
+                folder = tmp_path / pod.component
+                running[pod.component] = Running(pod, config["data"], tmp_path / "keys", folder, Path(memory))
+            yield running
+        finally:
+            for each in running.values():
+                each.remove()
 
 
 def test_a_stream_and_the_shutdown(ring: dict[str, Running]) -> None:

@@ -13,7 +13,8 @@ from sluice.launch.folder import LOCK, Folder, remove_stale
 @pytest.fixture(autouse=True)
 def temporary(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    monkeypatch.setattr("sluice.launch.folder.SHORT_TEMP", str(tmp_path))
+    for name in ("SHORT_TEMP", "SHARED_MEMORY"):
+        monkeypatch.setattr(f"sluice.launch.folder.{name}", str(tmp_path))
     return tmp_path
 
 
@@ -38,6 +39,17 @@ def test_only_unlocked_folders_are_removed(temporary) -> None:
     used.remove()
     used.remove()
     assert not used.path.exists()
+
+
+def test_folders_in_memory_are_removed_too(temporary, monkeypatch) -> None:
+    memory = temporary / "shm"
+    memory.mkdir()
+    monkeypatch.setattr("sluice.launch.folder.SHARED_MEMORY", str(memory))
+    used, stale = Folder(str(memory)), abandon(Folder(str(memory)))
+    assert stale.parent == memory
+    remove_stale()
+    assert list(memory.iterdir()) == [used.path]
+    used.remove()
 
 
 def test_a_new_folder_without_a_lock_is_not_stale(temporary) -> None:

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from sluice.launch import OptionsError, Plan
-from sluice.launch.plan import remote_environment, services
+from sluice.launch.environment import remote_environment
+from sluice.launch.plan import services
 
 
 def flag(command: list[str], name: str) -> str | None:

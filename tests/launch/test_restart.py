@@ -10,6 +10,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from sluice.launch import LogLine, Ring, RingError
+from sluice.launch.logs import LAUNCHER
 from tests.fakes.processes import LIMIT, is_alive, wait_until
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(300)]
@@ -21,10 +22,10 @@ SERVING = health_pb2.HealthCheckResponse.SERVING
 
 
 class LauncherLines(list[LogLine]):
-    """The observed lines that the launcher wrote."""
+    """The observed lines that the launcher wrote about services."""
 
     def __call__(self, line: LogLine) -> None:
-        if line.fields.get("service") == "launcher":
+        if line.fields.get("service") == LAUNCHER != line.child:
             self.append(line)
 
     def wait(self, count: int) -> list[tuple[str, str]]:

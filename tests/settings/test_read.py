@@ -163,3 +163,17 @@ def test_credentials_in_a_url_are_omitted() -> None:
     assert changed_settings(settings)["otlp_endpoint"] == "https://…@collector:4317?…"
     settings = RouterSettings(model="m", id="r", otlp_endpoint="http://collector:4317")
     assert changed_settings(settings)["otlp_endpoint"] == "http://collector:4317"
+
+
+@pytest.mark.parametrize(
+    ("flags", "folder", "needed"),
+    [
+        ((), None, False),
+        (("--default-kv-folder", "/dev/shm/ring"), "/dev/shm/ring", False),
+        (("--default-kv-folder", "/dev/shm/ring", "--kv-folder", "/dev/shm/mine"), "/dev/shm/mine", True),
+        (("--default-kv-folder", "/dev/shm/ring", "--kv-folder", "none"), None, False),
+    ],
+)
+def test_a_users_folder_for_the_kv_cache_replaces_the_launchers(flags, folder, needed):
+    settings = load_settings(EngineSettings, ("--model", "m", *flags))
+    assert (settings.pool_folder, settings.needs_pool_folder) == (folder, needed)

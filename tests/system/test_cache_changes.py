@@ -4,9 +4,10 @@ import pytest
 
 from sluice import Client
 from sluice.launch import Ring
+from sluice.launch.environment import child_environment
 from sluice.launch.hosts.process import ChildProcess
 from sluice.launch.logs import LogLine
-from sluice.launch.plan import PYTHON, child_environment
+from sluice.launch.plan import PYTHON
 from tests.fakes.processes import wait_until
 
 pytestmark = pytest.mark.timeout(300)

@@ -12,6 +12,7 @@ import pytest
 from sluice import AsyncClient, Client
 from sluice.client import Unavailable
 from sluice.launch import LogLine, Ring
+from sluice.launch.logs import LAUNCHER
 from tests.fakes.ports import start_with_metrics
 from tests.fakes.processes import LIMIT, wait_until
 from tests.system.followed_streams import PROMPT, follow
@@ -26,10 +27,10 @@ EVENTS = ("service_exited", "service_recovered")
 
 
 class LauncherLog(list[LogLine]):
-    """Collects the launcher's log lines."""
+    """Collects the launcher's log lines about services."""
 
     def __call__(self, line: LogLine) -> None:
-        if line.fields.get("service") == "launcher":
+        if line.fields.get("service") == LAUNCHER != line.child:
             self.append(line)
 
     @property

@@ -13,11 +13,12 @@ from pathlib import Path
 
 from sluice.host.ports import Port, PortError, check_ports
 from sluice.lanes.keys import Role
+from sluice.launch.environment import child_environment
 from sluice.launch.folder import Folder, remove_stale
 from sluice.launch.hosts.hosts import Peers
 from sluice.launch.hosts.process import ChildProcess
 from sluice.launch.logs import LogLine
-from sluice.launch.plan import PYTHON, Service, child_environment
+from sluice.launch.plan import PYTHON, Service
 from sluice.telemetry.service_status import STATUS_VARIABLE, StatusFileReader, Version
 
 MAX_LINES = 10_000

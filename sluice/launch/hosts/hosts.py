@@ -1,13 +1,13 @@
 """The interface between a supervisor and the machines on which its services run."""
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from typing import Protocol
 
 from sluice.lanes.keys import Role
 from sluice.launch.errors import OptionsError
-from sluice.launch.logs import Observe
+from sluice.launch.logs import LogLine, Observe
 from sluice.launch.plan import Service
 from sluice.telemetry.service_status import StatusSource
 
@@ -65,6 +65,10 @@ class Hosts(Protocol):
     def open(self) -> list[Service]:
         """Prepare the machines and return all services, with addresses. Raises OptionsError, RingError, PortError."""
 
+    @property
+    def remarks(self) -> Sequence[LogLine]:
+        """Lines for the log about what `open` has decided."""
+
     def status(self, name: str) -> StatusSource:
         """The status that the service of this name reports."""
 
@@ -73,6 +77,9 @@ class Hosts(Protocol):
 
         `observe` is called with its log lines, `ended` with its child once that has exited.
         """
+
+    def discard(self, name: str) -> None:
+        """Delete what former processes of the service have left for its next one."""
 
     def announce(self, peers: Peers) -> None:
         """Tell the routers the addresses of their peers. Called whenever one of them has changed."""

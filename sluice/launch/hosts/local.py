@@ -2,22 +2,26 @@
 
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from sluice.host.ports import LISTENER_VARIABLE, PortError, bound
-from sluice.launch.folder import Folder, remove_stale
+from sluice.launch.environment import child_environment
+from sluice.launch.folder import SHARED_MEMORY, Folder, remove_stale
 from sluice.launch.gpus import gpus_of_engines
 from sluice.launch.hosts.hosts import Child, Peers
 from sluice.launch.hosts.process import ChildProcess
-from sluice.launch.logs import Observe
-from sluice.launch.plan import Plan, Service, child_environment, services
+from sluice.launch.kv_files import delete_files, why_private
+from sluice.launch.logs import LAUNCHER, LogLine, Observe, launcher_line
+from sluice.launch.plan import Plan, Service, services
 from sluice.settings.gateway import GatewaySettings
 from sluice.settings.services import EngineSettings
 from sluice.telemetry.service_status import STATUS_VARIABLE, StatusFileReader, StatusSource
 
 
 class LocalHosts:
-    """The `Hosts` of this machine. Sockets and status files are in `folder`.
+    """The `Hosts` of this machine. Sockets and status files are in `folder`, KV caches in another one in memory, if it
+    has room.
 
     Gateways share one HTTP socket, which stays open while they restart: connections that arrive then wait for the next
     gateway that accepts.
@@ -28,6 +32,8 @@ class LocalHosts:
         self._engine = engine
         self._environment = child_environment()
         self._folder: Folder | None = None
+        self._kv_folder: Folder | None = None
+        self._remarks: list[LogLine] = []
         self._listener: socket.socket | None = None
 
     @property
@@ -39,13 +45,19 @@ class LocalHosts:
     def open(self) -> list[Service]:
         remove_stale()
         self._folder = Folder()
-        gpus = gpus_of_engines(self._plan.engines, self._engine, os.environ)
-        planned = services(self._plan, self._folder.path, gpus)
+        gpus = gpus_of_engines(len(self._plan.phases), self._engine, os.environ)
+        self._kv_folder = self._open_kv_folder()
+        kv_folder = None if self._kv_folder is None else self._kv_folder.path
+        planned = services(self._plan, self._folder.path, gpus, kv_folder)
         gateway = next((each for each in planned if each.kind is GatewaySettings), None)
         if gateway is not None:
             # Now, because a port in use would otherwise be noticed only by the slowly starting gateways.
             self._http_port(gateway)
         return planned
+
+    @property
+    def remarks(self) -> Sequence[LogLine]:
+        return self._remarks
 
     def status(self, name: str) -> StatusSource:
         return StatusFileReader(self.folder.path / f"{name}.status")
@@ -56,11 +68,15 @@ class LocalHosts:
             **service.environment,
             STATUS_VARIABLE: str(self.folder.path / f"{service.name}.status"),
         }
-        files = [self.folder.lock]
+        files = [folder.lock for folder in (self.folder, self._kv_folder) if folder is not None]
         if service.kind is GatewaySettings:
             files.append(self._http_port(service))
             environment[LISTENER_VARIABLE] = str(files[-1])
         return ChildProcess(service.name, service.role, service.command, environment, observe, ended, files)
+
+    def discard(self, name: str) -> None:
+        if self._kv_folder is not None:
+            delete_files(self._kv_folder.path, name)
 
     def announce(self, peers: Peers) -> None:
         """Does nothing: the sockets' names are fixed, and routers know them from the start."""
@@ -72,8 +88,26 @@ class LocalHosts:
 
     def close(self) -> None:
         self.release_ports()
-        if self._folder is not None:
-            self._folder.remove()
+        for folder in (self._kv_folder, self._folder):
+            if folder is not None:
+                folder.remove()
+
+    def _open_kv_folder(self) -> Folder | None:
+        """The folder for KV caches in memory. None if they are in private memory, or in a folder of the user."""
+        reason = why_private(self._engine, Path(SHARED_MEMORY))
+        if not reason:
+            try:
+                folder = Folder(SHARED_MEMORY)
+            except OSError as error:
+                reason = str(error)
+            else:
+                self._remarks.append(launcher_line(LAUNCHER, "kv_cache_in_files", "info", folder=str(folder.path)))
+                return folder
+        # Engines of one phase have to compute again what they cannot copy.
+        level = "warning" if any(self._plan.phases.values()) else "info"
+        if self._engine.pool_folder is None:
+            self._remarks.append(launcher_line(LAUNCHER, "kv_cache_private", level, reason=reason))
+        return None
 
     def _http_port(self, gateway: Service) -> int:
         """The descriptor of the socket that gateways share. Raises PortError if the port cannot be opened."""

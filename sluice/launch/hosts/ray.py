@@ -7,7 +7,7 @@ import secrets
 import signal
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from itertools import chain
@@ -20,14 +20,15 @@ from ray.util import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from sluice.lanes.keys import ROLES, generate
+from sluice.launch.environment import remote_environment
 from sluice.launch.errors import OptionsError, RingError
 from sluice.launch.gpus import ranks_of, ranks_per_node
 from sluice.launch.hosts.agent import Agent
 from sluice.launch.hosts.hosts import Child, Peers
 from sluice.launch.hosts.rank_group import RankGroup
 from sluice.launch.hosts.remote_child import AgentLostError, AgentUnavailableError, RemoteChild, RemoteStatus
-from sluice.launch.logs import Observe
-from sluice.launch.plan import PYTHON, Plan, Service, remote_environment, services
+from sluice.launch.logs import LogLine, Observe
+from sluice.launch.plan import PYTHON, Plan, Service, services
 from sluice.settings.process import is_loopback
 from sluice.settings.services import EngineSettings
 from sluice.telemetry.service_status import StatusSource
@@ -111,6 +112,10 @@ class RayHosts:
         self._status: dict[str, RemoteStatus] = {}
         self._peers: Peers = {}
 
+    @property
+    def remarks(self) -> Sequence[LogLine]:
+        return ()
+
     def open(self) -> list[Service]:
         self._connect()
         planned = [self._with_shares(service) for service in services(self._plan, Path())]
@@ -136,6 +141,9 @@ class RayHosts:
             ranks = ranks_of(len(agents), self._gpus_per_node())
             return RankGroup(sent, ranks, agents, status, observe, ended)
         return RemoteChild(sent, agents[0], status, observe, ended, lambda: self._peers)
+
+    def discard(self, name: str) -> None:
+        """Does nothing: the KV caches are in private memory, or in a folder that the user has chosen."""
 
     def announce(self, peers: Peers) -> None:
         self._peers = peers

@@ -56,10 +56,16 @@
 {{- $gpus := $spec.gpu.count | int -}}
 {{- $own := include "sluice.commonSettings" (dict "root" .root "spec" $spec "model" .pool.model) | fromJson -}}
 {{- $_ := mustMergeOverwrite $own (dict
-  "model_version" .pool.name
+  "model_version" (ternary .pool.name "" (eq $spec.phase "both"))
   "device" (ternary "cuda" "cpu" (gt $gpus 0))
   "tensor_parallel" (mul (max 1 $gpus) ($spec.multiNode.size | int) | int)) -}}
-{{- mustMergeOverwrite $own (deepCopy $spec.settings) | toYaml -}}
+{{- if ne $spec.phase "both" }}{{- $_ := set $own "phase" $spec.phase -}}{{- end -}}
+{{- $merged := mustMergeOverwrite $own (deepCopy $spec.settings) -}}
+{{/* The file outlives the container, so that a restarted one takes it over. On a GPU it needs kv_host_memory. */ -}}
+{{- if and (eq $merged.device "cpu") (eq ($merged.tensor_parallel | int) 1) (not $merged.kv_folder) -}}
+{{- $_ := set $merged "kv_folder" "/dev/shm/sluice" -}}
+{{- end -}}
+{{- $merged | toYaml -}}
 {{- end -}}
 
 {{- define "sluice.detokSettings" -}}
