@@ -19,6 +19,7 @@ from bench.deaths import adapters, images, qwen_vl, streams
 from bench.deaths.requests import StreamRequest
 from bench.deaths.rounding import count_rounded
 from bench.harness.memory import MemoryWatch, Trail, before_and_after, slope
+from bench.harness.pool_files import NOT_USED, folders
 from bench.harness.stats import thinned
 from bench.harness.style import BLUE, FAINT, GREY, ORANGE, ROLES, TEAL, Series, canvas, distribution, frame, trails
 from bench.harness.tables import Section, Table, number, table
@@ -63,6 +64,8 @@ class KillResult(streams.StreamTotals, frozen=True, kw_only=True):
     memory: list[Trail]
     rounded: int = 0
     """Number of wrong streams that differ only by rounding."""
+    in_files: bool = False
+    """Whether the engines had pool files."""
     with_files: "KillResult | None" = None
     adapters: "KillResult | None" = None
     images: "KillResult | None" = None
@@ -134,7 +137,7 @@ def _on_model(plan: KillPlan, model: Path, requests: Sequence[StreamRequest], st
 
 
 async def kill_and_compare(ring: Ring, plan: KillPlan, requests: Sequence[StreamRequest], step: Step) -> KillResult:
-    watch, counter = MemoryWatch(ring), streams.StreamCounter()
+    watch, counter, in_files = MemoryWatch(ring), streams.StreamCounter(), bool(folders(ring))
     async with streams.connect(ring.addresses) as client:
         watching = asyncio.create_task(watch.run())
         quiet = await streams.undisturbed(client, requests, lambda: step("undisturbed"))
@@ -152,6 +155,7 @@ async def kill_and_compare(ring: Ring, plan: KillPlan, requests: Sequence[Stream
             quiet_stall=thinned([found.stall for found in quiet]),
             memory=watch.trails,
             rounded=await count_rounded(client, counter.wrong),
+            in_files=in_files,
             **counter.totals(),
         )
 
@@ -169,13 +173,17 @@ def section(result: KillResult) -> Section:
         "its undisturbed run: text, token ids, logprobs, finish reason, usage.",
         [
             answer(result),
-            *([] if result.with_files is None else [f"With pool files: {answer(result.with_files)}"]),
+            *([] if result.with_files is None else [_with_files(result.with_files)]),
             *([] if result.adapters is None else [_beside("engines with `lora`", result.adapters)]),
             *([] if result.images is None else [_beside("a LLaVA", result.images)]),
             *([] if result.qwen_vl is None else [_beside("a Qwen2.5-VL", result.qwen_vl)]),
         ],
         [pauses(result), _memory(result)],
     )
+
+
+def _with_files(result: KillResult) -> str:
+    return f"With pool files: {answer(result)}{'' if result.in_files else f' {NOT_USED}'}"
 
 
 def _beside(where: str, result: KillResult) -> str:

@@ -9,6 +9,7 @@ from sluice.launch import Ring
 
 OFF, ON = "off", "on"
 SIDES: Mapping[str, str] = {OFF: "without pool files", ON: "with pool files"}
+NOT_USED = "**The engines had no pool files**: this version has none, or /dev/shm has no room for them."
 MEMORY = Path("/dev/shm")  # noqa: S108
 NONE = "none"
 FLAG, VARIABLE, LAUNCHER_FLAG = "--kv-folder", "SLUICE_ENGINE_KV_FOLDER", "--default-kv-folder"

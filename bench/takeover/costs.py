@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from bench.harness.load import Load, PlannedRequest, Run
 from bench.harness.models import TINY, python_prompts
-from bench.harness.pool_files import MEMORY, NONE, OFF, ON
+from bench.harness.pool_files import MEMORY, NONE, NOT_USED, OFF, ON
 from bench.harness.real_model import real_model
 from bench.harness.stats import ratio
 from bench.harness.style import BLUE, ORANGE, Series, bars, canvas, frame
@@ -67,10 +67,12 @@ class CostPoint(msgspec.Struct, frozen=True):
 class CostsResult(msgspec.Struct, frozen=True):
     plan: CostsPlan
     points: list[CostPoint]
+    in_files: bool = True
+    """Whether the engines that should have pool files had them."""
 
 
 def measure(plan: CostsPlan, logs: Path, step: Step) -> CostsResult:
-    points = []
+    points, in_files = [], True
     for name in plan.systems:
         model = TINY if name.startswith("tiny") else real_model()
         settings = engine_settings(plan.threads, kv_cache_tokens=plan.kv_cache_tokens, **BACKENDS[name])
@@ -84,7 +86,8 @@ def measure(plan: CostsPlan, logs: Path, step: Step) -> CostsResult:
                 sides = {f"{name}, {work}, pool files {kv}": (system, load) for kv, system in systems.items()}
                 without, with_files = interleave(sides, plan.repeats, step)
                 points.append(_point(name, work, load, without, with_files))
-    return CostsResult(plan, points)
+            in_files &= any(path.is_file() for path in Path(folder).rglob("*"))
+    return CostsResult(plan, points, in_files)
 
 
 def _point(name: str, work: str, load: Load, without: Sequence[Run], with_files: Sequence[Run]) -> CostPoint:
@@ -108,7 +111,8 @@ def section(result: CostsResult) -> Section:
         f"of {plan.prompt:,} tokens, one at a time; *generation*: {plan.streams} streams of {plan.output} tokens each.",
         [
             f"Pool files add at most **{worst.share:+.2%}** of CPU time ({worst.system}, {worst.work}; limit: "
-            f"{LIMIT:.1%})."
+            f"{LIMIT:.1%}).",
+            *([] if result.in_files else [NOT_USED]),
         ],
         [table("| CPU µs per token without | added with pool files | rounds | speed", rows)],
     )

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from bench.deaths.requests import StreamRequest
 from bench.deaths.streams import StreamSeen, connect, read_stream
 from bench.harness.models import python_prompts
-from bench.harness.pool_files import ON
+from bench.harness.pool_files import NOT_USED, ON, folders
 from bench.harness.stats import thinned
 from bench.harness.style import BLUE, GREY, ORANGE, TEAL, Series, canvas, distribution
 from bench.harness.tables import Section, number, numbers, table
@@ -74,17 +74,21 @@ class Waits(msgspec.Struct, frozen=True):
 class RolesResult(msgspec.Struct, frozen=True):
     plan: RolesPlan
     waits: list[Waits]
+    in_files: bool = True
+    """Whether the engines had pool files."""
 
 
 def measure(plan: RolesPlan, _: Path, step: Step) -> RolesResult:
     found = {kind: _Session(plan) for kind in plan.kinds}
+    in_files = True
     for repeat in range(plan.repeats):
         for kind in plan.kinds if repeat % 2 == 0 else reversed(plan.kinds):
             with plan.ring(plan.precision, ON, **KINDS[kind]) as ring:
+                in_files &= bool(folders(ring))
                 asyncio.run(found[kind].run(ring.addresses[0], repeat))
             step(f"{kind}, start {repeat + 1} of {plan.repeats}")
     truth = next(seen for session in found.values() for seen in session.prompts)
-    return RolesResult(plan, [session.waits(kind, truth) for kind, session in found.items()])
+    return RolesResult(plan, [session.waits(kind, truth) for kind, session in found.items()], in_files)
 
 
 class _Session:
@@ -160,7 +164,7 @@ def section(result: RolesResult) -> Section:
         f"arrive one after the other for {plan.seconds:g} s, {plan.turns} times in turns with as much time without "
         f"them, in {plan.repeats} starts of each ring. *Inter-token*: between two deltas of a running stream. A "
         "prefill engine computes a prompt and its first token, a decode engine all others.",
-        [_answer(each) for each in result.waits],
+        [*map(_answer, result.waits), *([] if result.in_files else [NOT_USED])],
         [
             table(
                 "ring | inter-token p50 · p99, ms, undisturbed | beside long prompts | ratio of p99 | long prompts: "

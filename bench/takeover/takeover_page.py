@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from matplotlib.figure import Figure
 
-from bench.harness.pool_files import ON, SIDES
+from bench.harness.pool_files import NOT_USED, ON, SIDES
 from bench.harness.style import GREY, TEAL, Series, bars, canvas, frame
 from bench.harness.tables import Section, Table, number, numbers, table
 from bench.harness.topic import Topic
@@ -50,6 +50,8 @@ def _killed(result: TakeoverResult, kv: str) -> str:
 
 
 def _copies(result: TakeoverResult) -> list[str]:
+    if not result.in_files:
+        return [NOT_USED]
     runs = result.of(kv=ON)
     fetched, adopted = sum(run.fetched for run in runs), sum(run.adopted for run in runs)
     return [f"With pool files, engines fetched {fetched:,} blocks and adopted {adopted:,}."] if runs else []
@@ -97,6 +99,7 @@ def draw(result: TakeoverResult) -> Figure:
             bars(axes, [case.replace(", ", "\n") for case in CASES], _series(result, precision, prompt))
             axes.set_yscale("log")
             axes.set_yticks([])
+            axes.minorticks_off()
             axes.margins(y=0.25)
             frame(axes, f"{precision}, {prompt:,} tokens")
     return figure

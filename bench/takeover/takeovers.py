@@ -17,7 +17,7 @@ from bench.deaths.requests import StreamRequest
 from bench.deaths.streams import StreamSeen, connect, read_stream
 from bench.harness.engine_counters import ADOPTED_BLOCKS, CONTEXT_TOKENS, FETCHED_BLOCKS, EngineCounters
 from bench.harness.models import python_prompts
-from bench.harness.pool_files import OFF, ON
+from bench.harness.pool_files import OFF, ON, folders
 from bench.harness.topic import Step
 from bench.takeover.rings import LongPlan, WatchedStream
 from sluice.launch import Ring
@@ -34,8 +34,8 @@ CASES: Mapping[str, Case] = {
     KILLED: Case(2, signal.SIGKILL),
     "frozen, with a twin": Case(2, signal.SIGSTOP),
     "drained, with a twin": Case(2, signal.SIGTERM),
-    "the only engine killed": Case(1, signal.SIGKILL),
-    "the only engine killed twice": Case(1, signal.SIGKILL, strikes=2),
+    "killed, alone": Case(1, signal.SIGKILL),
+    "killed twice, alone": Case(1, signal.SIGKILL, strikes=2),
 }
 
 COUNTED = {"recomputed": CONTEXT_TOKENS, "adopted": ADOPTED_BLOCKS, "fetched": FETCHED_BLOCKS}
@@ -78,6 +78,8 @@ class Takeover(msgspec.Struct, frozen=True):
 class TakeoverResult(msgspec.Struct, frozen=True):
     plan: TakeoverPlan
     runs: list[Takeover]
+    in_files: bool = True
+    """Whether the engines that should have pool files had them."""
 
     def of(self, **fields: Any) -> list[Takeover]:
         return [run for run in self.runs if all(getattr(run, name) == value for name, value in fields.items())]
@@ -85,14 +87,16 @@ class TakeoverResult(msgspec.Struct, frozen=True):
 
 def measure(plan: TakeoverPlan, _: Path, step: Step) -> TakeoverResult:
     runs: list[Takeover] = []
+    in_files = True
     for precision in plan.precisions:
         turns = _Turns(plan, precision, runs, step)
         for engines in sorted({case.engines for case in CASES.values()}):
             # The rings of both sides run at the same time, so that they take turns.
             with ExitStack() as stack:
                 rings = {kv: stack.enter_context(plan.ring(precision, kv, engines=engines)) for kv in plan.kv}
+                in_files &= all(folders(ring) for kv, ring in rings.items() if kv == ON)
                 asyncio.run(turns.run(rings, engines))
-    return TakeoverResult(plan, runs)
+    return TakeoverResult(plan, runs, in_files)
 
 
 @dataclass

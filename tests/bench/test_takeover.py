@@ -4,11 +4,14 @@ from types import SimpleNamespace
 import pytest
 from msgspec.structs import replace
 
+from bench.catalog import TOPICS
 from bench.deaths import evicting
 from bench.deaths.requests import StreamRequest
+from bench.harness.pool_files import NOT_USED
 from bench.takeover import rings
 from bench.takeover.rings import WatchedStream
 from bench.takeover.takeover_page import section
+from tests.fakes.measurements import RESULTS
 from tests.fakes.measurements_under_stress import deaths_result, roles_result, takeover_result
 
 REQUEST = StreamRequest("greedy", [1], {})
@@ -59,6 +62,29 @@ def test_the_answers_count_differences_and_compare_the_pauses_of_the_longest_pro
     changed = section(replace(result, runs=[wrong, *result.runs[1:]]))
     assert changed.answers[0].startswith("**1 of 80 streams** failed or differed, 1 in bits")
     assert [table.rows[0][-1] for table in changed.tables] == ["1", "0", "0", "0"]
+
+
+@pytest.mark.parametrize("name", ["takeover", "roles", "pool_files"])
+def test_the_page_says_so_if_the_engines_had_no_pool_files(name):
+    result = RESULTS[name]()
+    assert NOT_USED not in TOPICS[name].section(result).answers
+    assert TOPICS[name].section(replace(result, in_files=False)).answers[-1] == NOT_USED
+
+
+def test_the_page_of_deaths_says_so_if_the_engines_had_no_pool_files():
+    result = RESULTS["deaths"]()
+    assert not any(NOT_USED in answer for answer in TOPICS["deaths"].section(result).answers)
+    without = replace(result, with_files=replace(result.with_files, in_files=False))
+    assert any(NOT_USED in answer for answer in TOPICS["deaths"].section(without).answers)
+
+
+def test_deaths_have_a_column_with_pool_files():
+    result = RESULTS["deaths"]()
+    slower = replace(result, with_files=replace(result.with_files, stall=[9.0]))
+    pauses, _ = TOPICS["deaths"].section(slower).tables
+    assert list(pauses.columns) == ["ms", "undisturbed", "services die", "with pool files"]
+    assert [row[-1] for row in pauses.rows][2:] == ["9,000", "9,000"]
+    assert [row[2] for row in pauses.rows][3] != "9,000"
 
 
 def test_one_side_alone_is_a_table_of_its_own():

@@ -37,7 +37,7 @@ def deaths_result() -> kills.KillResult:
 
 
 def deaths_with_files_result() -> kills.KillResult:
-    return msgspec.structs.replace(deaths_result(), with_files=deaths_result())
+    return msgspec.structs.replace(deaths_result(), with_files=msgspec.structs.replace(deaths_result(), in_files=True))
 
 
 def takeover_result() -> takeovers.TakeoverResult:
