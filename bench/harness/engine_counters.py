@@ -14,7 +14,7 @@ CONTEXT_TOKENS = f"{PREFIX}context_tokens_total"
 ADOPTED_BLOCKS = f"{PREFIX}kv_adopted_blocks_total"
 FETCHED_BLOCKS = f"{PREFIX}kv_fetched_blocks_total"
 ACTIVE_REQUESTS = f"{PREFIX}requests_active"
-SCRAPE_SECONDS = 1.0
+SCRAPE_SECONDS = 5.0
 POLL_SECONDS = 0.05
 
 

@@ -185,5 +185,5 @@ async def _heal(ring: Ring, victim: str) -> None:
 
 def quick(plan: TakeoverPlan) -> TakeoverPlan:
     """The smallest sizes, on the bundled model."""
-    small = {"precisions": ("float32",), "prompts": (600,), "max_tokens": 300, "repeats": 1}
+    small = {"precisions": ("float32",), "prompts": (600,), "max_tokens": 1000, "repeats": 1}
     return replace(plan, real=False, **small)

@@ -18,4 +18,4 @@ def test_streams_with_long_contexts_continue_as_if_nothing_had_happened(tmp_path
         assert run.first_token > 0
         assert run.pause > 0
     # Without pool files, everything that the first engine had computed is computed again.
-    assert all(run.recomputed >= run.prompt for run in result.of(kv=OFF))
+    assert [run for run in result.of(kv=OFF) if run.recomputed < run.prompt] == []
