@@ -1,4 +1,4 @@
-"""What pool files cost while nothing is copied: CPU time of prompts and of generation, with and without them."""
+"""What pool files cost: CPU time of prompts and of generation with and without them, and the cost of copies."""
 
 import statistics
 import tempfile
@@ -13,13 +13,14 @@ from msgspec.structs import replace
 
 from bench.harness.load import Load, PlannedRequest, Run
 from bench.harness.models import TINY, python_prompts
-from bench.harness.pool_files import MEMORY, NONE, NOT_USED, OFF, ON
+from bench.harness.pool_files import MEMORY, NOT_USED, OFF, ON
 from bench.harness.real_model import real_model
 from bench.harness.stats import ratio
 from bench.harness.style import BLUE, ORANGE, Series, bars, canvas, frame
 from bench.harness.tables import Section, number, span, table
 from bench.harness.topic import Plan, Step, Topic, engine_settings, interleave
 from bench.systems.engine_alone import engine_alone
+from bench.takeover import copies
 
 LIMIT = 0.005
 """Highest acceptable share of added CPU time."""
@@ -40,6 +41,8 @@ class CostsPlan(Plan, frozen=True, kw_only=True):
     stream_prompt: int = 64
     output: int = 256
     kv_cache_tokens: int = 16_384
+    copied: int = 4096
+    """Tokens whose blocks are copied and adopted."""
     repeats: int = 9
 
     def loads(self, model: Path) -> dict[str, Load]:
@@ -67,6 +70,7 @@ class CostPoint(msgspec.Struct, frozen=True):
 class CostsResult(msgspec.Struct, frozen=True):
     plan: CostsPlan
     points: list[CostPoint]
+    copies: copies.Copies
     in_files: bool = True
     """Whether the engines that should have pool files had them."""
 
@@ -79,15 +83,18 @@ def measure(plan: CostsPlan, logs: Path, step: Step) -> CostsResult:
         with ExitStack() as stack:
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="sluice-bench-", dir=MEMORY))
             systems = {
-                kv: stack.enter_context(engine_alone(model, {**settings, "kv_folder": own}, logs))
-                for kv, own in ((OFF, NONE), (ON, folder))
+                kv: stack.enter_context(engine_alone(model, {**settings, **own}, logs))
+                for kv, own in ((OFF, {}), (ON, {"kv_folder": folder}))
             }
             for work, load in plan.loads(model).items():
                 sides = {f"{name}, {work}, pool files {kv}": (system, load) for kv, system in systems.items()}
                 without, with_files = interleave(sides, plan.repeats, step)
                 points.append(_point(name, work, load, without, with_files))
             in_files &= any(path.is_file() for path in Path(folder).rglob("*"))
-    return CostsResult(plan, points, in_files)
+    with tempfile.TemporaryDirectory(prefix="sluice-bench-", dir=MEMORY) as folder:
+        copied = copies.measure(Path(folder), plan.copied, plan.repeats)
+    step("copies")
+    return CostsResult(plan, points, copied, in_files)
 
 
 def _point(name: str, work: str, load: Load, without: Sequence[Run], with_files: Sequence[Run]) -> CostPoint:
@@ -104,17 +111,28 @@ def section(result: CostsResult) -> Section:
         f"{point.speed:.3f}×"
         for point in result.points
     )
+    copied = result.copies
+    costs = (
+        f"copying into memory never used, CPU s | {number(copied.fresh)} | {copies.FRESH_LIMIT:g}",
+        f"copying into memory used before, CPU s | {number(copied.again)} | {copies.AGAIN_LIMIT:g}",
+        f"look-ups if there is nothing to copy, CPU µs | {number(copied.nothing)} | {copies.NOTHING_LIMIT:g}",
+        f"adopting a file, CPU s per GB | {number(copied.adoption)} | {copies.ADOPTION_LIMIT:g}",
+    )
     worst = max(result.points, key=lambda point: point.share)
     return Section(
         "Cost of pool files",
         f"The engine in process, with and without pool files in turns; nothing is cached and nothing copied. *Prompts* "
-        f"of {plan.prompt:,} tokens, one at a time; *generation*: {plan.streams} streams of {plan.output} tokens each.",
+        f"of {plan.prompt:,} tokens, one at a time; *generation*: {plan.streams} streams of {plan.output} tokens each. "
+        "The limits of copies are for 4,096 tokens.",
         [
             f"Pool files add at most **{worst.share:+.2%}** of CPU time ({worst.system}, {worst.work}; limit: "
             f"{LIMIT:.1%}).",
             *([] if result.in_files else [NOT_USED]),
         ],
-        [table("| CPU µs per token without | added with pool files | rounds | speed", rows)],
+        [
+            table("| CPU µs per token without | added with pool files | rounds | speed", rows),
+            table(f"blocks of {copied.tokens:,} tokens of SmolLM2, float32 | measured | limit", costs),
+        ],
     )
 
 
@@ -132,5 +150,5 @@ def draw(result: CostsResult) -> Figure:
 
 
 PLAN = CostsPlan()
-QUICK = replace(PLAN, systems=("tiny, torch",), prompt=64, prompts=2, streams=2, output=8, repeats=1)
+QUICK = replace(PLAN, systems=("tiny, torch",), prompt=64, prompts=2, streams=2, output=8, copied=256, repeats=1)
 TOPIC = Topic(PLAN, QUICK, measure, CostsResult, section, draw)

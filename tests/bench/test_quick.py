@@ -162,6 +162,8 @@ def test_quick_of_pool_files_and_roles(tmp_path):
     for point in results["pool_files"].points:
         assert point.cpu > 0
         assert len(point.added) == results["pool_files"].plan.repeats
+    copies = results["pool_files"].copies
+    assert min(copies.fresh, copies.again, copies.nothing, copies.adoption) > 0
     for waits in results["roles"].waits:
         assert waits.ratio > 0
         assert waits.first_token

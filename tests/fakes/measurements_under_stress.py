@@ -8,7 +8,7 @@ from bench.harness.memory import Trail
 from bench.harness.pool_files import OFF, ON
 from bench.overload.floods import Burst, Retried, TenantPlan, Tenants, TenantTimes
 from bench.overload.overload import OverloadResult
-from bench.takeover import costs, roles, takeovers
+from bench.takeover import copies, costs, roles, takeovers
 from bench.topics import slow_reader
 
 
@@ -78,7 +78,7 @@ def costs_result() -> costs.CostsResult:
         for system in costs.BACKENDS
         for work in (costs.PREFILL, costs.DECODE)
     ]
-    return costs.CostsResult(costs.PLAN, points)
+    return costs.CostsResult(costs.PLAN, points, copies.Copies(4096, 0.3, 0.04, 15.0, 0.2))
 
 
 def precisions_result() -> precisions.PrecisionResult:
