@@ -17,6 +17,7 @@ from rich.console import Console
 from bench.catalog import TOPICS
 from bench.deaths.precisions import PRECISIONS
 from bench.harness.origin import origin
+from bench.harness.pool_files import OFF, ON
 from bench.harness.topic import progress_lines
 from bench.page import OUT, Measured, load, save, show, write_page
 from sluice.host.cores import usable_cores
@@ -24,6 +25,7 @@ from sluice.host.cores import usable_cores
 WIDTH = 140
 BY_PRECISION = {"deaths": "deaths_by_precision"}
 """Topics that measure in several precisions what others measure in one."""
+KV = {OFF: (OFF,), ON: (ON,), "both": (OFF, ON)}
 
 
 def main(arguments: list[str]) -> None:
@@ -38,6 +40,8 @@ def main(arguments: list[str]) -> None:
             plan = replace(topic.quick if options.quick else topic.plan, threads=options.threads)
             if options.precision and hasattr(plan, "precisions"):
                 plan = replace(plan, precisions=tuple(options.precision))
+            if options.kv and hasattr(plan, "kv"):
+                plan = replace(plan, kv=KV[options.kv])
             if options.rounds is not None and hasattr(plan, "repeats"):
                 plan = replace(plan, repeats=options.rounds)
             try:
@@ -66,7 +70,7 @@ def _chosen(options: argparse.Namespace) -> list[str]:
 def _check_options(options: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
     """Exit with an error rather than ignore an option."""
     plans = [TOPICS[name].plan for name in _chosen(options)]
-    for option, field in (("precision", "precisions"), ("rounds", "repeats")):
+    for option, field in (("precision", "precisions"), ("kv", "kv"), ("rounds", "repeats")):
         if getattr(options, option) is not None and not any(hasattr(plan, field) for plan in plans):
             parser.error(f"--{option}: has no effect on {', '.join(options.parts)}")
 
@@ -79,6 +83,8 @@ def _options(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, help=rounds)
     precision = "a precision to measure, repeatable, for topics that have several; default: the topic's plan"
     parser.add_argument("--precision", action="append", choices=list(PRECISIONS), help=precision)
+    kv = "engines with pool files, without, or both in turns, for topics that compare them; default: the topic's plan"
+    parser.add_argument("--kv", choices=list(KV), help=kv)
     parser.add_argument("--out", type=Path, default=OUT, help="folder for JSON files, plots and README.md")
     threads = "threads of each engine and peer; default: all cores"
     parser.add_argument("--threads", type=int, default=usable_cores(), help=threads)

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from bench.deaths import kills, pauses, precisions, restart
 from bench.harness.topic import Topic
 from bench.overload import overload
+from bench.takeover import costs, roles, takeover_page
 from bench.topics import (
     beams,
     cache,
@@ -45,6 +46,9 @@ TOPICS: Mapping[str, Topic] = {
     "deaths_by_precision": precisions.TOPIC,
     "restart": restart.TOPIC,
     "pauses": pauses.TOPIC,
+    "takeover": takeover_page.TOPIC,
+    "roles": roles.TOPIC,
+    "pool_files": costs.TOPIC,
     "overload": overload.TOPIC,
     "slow_reader": slow_reader.TOPIC,
     "slow_tensors": slow_reader.TENSORS_TOPIC,

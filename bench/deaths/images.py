@@ -97,6 +97,8 @@ def requests(
     """`placeholder` stands for an image in the text of a prompt."""
     found = in_turns(kinds, plan.streams, plan.max_tokens)
     return [
-        each if each.kind == WITHOUT else replace(each, prompt=placeholder * len(each.options["images"]) + each.prompt)
+        each
+        if each.kind == WITHOUT
+        else replace(each, prompt=f"{placeholder * len(each.options['images'])}{each.prompt}")
         for each in found
     ]

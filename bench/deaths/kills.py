@@ -19,8 +19,9 @@ from bench.deaths import adapters, images, qwen_vl, streams
 from bench.deaths.requests import StreamRequest
 from bench.deaths.rounding import count_rounded
 from bench.harness.memory import MemoryWatch, Trail, before_and_after, slope
+from bench.harness.pool_files import NOT_USED, folders
 from bench.harness.stats import thinned
-from bench.harness.style import BLUE, FAINT, GREY, ORANGE, ROLES, Series, canvas, distribution, frame, trails
+from bench.harness.style import BLUE, FAINT, GREY, ORANGE, ROLES, TEAL, Series, canvas, distribution, frame, trails
 from bench.harness.tables import Section, Table, number, table
 from bench.harness.topic import Step, Topic
 from sluice.launch import Ring
@@ -32,6 +33,8 @@ class KillPlan(streams.StreamsPlan, frozen=True):
     kills: int = 50
     seconds_between: float = 2.0
     seed: int = 0
+    with_files: bool = False
+    """Whether the run is without pool files, and followed by the same with them."""
     adapters: "KillPlan | None" = None
     """A second run, with adapters, in a separate ring; see `bench.deaths.adapters`."""
     images: "KillPlan | None" = None
@@ -61,13 +64,17 @@ class KillResult(streams.StreamTotals, frozen=True, kw_only=True):
     memory: list[Trail]
     rounded: int = 0
     """Number of wrong streams that differ only by rounding."""
+    in_files: bool = False
+    """Whether the engines had pool files."""
+    with_files: "KillResult | None" = None
     adapters: "KillResult | None" = None
     images: "KillResult | None" = None
     qwen_vl: "KillResult | None" = None
 
     @property
     def parts(self) -> "list[KillResult]":
-        return [part for part in (self, self.adapters, self.images, self.qwen_vl) if part is not None]
+        parts = (self, self.with_files, self.adapters, self.images, self.qwen_vl)
+        return [part for part in parts if part is not None]
 
     @property
     def killed(self) -> dict[str, int]:
@@ -98,8 +105,9 @@ async def kill(ring: Ring, plan: KillPlan, on_kill: Callable[[], None]) -> list[
 
 
 def measure(plan: KillPlan, folder: Path, step: Step) -> KillResult:
-    with plan.ring({}) as ring:
-        found = asyncio.run(kill_and_compare(ring, plan, plan.requests, step))
+    found = _on_bundled_model(replace(plan, files=False) if plan.with_files else plan, step)
+    if plan.with_files:
+        found = replace(found, with_files=_on_bundled_model(replace(plan, with_files=False), step))
     if plan.adapters is not None:
         beside = replace(plan.adapters, threads=plan.threads)
         adapters.write_adapters(folder)
@@ -114,6 +122,11 @@ def measure(plan: KillPlan, folder: Path, step: Step) -> KillResult:
     return found
 
 
+def _on_bundled_model(plan: KillPlan, step: Step) -> KillResult:
+    with plan.ring({}) as ring:
+        return asyncio.run(kill_and_compare(ring, plan, plan.requests, step))
+
+
 def measure_qwen_vl(plan: KillPlan, folder: Path, step: Step) -> KillResult:
     return _on_model(plan, qwen_vl.write_model(folder / "qwen_vl"), qwen_vl.requests(plan), step)
 
@@ -124,7 +137,7 @@ def _on_model(plan: KillPlan, model: Path, requests: Sequence[StreamRequest], st
 
 
 async def kill_and_compare(ring: Ring, plan: KillPlan, requests: Sequence[StreamRequest], step: Step) -> KillResult:
-    watch, counter = MemoryWatch(ring), streams.StreamCounter()
+    watch, counter, in_files = MemoryWatch(ring), streams.StreamCounter(), bool(folders(ring))
     async with streams.connect(ring.addresses) as client:
         watching = asyncio.create_task(watch.run())
         quiet = await streams.undisturbed(client, requests, lambda: step("undisturbed"))
@@ -142,6 +155,7 @@ async def kill_and_compare(ring: Ring, plan: KillPlan, requests: Sequence[Stream
             quiet_stall=thinned([found.stall for found in quiet]),
             memory=watch.trails,
             rounded=await count_rounded(client, counter.wrong),
+            in_files=in_files,
             **counter.totals(),
         )
 
@@ -159,12 +173,17 @@ def section(result: KillResult) -> Section:
         "its undisturbed run: text, token ids, logprobs, finish reason, usage.",
         [
             answer(result),
+            *([] if result.with_files is None else [_with_files(result.with_files)]),
             *([] if result.adapters is None else [_beside("engines with `lora`", result.adapters)]),
             *([] if result.images is None else [_beside("a LLaVA", result.images)]),
             *([] if result.qwen_vl is None else [_beside("a Qwen2.5-VL", result.qwen_vl)]),
         ],
         [pauses(result), _memory(result)],
     )
+
+
+def _with_files(result: KillResult) -> str:
+    return f"With pool files: {answer(result)}{'' if result.in_files else f' {NOT_USED}'}"
 
 
 def _beside(where: str, result: KillResult) -> str:
@@ -211,10 +230,20 @@ def _growth(result: KillResult) -> str:
     return f"After warm-up no service grows by more than **{slopes[most]:.2f} MiB per minute** ({most})."
 
 
+def _sides(result: KillResult) -> dict[str, tuple[list[float], list[float]]]:
+    """Times to the first token and longest pauses."""
+    sides = {"undisturbed": (result.quiet_first, result.quiet_stall), "services die": (result.first, result.stall)}
+    if result.with_files is not None:
+        sides["with pool files"] = (result.with_files.first, result.with_files.stall)
+    return sides
+
+
 def pauses(result: KillResult) -> Table:
-    quiet = f"undisturbed | {streams.wait_cells(result.quiet_first, result.quiet_stall)}"
-    rows = (quiet, f"services die | {streams.wait_cells(result.first, result.stall)}")
-    return table("ms | first token p50 | first token p99 | longest pause p50 | longest pause p99", rows)
+    sides = _sides(result)
+    names = ("first token p50", "first token p99", "longest pause p50", "longest pause p99")
+    cells = [streams.wait_cells(*waits).split(" | ") for waits in sides.values()]
+    lines = (" | ".join([name, *row]) for name, *row in zip(names, *cells, strict=True))
+    return table(" | ".join(["ms", *sides]), lines)
 
 
 def _memory(result: KillResult) -> Table:
@@ -240,14 +269,11 @@ def _slopes(result: KillResult) -> dict[str, float]:
 
 
 def draw(result: KillResult) -> Figure:
-    figure, ((first, stall),) = canvas(
-        (1, 2), (12, 4.8), "Streams while services die", "Distributions of each stream's longest wait."
-    )
-    for axes, name, quiet, killed in (
-        (first, "First token", result.quiet_first, result.first),
-        (stall, "Longest pause", result.quiet_stall, result.stall),
-    ):
-        distribution(axes, name, "s", [Series("undisturbed", BLUE, quiet), Series("services die", ORANGE, killed)])
+    about = "Distributions of each stream's longest wait."
+    figure, (row,) = canvas((1, 2), (12, 4.8), "Streams while services die", about)
+    looks = list(zip(_sides(result).items(), (BLUE, ORANGE, TEAL), strict=False))
+    for i, heading in enumerate(("First token", "Longest pause")):
+        distribution(row[i], heading, "s", [Series(name, colour, waits[i]) for (name, waits), colour in looks])
     return figure
 
 
@@ -272,11 +298,12 @@ QUICK = KillPlan(
     8,
     60,
     kills=3,
+    with_files=True,
     adapters=replace(WITH_ADAPTERS, streams=10, max_tokens=60, kills=3),
     images=replace(WITH_IMAGES, streams=5, max_tokens=60, kills=2, seconds_between=2.0),
     qwen_vl=replace(WITH_QWEN_VL, streams=5, max_tokens=60, kills=2, seconds_between=2.0),
 )
-WHOLE = KillPlan(adapters=WITH_ADAPTERS, images=WITH_IMAGES, qwen_vl=WITH_QWEN_VL)
+WHOLE = KillPlan(with_files=True, adapters=WITH_ADAPTERS, images=WITH_IMAGES, qwen_vl=WITH_QWEN_VL)
 TOPIC = Topic(WHOLE, QUICK, measure, KillResult, section, draw)
 QUICK_SOAK = soak_plan(0.1, 5.0, streams=8, max_tokens=60)
 SOAK = Topic(soak_plan(30.0, 20.0), QUICK_SOAK, measure, KillResult, soak_section, draw_soak)

@@ -80,7 +80,7 @@ REPEATED: Mapping[str, int] = {"prompt logprobs": 40, "tensors": 40, "hidden sta
 
 class StreamRequest(msgspec.Struct, frozen=True):
     kind: str
-    prompt: str
+    prompt: str | list[int]
     options: dict[str, Any]
 
 

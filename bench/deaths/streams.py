@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from bench.deaths import tensors
 from bench.deaths.requests import KINDS, StreamRequest, in_turns
+from bench.harness import pool_files
 from bench.harness.stats import thinned
 from bench.harness.tables import number
 from bench.harness.topic import Plan
@@ -48,6 +49,8 @@ class StreamsPlan(Plan, frozen=True):
     engines: int = 2
     detokenizers: int = 3
     mixed: str = MIXED
+    files: bool = True
+    """Whether engines have pool files."""
 
     @property
     def text(self) -> str:
@@ -64,7 +67,12 @@ class StreamsPlan(Plan, frozen=True):
             engines=self.engines,
             detokenizers=self.detokenizers,
             routers=self.routers,
-            engine_args={**ENGINE, "threads": max(1, self.threads // self.engines), **engine},
+            engine_args={
+                **ENGINE,
+                "threads": max(1, self.threads // self.engines),
+                **pool_files.engine_args(self.files),
+                **engine,
+            },
             router_args={"peer_timeout": PEER_SECONDS, **(router or {})},
             **options,
         )
@@ -161,7 +169,13 @@ def _output(index: int, chunks: Sequence[Any], faults: list[str]) -> tuple[Outpu
     return seen, repeated
 
 
-async def read_stream(client: AsyncClient, request: StreamRequest) -> StreamSeen:
+def _ignore(_: Any) -> None: ...
+
+
+async def read_stream(
+    client: AsyncClient, request: StreamRequest, on_chunk: Callable[[Any], None] = _ignore
+) -> StreamSeen:
+    """Reads a stream to its end. `on_chunk` is called with each chunk when it arrives."""
     chunks: defaultdict[int, list[Any]] = defaultdict(list)
     parts: list[Tensor] = []
     faults: list[str] = []
@@ -173,6 +187,7 @@ async def read_stream(client: AsyncClient, request: StreamRequest) -> StreamSeen
             now = time.monotonic()
             first = first or now - began
             stall, last = max(stall, now - last), now
+            on_chunk(chunk)
             if chunk.tensor is not None:
                 parts.append(chunk.tensor)
             else:

@@ -10,7 +10,9 @@ def test_deaths_with_a_precision_are_those_of_a_real_model():
     assert _chosen(_options(["deaths"])) == ["deaths"]
 
 
-@pytest.mark.parametrize("options", [["ring", "--precision", "int8"], ["deaths", "--rounds", "3"]])
+@pytest.mark.parametrize(
+    "options", [["ring", "--precision", "int8"], ["deaths", "--rounds", "3"], ["ring", "--kv", "on"]]
+)
 def test_an_option_without_effect_is_refused(options, capsys):
     with pytest.raises(SystemExit):
         _options(options)

@@ -8,6 +8,7 @@ import pytest
 
 from bench.catalog import TOPICS
 from bench.page import load
+from bench.takeover.costs import DECODE, PREFILL
 from bench.topics.drafters import LOOKUP, MODEL
 from bench.topics.guided import GUIDES, PLAIN
 from bench.topics.logit_rules import ALL, KINDS
@@ -18,9 +19,10 @@ SERVED = ("ring", "peers", "long_context")
 LIKE_PEERS = ("peers_large",)
 """Topics with the same code on a different checkpoint."""
 CROWDED = ("overload", "slow_reader", "slow_tensors")
-DEADLY = ("deaths", "deaths_by_precision", "restart", "pauses", "soak")
+DEADLY = ("deaths", "deaths_by_precision", "restart", "pauses", "takeover", "soak")
 """Topics that are tested in tests/chaos."""
 SCHEDULED = ("scheduler", "logit_rules")
+FILES = ("roles", "pool_files")
 COMPARED = ("policies", "speculation", "lora", "beams", "prompt_logprobs")
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(600)]
@@ -40,7 +42,7 @@ def bench(parts: Sequence[str], out: Path) -> dict[str, Any]:
 
 def test_every_part_has_its_quick_bench():
     alone = {"router", "gateway", "cache", "steps", "guided"}
-    assert set(TOPICS) == {*alone, *SERVED, *LIKE_PEERS, *SCHEDULED, *COMPARED, *CROWDED, *DEADLY}
+    assert set(TOPICS) == {*alone, *SERVED, *LIKE_PEERS, *SCHEDULED, *COMPARED, *CROWDED, *DEADLY, *FILES}
 
 
 @pytest.mark.long
@@ -151,6 +153,21 @@ def test_quick_of_overload_and_slow_readers(tmp_path):
     for slow in (results["slow_reader"], results["slow_tensors"]):
         assert slow.read_later == slow.slow_tokens
         assert all(speed > 0 for speed in (*slow.without, *slow.beside))
+
+
+@pytest.mark.long
+def test_quick_of_pool_files_and_roles(tmp_path):
+    results = bench(FILES, tmp_path)
+    assert [point.work for point in results["pool_files"].points] == [PREFILL, DECODE]
+    for point in results["pool_files"].points:
+        assert point.cpu > 0
+        assert len(point.added) == results["pool_files"].plan.repeats
+    copies = results["pool_files"].copies
+    assert min(copies.fresh, copies.again, copies.nothing, copies.adoption) > 0
+    for waits in results["roles"].waits:
+        assert waits.ratio > 0
+        assert waits.first_token
+        assert waits.wrong == 0
 
 
 def test_the_results_of_other_topics_are_written_when_one_fails(tmp_path):

@@ -1,7 +1,7 @@
 """Streams over a ring whose services are killed: python -m tests.chaos.kills --streams 64 --kills 50
 
-Repeats this with adapters, and with images on a LLaVA and on a Qwen2.5-VL. Prints one line of totals for each. Exit
-status 1: a stream failed or differs from the same stream undisturbed.
+Repeats this with pool files, with adapters, and with images on a LLaVA and on a Qwen2.5-VL. Prints one line of totals
+for each. Exit status 1: a stream failed or differs from the same stream undisturbed.
 """
 
 import argparse
@@ -15,13 +15,16 @@ from bench.deaths.kills import TOPIC, WHOLE, WITH_ADAPTERS, KillPlan, soak_summa
 from bench.harness.topic import progress_lines
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m tests.chaos.kills", description=__doc__)
-    defaults = KillPlan()
+def options(module: str, about: str | None, defaults: KillPlan) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog=f"python -m tests.chaos.{module}", description=about)
     for name, meaning in (("streams", "at a time"), ("kills", "in total"), ("seed", "of the choice of victims")):
         parser.add_argument(f"--{name}", type=int, default=getattr(defaults, name), help=meaning)
     parser.add_argument("--seconds", type=float, default=defaults.seconds_between, help="between two kills")
-    arguments = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> None:
+    arguments = options("kills", __doc__, KillPlan())
     plan = replace(
         WHOLE,
         streams=arguments.streams,

@@ -25,12 +25,13 @@ def test_no_stream_fails_or_differs_when_services_are_killed(tmp_path):
 
 
 @pytest.mark.long
-def test_no_stream_with_adapters_or_images_fails_or_differs_when_services_are_killed(tmp_path):
+def test_no_stream_with_pool_files_adapters_or_images_fails_or_differs_when_services_are_killed(tmp_path):
     with_adapters = replace(WITH_ADAPTERS, streams=10, kills=2)
     with_images = replace(WITH_IMAGES, streams=6, kills=2, seconds_between=2.0)
-    plan = KillPlan(len(KINDS), kills=1, max_tokens=120, adapters=with_adapters, images=with_images)
+    plan = KillPlan(len(KINDS), kills=1, max_tokens=120, with_files=True)
+    plan = replace(plan, adapters=with_adapters, images=with_images)
     parts = measure(plan, tmp_path, lambda _: None).parts
-    assert len(parts) == 3
+    assert len(parts) == 4
     check_all_streams_are_right(parts)
 
 

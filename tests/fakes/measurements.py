@@ -27,12 +27,16 @@ from bench.topics import (
     steps,
 )
 from tests.fakes.measurements_under_stress import (
+    costs_result,
     deaths_result,
+    deaths_with_files_result,
     overload_result,
     pauses_result,
     precisions_result,
     restart_result,
+    roles_result,
     slow_reader_result,
+    takeover_result,
 )
 
 
@@ -221,10 +225,13 @@ RESULTS = {
     "peers": peers_result,
     "peers_large": peers_result,
     "long_context": long_context_result,
-    "deaths": deaths_result,
+    "deaths": deaths_with_files_result,
     "deaths_by_precision": precisions_result,
     "restart": restart_result,
     "pauses": pauses_result,
+    "takeover": takeover_result,
+    "roles": roles_result,
+    "pool_files": costs_result,
     "overload": overload_result,
     "slow_reader": slow_reader_result,
     "slow_tensors": partial(slow_reader_result, tensors=True),

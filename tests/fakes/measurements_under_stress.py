@@ -5,8 +5,10 @@ import msgspec
 from bench.deaths import kills, pauses, precisions, restart
 from bench.deaths.freeze import Frozen, Leftovers
 from bench.harness.memory import Trail
+from bench.harness.pool_files import OFF, ON
 from bench.overload.floods import Burst, Retried, TenantPlan, Tenants, TenantTimes
 from bench.overload.overload import OverloadResult
+from bench.takeover import copies, costs, roles, takeovers
 from bench.topics import slow_reader
 
 
@@ -32,6 +34,51 @@ def deaths_result() -> kills.KillResult:
         stall=slow,
         memory=memory,
     )
+
+
+def deaths_with_files_result() -> kills.KillResult:
+    return msgspec.structs.replace(deaths_result(), with_files=msgspec.structs.replace(deaths_result(), in_files=True))
+
+
+def takeover_result() -> takeovers.TakeoverResult:
+    plan = takeovers.TakeoverPlan(repeats=2)
+    runs = [
+        takeovers.Takeover(
+            precision=precision,
+            prompt=prompt,
+            case=case,
+            kv=kv,
+            first_token=20.0 + repeat,
+            pause=0.5 + repeat / 5 if kv == ON else 40.0 + repeat,
+            recomputed=12 if kv == ON else prompt + 40,
+            adopted=0,
+            fetched=100 if kv == ON else 0,
+            difference="",
+            same_bits=True,
+        )
+        for precision in plan.precisions
+        for prompt in plan.prompts
+        for case in takeovers.CASES
+        for kv in (OFF, ON)
+        for repeat in range(plan.repeats)
+    ]
+    return takeovers.TakeoverResult(plan, runs)
+
+
+def roles_result() -> roles.RolesResult:
+    quiet = [0.1, 0.11, 0.12]
+    beside = {roles.TOGETHER: [0.1, 0.5, 0.9], roles.APART: [0.1, 0.11, 0.15]}
+    waits = [roles.Waits(kind, quiet, times, [20.0, 21.0], 0) for kind, times in beside.items()]
+    return roles.RolesResult(roles.PLAN, waits)
+
+
+def costs_result() -> costs.CostsResult:
+    points = [
+        costs.CostPoint(system, work, 800.0, [0.001, 0.004, 0.002], 0.998)
+        for system in costs.BACKENDS
+        for work in (costs.PREFILL, costs.DECODE)
+    ]
+    return costs.CostsResult(costs.PLAN, points, copies.Copies(4096, 0.3, 0.04, 15.0, 0.2))
 
 
 def precisions_result() -> precisions.PrecisionResult:
