@@ -121,6 +121,8 @@ class Fetches:
     def _present(self, sequence: Sequence) -> list[Content]:
         """The blocks that the sequence lacks and that can be copied."""
         absent = self._finder.absent(sequence)
+        if not (absent and self._has(absent[0].hash)):
+            return []
         # Engines evict the end of a prefix first, so this searches for the end of what is there. A hole before it,
         # which is rare, is found when it is copied.
         return absent[: bisect_left(absent, True, key=lambda content: not self._has(content.hash))]
