@@ -188,6 +188,16 @@ class Move(NamedTuple):
     source: int
     target: int
 
+    @property
+    def device_blocks(self) -> tuple[int, ...]:
+        match self.kind:
+            case MoveKind.OFFLOAD:
+                return (self.source,)
+            case MoveKind.ONLOAD:
+                return (self.target,)
+            case MoveKind.COPY:
+                return (self.source, self.target)
+
 
 class Step(msgspec.Struct, frozen=True, gc=False):
     """Computed in this order: moves, one after the other (a later one may read what an earlier one wrote), loads,

@@ -44,8 +44,8 @@ class Tiers:
         """Device blocks whose content was evicted since the start, offloaded or not."""
         self.offloads = 0
         self.onloads = 0
-        self._arriving = Counter[int]()
-        """Device blocks by the number of moves to them that are not complete."""
+        self._moving = Counter[int]()
+        """Device blocks by the number of moves from and to them that a step may still carry out."""
         self.adopted = 0
         """Blocks that another engine has computed, before this one started with its file."""
         for content in self.device.adopt():
@@ -63,6 +63,20 @@ class Tiers:
             self._removed(evicted)
         return block
 
+    def reserve(self, count: int) -> list[int]:
+        """Up to `count` device blocks, each held once, that may be written at once: no step uses them any more. Content
+        that is evicted for them is dropped, because an offload would read it only with the next step."""
+        usable, moving = list[int](), list[int]()
+        while len(usable) < count and self.device.available:
+            block, evicted = self.device.allocate()
+            if evicted is not None:
+                self.evictions += 1
+                self._removed(evicted)
+            (moving if block in self._moving else usable).append(block)
+        for block in reversed(moving):
+            self.device.release(block)
+        return usable
+
     def onload(self, source: int) -> int:
         """Move the content of a held host block to a device block, which is held once. The host block becomes
         unfindable."""
@@ -72,14 +86,13 @@ class Tiers:
             raise CacheCorruptError(f"host block {source} has no content to load")
         self.device.publish(block, *stored)
         self._moved(stored, Tier.DEVICE, stored.priority)
-        self.moves.append(Move(MoveKind.ONLOAD, source, block))
-        self._arriving[block] += 1
+        self._move(MoveKind.ONLOAD, source, block)
         self.onloads += 1
         return block
 
     def copy(self, source: int, target: int) -> None:
         """Copy the content of a device block to another one."""
-        self.moves.append(Move(MoveKind.COPY, source, target))
+        self._move(MoveKind.COPY, source, target)
 
     def publish(self, block: int, content: Content, total: int | None = None) -> None:
         """Make a held, full and computed device block findable, unless another device block with this content is.
@@ -98,30 +111,31 @@ class Tiers:
         self._stored(content)
 
     def take_moves(self) -> tuple[Move, ...]:
-        """Remove and return the pending moves, for the next step. If that step fails, `undo` them."""
+        """Remove and return the pending moves, for the next step. `complete` them, or if that step fails, `undo`
+        them."""
         moves, self.moves = tuple(self.moves), []
         return moves
 
     def complete(self, moves: Iterable[Move]) -> None:
         """A step has carried out these moves."""
-        for kind, _, target in moves:
-            if kind is MoveKind.ONLOAD:
-                self._arrived(target)
-                # Otherwise the block has been given to other content meanwhile, which has not arrived.
-                if target not in self._arriving:
-                    self.device.keep(target)
+        for move in moves:
+            self._ended(move)
+            # Otherwise the block may have been given to other content meanwhile, which has not arrived.
+            if move.kind is MoveKind.ONLOAD and move.target not in self._moving:
+                self.device.keep(move.target)
 
-    def undo(self, moves: Iterable[Move]) -> set[int]:
-        """Drop the content that these moves should have copied; returns the device blocks whose content is
-        undefined."""
+    def undo(self, moves: Iterable[Move], in_flight: Iterable[Move] = ()) -> set[int]:
+        """Drop the content that these moves should have copied; returns the device blocks whose content is undefined.
+        `in_flight`: further moves, which steps in flight still carry out, in vain. They end with these steps."""
         lost: set[int] = set()
-        for kind, _, target in moves:
+        moves, in_flight = list(moves), list(in_flight)
+        for move in moves:
+            self._ended(move)
+        for kind, _, target in (*moves, *in_flight):
             pool = self.host if kind is MoveKind.OFFLOAD else self.device
             stored = pool.forget(target)
             if stored is not None:
                 self._removed(stored)
-            if kind is MoveKind.ONLOAD:
-                self._arrived(target)
             if pool is self.device:
                 lost.add(target)
         return lost
@@ -154,14 +168,20 @@ class Tiers:
         self._moved(evicted, Tier.HOST, evicted.priority)
         # Host blocks are cached, not held, except while they are about to be loaded.
         host.release(target)
-        self.moves.append(Move(MoveKind.OFFLOAD, block, target))
+        self._move(MoveKind.OFFLOAD, block, target)
         self.offloads += 1
         return True
 
-    def _arrived(self, block: int) -> None:
-        self._arriving[block] -= 1
-        if not self._arriving[block]:
-            del self._arriving[block]
+    def _move(self, kind: MoveKind, source: int, target: int) -> None:
+        move = Move(kind, source, target)
+        self.moves.append(move)
+        self._moving.update(move.device_blocks)
+
+    def _ended(self, move: Move) -> None:
+        for block in move.device_blocks:
+            self._moving[block] -= 1
+            if not self._moving[block]:
+                del self._moving[block]
 
     def _stored(self, content: Content) -> None:
         self.journal.store(content.hash)

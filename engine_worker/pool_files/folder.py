@@ -13,7 +13,7 @@ import numpy as np
 
 from engine_worker.pool_files.layout import FORMAT, HEADER, MAGIC, SIZING_BYTES, Layout, Places
 from engine_worker.pool_files.memory import check_folder
-from engine_worker.pool_files.peer_file import Found, PeerFile
+from engine_worker.pool_files.peer_file import PeerFile
 from engine_worker.pool_files.pool_file import PoolFile, Warn
 
 SUFFIX: Final = ".pool"
@@ -73,18 +73,25 @@ class PoolFolder:
 
     def has(self, digest: bytes) -> bool:
         """Whether a block with this hash is in another engine's file."""
-        return self._find(digest) is not None
+        for peer in self._peers.values():
+            with suppress(OSError):  # As in `copy`.
+                if peer.find(digest) is not None:
+                    return True
+        return False
 
     def copy(self, digest: bytes, block: int) -> int | None:
         """Copy a block to a reserved block of this engine's file; returns its sum, or None if it is not there any more
         or not whole. May be called in another thread."""
-        found = self._find(digest)
-        if found is None or self._own is None:
+        if self._own is None:
             return None
-        try:
-            return found.total if found.file.copy(found, digest, self._own, block) else None
-        except OSError:  # The file was truncated or cannot be read: like a block that is not there.
-            return None
+        for peer in self._peers.values():
+            with suppress(OSError):  # The file was truncated or cannot be read: like a block that is not there.
+                found = peer.find(digest)
+                if found is not None and peer.copy(found, digest, self._own, block):
+                    return found.total
+        # What was copied in vain may be damaged.
+        self._own.erase([block])
+        return None
 
     def delete_dead(self) -> None:
         """Delete the files of engines that have ended."""
@@ -98,6 +105,10 @@ class PoolFolder:
             if file is None:
                 continue
             num_blocks = _num_blocks(file, layout, sizing)
+            if num_blocks is None and not path.name.startswith(f"{self._name}."):
+                # Its owner may have other settings, and come back.
+                os.close(file)
+                continue
             adopted = None if num_blocks is None else PoolFile(file, str(path), layout, num_blocks, self._warn)
             # An engine that died before it was ready may have died of this file, or of the memory that it occupies.
             if adopted is not None and not adopted.begin_adoption():
@@ -123,17 +134,12 @@ class PoolFolder:
             os.ftruncate(file, Places.of(layout, num_blocks).size)
             created = PoolFile(file, str(path), layout, num_blocks, self._warn)
             created.create(sizing)
+            # Engines that have listed the folder before the file was complete list it again.
+            os.utime(self._folder)
         except OSError:
             _delete(path, file)
             raise
         return created
-
-    def _find(self, digest: bytes) -> Found | None:
-        for peer in self._peers.values():
-            with suppress(OSError):  # As in `copy`.
-                if (found := peer.find(digest)) is not None:
-                    return found
-        return None
 
     def _changed(self) -> int:
         try:

@@ -37,7 +37,7 @@ class PeerFile:
                 raise ValueError("not a pool file")
             num_blocks = int(header["num_blocks"][0])
             # Before anything is computed with it: damage could make it any number.
-            if num_blocks * layout.block_bytes > size:
+            if not 0 < num_blocks * layout.block_bytes <= size:
                 raise ValueError(f"{num_blocks} blocks do not fit {size} bytes")
             self._places = Places.of(layout, num_blocks)
         except (OSError, ValueError):

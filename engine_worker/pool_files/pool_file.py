@@ -134,7 +134,7 @@ class PoolFile:
         valid = np.flatnonzero(self._valid).tolist()
         # Reading memory that was never reserved could end the process, too.
         self._allocate(valid[-1] + 1 if valid else 0)
-        self._erase(set(range(self._reserved)) - set(valid))
+        self.erase(set(range(self._reserved)) - set(valid))
         self._erase_tails()
         self._reserve_tails()
         self._buckets[:] = 0
@@ -142,7 +142,7 @@ class PoolFile:
             entry = self._entries[block]
             if int(entry["sum"]) != self.sum(block):
                 self._valid[block] = 0
-                self._erase([block])
+                self.erase([block])
                 self.damaged += 1
                 continue
             digest = entry["hash"].tobytes()
@@ -174,7 +174,7 @@ class PoolFile:
                 os.posix_fallocate(self._file, start + self._reserved * size, count * size)
         self._reserved = max(self._reserved, end)
 
-    def _erase(self, blocks: Iterable[int]) -> None:
+    def erase(self, blocks: Iterable[int]) -> None:
         """Set blocks to zeros: attention reads slots that nobody has written, and what is not a number would spread."""
         for block in blocks:
             for part in self.parts:

@@ -17,7 +17,7 @@ def both_overlaps(request, monkeypatch) -> None:
 @pytest.fixture
 def shared_memory() -> Iterator[Path]:
     """A private folder in memory."""
-    parent = Path("/dev/shm")  # noqa: S108
+    parent = Path("/dev/shm")
     if file_system_of(parent) != "tmpfs":
         pytest.skip("this system has no /dev/shm in memory")
     with tempfile.TemporaryDirectory(dir=parent, prefix="sluice-test-") as folder:

@@ -117,7 +117,8 @@ class EngineBench:
         folder: PoolFolder | None = None,
         **batching,
     ) -> None:
-        """`folder`: for the scripted runner's blocks. `batching`: further fields of Batching. `num_blocks` etc. apply to the scripted runner, not a given one."""
+        """`folder`: for the scripted runner's blocks. `batching`: further fields of Batching. `num_blocks` etc. apply
+        to the scripted runner, not a given one."""
         self.clock = Clock()
         self.receiver = Receiver()
         overlapping = self.overlap if overlap is None else overlap

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from engine_worker.pool_files.folder import PoolFolder
-from engine_worker.pool_files.layout import Places
+from engine_worker.pool_files.layout import HEADER, Places
 from engine_worker.pool_files.pool_file import PoolFile
 from tests.engine_worker.pool_files.files import (
     LAYOUT,
@@ -107,8 +107,39 @@ def test_damaged_bytes_are_refused(shared_memory: Path) -> None:
     for part, offset in ((0, 0), (0, 4095), (1, 0), (1, 199)):
         file.parts[part][0, offset] ^= 64
         assert view.copy(digest(1), 0) is None
+        # Nothing of it is left: it may be no number, and attention reads slots that nobody has written.
+        assert not any(part[0].any() for part in other.parts)
         file.parts[part][0, offset] ^= 64
     assert view.copy(digest(1), 0) is not None
+
+
+def test_a_block_that_is_damaged_in_one_file_is_copied_from_another(shared_memory: Path) -> None:
+    for name in "ab":
+        _, file = open_file(shared_memory, name)
+        store(file, 0, 1)
+        if name == "a":
+            file.parts[0][0, 5] ^= 1
+    view, other = open_file(shared_memory, "c")
+    other.reserve(0)
+    assert not view.empty
+    assert view.copy(digest(1), 0) is not None
+    assert holds(other, 0, 1)
+
+
+@pytest.mark.parametrize("damage", [b"\0" * 8, b"\xff" * 8, (1 << 40).to_bytes(8, "little")])
+def test_a_damaged_number_of_blocks_is_a_miss(shared_memory: Path, damage: bytes) -> None:
+    _, file = open_file(shared_memory, "a")
+    store(file, 0, 1)
+    with open(file.path, "r+b", buffering=0) as raw:
+        os.pwrite(raw.fileno(), damage, HEADER.fields["num_blocks"][1])
+    view, other = open_file(shared_memory, "b")
+    other.reserve(0)
+    assert view.empty
+    assert not view.has(digest(1))
+    assert view.copy(digest(1), 0) is None
+    file.close()
+    _, fresh = open_file(shared_memory, "a")
+    assert fresh.path != file.path
 
 
 @pytest.mark.parametrize("size", [0, 10, 4096, 5000, 40000, END - 1])
