@@ -7,6 +7,7 @@ tensor the same number of equally long blocks, and one more for what the owner p
 import mmap
 from hashlib import blake2b
 from typing import Final, NamedTuple
+from zlib import crc32
 
 import numpy as np
 
@@ -21,7 +22,7 @@ BUCKET: Final = 8
 HEADER = np.dtype(
     [("magic", "S8"), ("format", "<u4"), ("starts", "<u4"), ("num_blocks", "<u8"), ("sizing", f"V{SIZING_BYTES}")]
 )
-"""`starts`: engines that have taken over the file since one was ready."""
+"""`starts`: not 0 from an engine's taking over the file until it is ready."""
 
 
 class Layout(NamedTuple):
@@ -43,11 +44,13 @@ class Layout(NamedTuple):
 
     @property
     def entry(self) -> np.dtype[np.void]:
-        """dtype of an entry. `version` grows whenever the entry changes. `sum`: see `block_sum`."""
+        """dtype of an entry. `version` grows whenever the entry changes. `check`: CRC of the fields after it. `sum`: see
+        `block_sum`."""
         return np.dtype(
             [
                 ("version", "<u8"),
                 ("valid", "<u8"),
+                ("check", "<u8"),
                 ("sum", "<u8"),
                 ("hash", f"V{HASH_BYTES}"),
                 ("parent", f"V{HASH_BYTES}"),
@@ -84,6 +87,11 @@ class Places(NamedTuple):
 def in_pages(size: int) -> int:
     """Bytes of the pages that `size` bytes take."""
     return -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
+
+
+def check_of(entry: np.void) -> int:
+    """The `check` of an entry."""
+    return crc32(entry.tobytes()[24:])
 
 
 def bucket_of(digest: bytes, num_buckets: int) -> int:

@@ -79,6 +79,42 @@ def test_the_next_engine_adopts_what_is_whole(shared_memory: Path) -> None:
     assert not any(part[1:].any() for part in adopted.parts)
 
 
+def test_no_damage_of_an_entry_is_adopted(shared_memory: Path) -> None:
+    """Every byte of a dead engine's entry in turn."""
+    _, file = open_file(shared_memory, "a")
+    store(file, 0, 1)
+    file.close()
+    entries, size = Places.of(LAYOUT, NUM_BLOCKS).entries, LAYOUT.entry.itemsize
+    original = Path(file.path).read_bytes()
+    for offset in range(size):
+        raw = bytearray(original)
+        raw[entries + offset] ^= 255
+        Path(file.path).write_bytes(raw)
+        _, file = open_file(shared_memory, "a")
+        found = list(file.adopted())
+        # The version and the flag say nothing about the content.
+        assert found == ([(0, content(1))] if offset < 16 else [])
+        file.clear(0)
+        store(file, 0, 2)
+        file.close()
+
+
+def test_no_damage_of_the_header_prevents_a_start(shared_memory: Path) -> None:
+    _, file = open_file(shared_memory, "a")
+    store(file, 0, 1)
+    file.close()
+    original = Path(file.path).read_bytes()
+    for offset in range(HEADER.itemsize):
+        raw = bytearray(original)
+        raw[offset] ^= 255
+        damaged = Path(file.path)
+        damaged.write_bytes(raw)
+        damaged.chmod(0o600)
+        _, file = open_file(shared_memory, "a")
+        assert list(file.adopted()) == []
+        file.close()
+
+
 def test_no_damage_of_an_entry_yields_wrong_content(shared_memory: Path) -> None:
     _, file = open_file(shared_memory, "a")
     store(file, 0, 1)
