@@ -11,7 +11,7 @@ from typing import Final
 
 import numpy as np
 
-from engine_worker.pool_files.layout import FORMAT, HEADER, MAGIC, SIZING_BYTES, Layout, Places
+from engine_worker.pool_files.layout import HEADER, SIZING_BYTES, Layout, Places, num_blocks_of
 from engine_worker.pool_files.memory import check_folder
 from engine_worker.pool_files.peer_file import PeerFile
 from engine_worker.pool_files.pool_file import PoolFile, Warn
@@ -178,13 +178,11 @@ def _lock(path: Path) -> int | None:
 
 def _num_blocks(file: int, layout: Layout, sizing: bytes) -> int | None:
     """Number of blocks of a file that can be adopted; None if it is of another layout or sizing, or damaged."""
+    num_blocks = num_blocks_of(file, layout)
+    if num_blocks is None:
+        return None
     header = np.frombuffer(os.pread(file, HEADER.itemsize, 0), HEADER)
-    if len(header) != 1 or header["magic"][0] != MAGIC or header["format"][0] != FORMAT:
-        return None
-    num_blocks, size = int(header["num_blocks"][0]), os.fstat(file).st_size
-    if header["sizing"][0].tobytes() != sizing or num_blocks * layout.block_bytes > size:
-        return None
-    return num_blocks if Places.of(layout, num_blocks).size == size else None
+    return num_blocks if header["sizing"][0].tobytes() == sizing else None
 
 
 def _delete(path: Path, file: int) -> None:

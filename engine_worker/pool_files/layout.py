@@ -5,6 +5,7 @@ tensor the same number of equally long blocks, and one more for what the owner p
 """
 
 import mmap
+import os
 from hashlib import blake2b
 from typing import Final, NamedTuple
 from zlib import crc32
@@ -44,8 +45,8 @@ class Layout(NamedTuple):
 
     @property
     def entry(self) -> np.dtype[np.void]:
-        """dtype of an entry. `version` grows whenever the entry changes. `check`: CRC of the fields after it. `sum`: see
-        `block_sum`."""
+        """dtype of an entry. `version` grows whenever the entry changes. `check`: CRC of the fields after it. `sum`:
+        see `block_sum`."""
         return np.dtype(
             [
                 ("version", "<u8"),
@@ -82,6 +83,20 @@ class Places(NamedTuple):
             parts.append(end)
             end += in_pages((num_blocks + 1) * size)
         return cls(entries, buckets, num_buckets, tuple(parts), end)
+
+
+def num_blocks_of(file: int, layout: Layout) -> int | None:
+    """Number of blocks of a file of this layout; None if it is not complete, damaged, or no pool file. Raises
+    OSError."""
+    data, size = os.pread(file, HEADER.itemsize, 0), os.fstat(file).st_size
+    if len(data) < HEADER.itemsize:
+        return None
+    header = np.frombuffer(data, HEADER)[0]
+    num_blocks = int(header["num_blocks"])
+    # The size first, before anything is computed with a number that could be any.
+    if header["magic"] != MAGIC or header["format"] != FORMAT or not 0 < num_blocks * layout.block_bytes <= size:
+        return None
+    return num_blocks if Places.of(layout, num_blocks).size == size else None
 
 
 def in_pages(size: int) -> int:

@@ -191,6 +191,9 @@ def test_a_truncated_file_is_a_miss(shared_memory: Path, size: int) -> None:
     late, own = open_file(shared_memory, "c")
     own.reserve(0)
     assert late.empty or late.copy(digest(1), 0) is None
+    file.close()
+    _, fresh = open_file(shared_memory, "a")
+    assert list(fresh.adopted()) == []
 
 
 def test_foreign_files_are_not_read(shared_memory: Path) -> None:
