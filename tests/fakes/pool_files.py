@@ -97,10 +97,12 @@ class FileView:
         places, size = Places.of(self._layout, num_blocks), self._layout.parts[0]
         if places.size != len(self._data):
             return
-        for block, entry in enumerate(np.frombuffer(self._data, self._layout.entry, num_blocks, places.entries)):
+        entries = np.frombuffer(self._data, self._layout.entry, num_blocks, places.entries)
+        for block in np.flatnonzero(entries["valid"]).tolist():
+            entry = entries[block]
             start = places.parts[0] + block * size
             data = np.frombuffer(self._data[start : start + size], word_of(size))
-            if entry["valid"] and int(entry["check"]) == check_of(entry) and int(entry["sum"]) == block_sum([data]):
+            if int(entry["check"]) == check_of(entry) and int(entry["sum"]) == block_sum([data]):
                 yield block, entry["hash"].tobytes(), data.view("<u8").reshape(-1, 2)
 
     def check(self, digests: dict[bytes, int]) -> None:

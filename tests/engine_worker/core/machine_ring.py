@@ -10,12 +10,13 @@ that another engine would accept from any file has the right content.
 import tempfile
 from pathlib import Path
 
+import numpy as np
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 from msgspec.structs import replace
 
 from tests.engine_worker.core.machine import EngineMachine
-from tests.engine_worker.core.machine_inputs import ENGINES, LANES, RANDOM_CHOICES
+from tests.engine_worker.core.machine_inputs import ENGINES, LANES, RANDOM_CHOICES, REQUESTS
 from tests.engine_worker.core.machine_oracle import Oracle
 from tests.engine_worker.core.machine_seats import Orphan, Seat, without_rows
 from tests.fakes.engine import EngineBench
@@ -26,6 +27,8 @@ MEMORY = Path("/dev/shm")
 ENGINE_STATE = ("bench", "oracle", "checks", "routers", "follower", "failures", "allowed_preemptions")
 """Attributes of `EngineMachine` that belong to one engine."""
 MAX_STEPS_TO_A_KILL = 12
+LEAST_LOSS = 3
+"""Cached blocks of an engine that may be killed."""
 
 
 class RingMachine(EngineMachine):
@@ -48,6 +51,14 @@ class RingMachine(EngineMachine):
         """Further rules act on another engine."""
         self._start_engine(self.seats[number % len(self.seats)])
 
+    @rule(number=st.integers(0, 2), count=st.sampled_from([30, 12, 60]), **REQUESTS)
+    def serve(self, number, count, **request):
+        """Without this rule, few engines would live long enough to have blocks that others want."""
+        self.switch(number)
+        self.submit(**request)
+        self._steps(count)
+
+    @precondition(lambda self: len(self.bench.cache.pool.hashes()) >= LEAST_LOSS)
     @rule(torn=st.booleans())
     def kill(self, torn):
         """Between two steps, perhaps while a block is copied."""
@@ -57,6 +68,7 @@ class RingMachine(EngineMachine):
             block[: len(block) // 2 + 1] = 0xAB
         self._die()
 
+    @precondition(lambda self: len(self.bench.cache.pool.hashes()) >= LEAST_LOSS)
     @rule(writes=st.integers(1, 60))
     def kill_at_a_write(self, writes):
         KillSwitch(self.bench, writes)
@@ -222,7 +234,7 @@ class RingMachine(EngineMachine):
 def check_entries(bench: EngineBench) -> None:
     """The entries of a living engine's file are those of its findable blocks, except of those that a step fills."""
     file, tiers = bench.runner.pool_file, bench.cache.tiers
-    entries = {block: file._hash[block].tobytes() for block in range(file.num_blocks) if file._valid[block]}
+    entries = {block: file._hash[block].tobytes() for block in np.flatnonzero(file._valid).tolist()}
     findable = {block: content.hash for block, content in tiers.device.contents()}
     assert entries.items() <= findable.items()
     arriving = tiers._moving
