@@ -189,15 +189,14 @@ class Move(NamedTuple):
     target: int
 
     @property
-    def on_device(self) -> tuple[int, ...]:
-        """The device blocks among source and target."""
+    def device_blocks(self) -> tuple[int, ...]:
         match self.kind:
-            case MoveKind.COPY:
-                return self.source, self.target
             case MoveKind.OFFLOAD:
                 return (self.source,)
             case MoveKind.ONLOAD:
                 return (self.target,)
+            case MoveKind.COPY:
+                return (self.source, self.target)
 
 
 class Step(msgspec.Struct, frozen=True, gc=False):

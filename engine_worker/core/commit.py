@@ -112,11 +112,8 @@ class StepCommitter:
         if not step.before.moves:
             return []
         # Later moves may have read what the failed ones should have written, so all of them are undone together.
-        moves = [move for each in (step, *later) for move in each.before.moves]
-        pending = cache.tiers.take_moves()
-        # Those of later steps are over when these are collected.
-        cache.tiers.end((*step.before.moves, *pending))
-        return cache.undo([*moves, *pending])
+        moves = [*step.before.moves, *cache.tiers.take_moves()]
+        return cache.undo(moves, [move for each in later for move in each.before.moves])
 
     def end_missing(self, step: InFlightStep, missing: Mapping[int, str], now: float) -> None:
         """End the requests whose adapter is not on the device; what the step computed for them is dropped. `missing`:

@@ -35,6 +35,9 @@ from sluice.settings.engine import Batching
 from sluice.wire.errors import Fault, FinishReason
 from sluice.wire.requests import Submit
 
+NO_EVICTION = ("guaranteed_no_evict", "static_batch")
+"""Capacity schedulers that start a request only if there are blocks for all of it."""
+
 
 class Engine:
     def __init__(
@@ -253,4 +256,5 @@ def _build_cache(runner: Runner, batching: Batching, clock: Callable[[], float])
         adapters=None if runner.adapters is None else AdapterPages(runner.adapters),
         file=runner.pool_file,
         source=runner.pool_folder,
+        guaranteed=batching.capacity_scheduler_policy in NO_EVICTION,
     )

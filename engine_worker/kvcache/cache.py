@@ -11,7 +11,7 @@ from engine_worker.kvcache.prefix import UNUSED, Prefix, PrefixFinder
 from engine_worker.kvcache.tiers import Tiers
 from engine_worker.lora.pages import AdapterPages
 from engine_worker.pool_files.pool_file import PoolFile
-from engine_worker.request import Sequence
+from engine_worker.request import Sequence, State
 from engine_worker.step import Move
 
 
@@ -33,10 +33,12 @@ class KvCacheManager:
         adapters: AdapterPages | None = None,
         file: PoolFile | None = None,
         source: Source | None = None,
+        guaranteed: bool = False,
     ) -> None:
         """`window`, `chunk`: see Geometry. `clock`: seconds, for retentions. `event_buffer`, `file`: see Tiers.
         `adapters`: device pages of LoRA adapters; a holder with an adapter also holds the adapter's pages. `source`:
-        where to look for blocks that are not cached; None: nowhere."""
+        where to look for blocks that are not cached; None: nowhere. `guaranteed`: whether the scheduler relies on the
+        blocks that running requests may need until they end."""
         self.geometry = Geometry.fit(num_blocks, tokens_per_block, window, chunk)
         self.tokens_per_block = tokens_per_block
         self.tiers = Tiers(num_blocks, num_host_blocks, clock, event_buffer, file)
@@ -55,7 +57,10 @@ class KvCacheManager:
         self.cached_tokens = 0
         """Prompt tokens found in the prefix cache since the start."""
         self._finder = PrefixFinder(self.tiers, self.geometry, reuse)
-        self.fetches = None if source is None or not reuse else Fetches(self.tiers, self._finder, source, clock)
+        self.fetches = None
+        if source is not None and reuse:
+            promised = self._blocks_to_end if guaranteed else lambda: 0
+            self.fetches = Fetches(self.tiers, self._finder, source, clock, promised)
         self._next_blocks = NextBlocks()
         self._clock = clock
 
@@ -150,18 +155,33 @@ class KvCacheManager:
         sequence.first_block = sequence.num_found = sequence.num_placed = sequence.num_computed = 0
         sequence.num_draft_computed = 0
 
+    @property
+    def copying(self) -> bool:
+        """Whether blocks are held by copies in progress, and soon available again."""
+        return bool(self.fetches)
+
+    def _blocks_to_end(self) -> int:
+        """Additional blocks that the requests of the holders may need until they end."""
+        forecast, requests = self.forecast(), {holder.request for holder in self.holders}
+        for holder in self.holders:
+            forecast.grow(holder)
+        waiting = [s for request in requests for s in request.sequences if not s.blocks and s.state is not State.ENDED]
+        later = sum(map(forecast.growth_to_end, self.holders)) + sum(map(forecast.blocks_to_end, waiting))
+        return self.pool.available - forecast.available + later
+
     def flush(self) -> int:
         """See `Tiers.flush`."""
         if self.fetches is not None:
             self.fetches.drop()
         return self.tiers.flush()
 
-    def undo(self, moves: abc.Iterable[Move]) -> list[Sequence]:
-        """Drop the content that these moves, of a failed step and all later ones, should have copied.
+    def undo(self, moves: abc.Iterable[Move], in_flight: abc.Iterable[Move] = ()) -> list[Sequence]:
+        """Drop the content that these moves, of a failed step and all later ones, should have copied. `in_flight`: see
+        `Tiers.undo`.
 
         Returns the holders whose computed tokens rely on that content; release them before any other call.
         """
-        lost = self.tiers.undo(moves)
+        lost = self.tiers.undo(moves, in_flight)
         # Blocks after the computed tokens were not written yet, so they have lost nothing.
         return [
             holder

@@ -52,22 +52,31 @@ class Fetch:
     """The blocks of a request that are being copied."""
 
     targets: list[Target]
-    copied: "Future[list[int | None]]"
-    """The sum of each copy; None: it failed."""
+    copied: "Future[list[int | None]] | None"
+    """The sum of each copy; None: it failed. No future: nothing is copied for this request alone."""
     awaited: "list[Fetch]"
     """Fetches of other requests that copy blocks which this request needs, too."""
     started_at: float
     dropped: bool = False
     """Whether the cache was flushed meanwhile: the copies do not count."""
+    published: bool = False
+    """Whether its copies have ended, and the blocks are findable."""
 
     @property
     def done(self) -> bool:
-        return self.copied.done() and all(fetch.copied.done() for fetch in self.awaited)
+        return self.published and all(fetch.published for fetch in self.awaited)
 
 
 class Fetches:
-    def __init__(self, tiers: Tiers, finder: PrefixFinder, source: Source, clock: Callable[[], float]) -> None:
-        """`clock`: seconds."""
+    def __init__(
+        self,
+        tiers: Tiers,
+        finder: PrefixFinder,
+        source: Source,
+        clock: Callable[[], float],
+        promised: Callable[[], int],
+    ) -> None:
+        """`clock`: seconds. `promised`: blocks that must remain available, because running requests may need them."""
         self.fetched = 0
         """Blocks copied since the start."""
         self.refused = {"missing": 0, "memory": 0}
@@ -77,6 +86,7 @@ class Fetches:
         self._tiers = tiers
         self._finder = finder
         self._source = source
+        self._promised = promised
         self._fetching: dict[bytes, Fetch] = {}
         """By block hash."""
         self._reader = ThreadPoolExecutor(1, "kv-reader")
@@ -98,16 +108,16 @@ class Fetches:
         targets = self._hold([content for digest, content in wanted.items() if digest not in self._fetching])
         if not (targets or awaited):
             return None
-        copied = self._reader.submit(self._copy, targets)
-        fetch = Fetch(targets, copied, list(awaited), self._clock())
+        copied = self._reader.submit(self._copy, targets) if targets else None
+        fetch = Fetch(targets, copied, list(awaited), self._clock(), published=copied is None)
         self._fetching |= {target.content.hash: fetch for target in targets}
         return fetch
 
     def publish(self) -> None:
         """Make the blocks of fetches that have ended findable."""
-        ended = [fetch for fetch in dict.fromkeys(self._fetching.values()) if fetch.copied.done()]
-        for fetch in ended:
-            self._publish(fetch)
+        for fetch in dict.fromkeys(self._fetching.values()):
+            if fetch.copied is not None and fetch.copied.done():
+                self._publish(fetch, fetch.copied.result())
 
     def drop(self) -> None:
         """The cache is flushed: copies in progress do not count, nor do the files of engines that have ended."""
@@ -131,16 +141,20 @@ class Fetches:
         return digest in self._fetching or self._source.has(digest)
 
     def _hold(self, contents: list[Content]) -> list[Target]:
-        room = int(self._tiers.idle_blocks * HELD_FRACTION)
-        self.refused["memory"] += max(0, len(contents) - room)
-        return [Target(self._tiers.allocate_idle(), content) for content in contents[:room]]
+        if not contents:
+            return []
+        available = self._tiers.device.available
+        room = max(0, min(int(available * HELD_FRACTION), available - self._promised()))
+        blocks = self._tiers.reserve(min(room, len(contents)))
+        self.refused["memory"] += len(contents) - len(blocks)
+        return list(map(Target, blocks, contents))
 
     def _copy(self, targets: list[Target]) -> list[int | None]:
         return [self._source.copy(content.hash, block) for block, content in targets]
 
-    def _publish(self, fetch: Fetch) -> None:
+    def _publish(self, fetch: Fetch, totals: list[int | None]) -> None:
         self.seconds.observe(self._clock() - fetch.started_at)
-        totals = fetch.copied.result()
+        fetch.published = True
         for (block, content), total in zip(fetch.targets, totals, strict=True):
             del self._fetching[content.hash]
             if total is None or fetch.dropped:

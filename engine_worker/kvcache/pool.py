@@ -183,6 +183,8 @@ class BlockPool:
             if self.publish(block, content):
                 self._cached.add(block, DEFAULT)
                 contents.append(content)
+            elif self._file is not None:
+                self._file.clear(block)
         self._free = [block for block in self._free if self._stored[block] is None]
         return contents
 

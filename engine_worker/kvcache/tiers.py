@@ -45,7 +45,7 @@ class Tiers:
         self.offloads = 0
         self.onloads = 0
         self._moving = Counter[int]()
-        """Device blocks by the number of moves from or to them that are not complete."""
+        """Device blocks by the number of moves from and to them that a step may still carry out."""
         self.adopted = 0
         """Blocks that another engine has computed, before this one started with its file."""
         for content in self.device.adopt():
@@ -68,27 +68,19 @@ class Tiers:
             self._removed(evicted)
         return block
 
-    @property
-    def idle_blocks(self) -> int:
-        """A number of blocks that `allocate_idle` can allocate now."""
-        return max(0, self.device.available - len(self._moving))
-
-    def allocate_idle(self) -> int:
-        """Like `allocate`, for a block that is written before the next step: no move may read or overwrite it, so
-        content that is evicted for it is dropped."""
-        busy = list[int]()
-        try:
-            while True:
-                block, evicted = self.device.allocate()
-                self.evictions += evicted is not None
-                if evicted is not None:
-                    self._removed(evicted)
-                if block not in self._moving:
-                    return block
-                busy.append(block)
-        finally:
-            for block in busy:
-                self.device.release(block)
+    def reserve(self, count: int) -> list[int]:
+        """Up to `count` device blocks, each held once, that may be written at once: no step uses them any more. Content
+        that is evicted for them is dropped, because an offload would read it only with the next step."""
+        usable, moving = list[int](), list[int]()
+        while len(usable) < count and self.device.available:
+            block, evicted = self.device.allocate()
+            if evicted is not None:
+                self.evictions += 1
+                self._removed(evicted)
+            (moving if block in self._moving else usable).append(block)
+        for block in reversed(moving):
+            self.device.release(block)
+        return usable
 
     def onload(self, source: int) -> int:
         """Move the content of a held host block to a device block, which is held once. The host block becomes
@@ -124,31 +116,27 @@ class Tiers:
         self._stored(content)
 
     def take_moves(self) -> tuple[Move, ...]:
-        """Remove and return the pending moves, for the next step. If that step fails, `undo` them."""
+        """Remove and return the pending moves, for the next step. `complete` them, or if that step fails, `undo`
+        them."""
         moves, self.moves = tuple(self.moves), []
         return moves
-
-    def end(self, moves: Iterable[Move]) -> None:
-        """Record that these moves are over: carried out, or given up."""
-        for move in moves:
-            for block in move.on_device:
-                self._moving[block] -= 1
-                if not self._moving[block]:
-                    del self._moving[block]
 
     def complete(self, moves: Iterable[Move]) -> None:
         """A step has carried out these moves."""
         for move in moves:
-            self.end((move,))
-            # Otherwise the block has been given to other content meanwhile, which has not arrived.
+            self._ended(move)
+            # Otherwise the block may have been given to other content meanwhile, which has not arrived.
             if move.kind is MoveKind.ONLOAD and move.target not in self._moving:
                 self.device.keep(move.target)
 
-    def undo(self, moves: Iterable[Move]) -> set[int]:
-        """Drop the content that these moves should have copied; returns the device blocks whose content is
-        undefined."""
+    def undo(self, moves: Iterable[Move], in_flight: Iterable[Move] = ()) -> set[int]:
+        """Drop the content that these moves should have copied; returns the device blocks whose content is undefined.
+        `in_flight`: further moves, which steps in flight still carry out, in vain. They end with these steps."""
         lost: set[int] = set()
-        for kind, _, target in moves:
+        moves, in_flight = list(moves), list(in_flight)
+        for move in moves:
+            self._ended(move)
+        for kind, _, target in (*moves, *in_flight):
             pool = self.host if kind is MoveKind.OFFLOAD else self.device
             stored = pool.forget(target)
             if stored is not None:
@@ -192,7 +180,13 @@ class Tiers:
     def _move(self, kind: MoveKind, source: int, target: int) -> None:
         move = Move(kind, source, target)
         self.moves.append(move)
-        self._moving.update(move.on_device)
+        self._moving.update(move.device_blocks)
+
+    def _ended(self, move: Move) -> None:
+        for block in move.device_blocks:
+            self._moving[block] -= 1
+            if not self._moving[block]:
+                del self._moving[block]
 
     def _stored(self, content: Content) -> None:
         self.journal.store(content.hash)

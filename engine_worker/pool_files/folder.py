@@ -12,9 +12,9 @@ from urllib.parse import quote
 
 import numpy as np
 
-from engine_worker.pool_files.layout import FORMAT, HEADER, MAGIC, SIZING_BYTES, Layout, Places
+from engine_worker.pool_files.layout import HEADER, SIZING_BYTES, Layout, Places, num_blocks_of
 from engine_worker.pool_files.memory import check_folder
-from engine_worker.pool_files.peer_file import Found, PeerFile
+from engine_worker.pool_files.peer_file import PeerFile
 from engine_worker.pool_files.pool_file import PoolFile, Warn
 
 SUFFIX: Final = ".pool"
@@ -75,18 +75,25 @@ class PoolFolder:
 
     def has(self, digest: bytes) -> bool:
         """Whether a block with this hash is in another engine's file."""
-        return self._find(digest) is not None
+        for peer in self._peers.values():
+            with suppress(OSError):  # As in `copy`.
+                if peer.find(digest) is not None:
+                    return True
+        return False
 
     def copy(self, digest: bytes, block: int) -> int | None:
         """Copy a block to a reserved block of this engine's file; returns its sum, or None if it is not there any more
         or not whole. May be called in another thread."""
-        found = self._find(digest)
-        if found is None or self._own is None:
+        if self._own is None:
             return None
-        try:
-            return found.total if found.file.copy(found, digest, self._own, block) else None
-        except OSError:  # The file was truncated or cannot be read: like a block that is not there.
-            return None
+        for peer in self._peers.values():
+            with suppress(OSError):  # The file was truncated or cannot be read: like a block that is not there.
+                found = peer.find(digest)
+                if found is not None and peer.copy(found, digest, self._own, block):
+                    return found.total
+        # What was copied in vain may be damaged.
+        self._own.erase([block])
+        return None
 
     def delete_dead(self) -> None:
         """Delete the files of engines that have ended."""
@@ -100,6 +107,10 @@ class PoolFolder:
             if file is None:
                 continue
             num_blocks = _num_blocks(file, layout, sizing)
+            if num_blocks is None and not path.name.startswith(f"{self._name}."):
+                # Its owner may have other settings, and come back.
+                os.close(file)
+                continue
             adopted = None if num_blocks is None else PoolFile(file, str(path), layout, num_blocks, self._warn)
             # An engine that died before it was ready may have died of this file, or of the memory that it occupies.
             if adopted is not None and not adopted.begin_adoption():
@@ -128,17 +139,12 @@ class PoolFolder:
             os.ftruncate(file, Places.of(layout, num_blocks).size)
             created = PoolFile(file, str(path), layout, num_blocks, self._warn)
             created.create(sizing)
+            # Engines that have listed the folder before the file was complete list it again.
+            os.utime(self._folder)
         except OSError:
             _delete(path, file)
             raise
         return created
-
-    def _find(self, digest: bytes) -> Found | None:
-        for peer in self._peers.values():
-            with suppress(OSError):  # As in `copy`.
-                if (found := peer.find(digest)) is not None:
-                    return found
-        return None
 
     def _new_path(self) -> Path:
         return self._folder / f"{self._name}.{os.urandom(4).hex()}{SUFFIX}"
@@ -180,13 +186,11 @@ def _lock(path: Path) -> int | None:
 
 def _num_blocks(file: int, layout: Layout, sizing: bytes) -> int | None:
     """Number of blocks of a file that can be adopted; None if it is of another layout or sizing, or damaged."""
+    num_blocks = num_blocks_of(file, layout)
+    if num_blocks is None:
+        return None
     header = np.frombuffer(os.pread(file, HEADER.itemsize, 0), HEADER)
-    if len(header) != 1 or header["magic"][0] != MAGIC or header["format"][0] != FORMAT:
-        return None
-    num_blocks, size = int(header["num_blocks"][0]), os.fstat(file).st_size
-    if header["sizing"][0].tobytes() != sizing or num_blocks * layout.block_bytes > size:
-        return None
-    return num_blocks if Places.of(layout, num_blocks).size == size else None
+    return num_blocks if header["sizing"][0].tobytes() == sizing else None
 
 
 def _delete(path: Path, file: int) -> None:

@@ -5,8 +5,10 @@ tensor the same number of equally long blocks, and one more for what the owner p
 """
 
 import mmap
+import os
 from hashlib import blake2b
 from typing import Final, NamedTuple
+from zlib import crc32
 
 import numpy as np
 
@@ -21,7 +23,7 @@ BUCKET: Final = 8
 HEADER = np.dtype(
     [("magic", "S8"), ("format", "<u4"), ("starts", "<u4"), ("num_blocks", "<u8"), ("sizing", f"V{SIZING_BYTES}")]
 )
-"""`starts`: engines that have taken over the file since one was ready."""
+"""`starts`: not 0 from an engine's taking over the file until it is ready."""
 
 
 class Layout(NamedTuple):
@@ -43,11 +45,13 @@ class Layout(NamedTuple):
 
     @property
     def entry(self) -> np.dtype[np.void]:
-        """dtype of an entry. `version` grows whenever the entry changes. `sum`: see `block_sum`."""
+        """dtype of an entry. `version` grows whenever the entry changes. `check`: CRC of the fields after it. `sum`:
+        see `block_sum`."""
         return np.dtype(
             [
                 ("version", "<u8"),
                 ("valid", "<u8"),
+                ("check", "<u8"),
                 ("sum", "<u8"),
                 ("hash", f"V{HASH_BYTES}"),
                 ("parent", f"V{HASH_BYTES}"),
@@ -81,9 +85,28 @@ class Places(NamedTuple):
         return cls(entries, buckets, num_buckets, tuple(parts), end)
 
 
+def num_blocks_of(file: int, layout: Layout) -> int | None:
+    """Number of blocks of a file of this layout; None if it is not complete, damaged, or no pool file. Raises
+    OSError."""
+    data, size = os.pread(file, HEADER.itemsize, 0), os.fstat(file).st_size
+    if len(data) < HEADER.itemsize:
+        return None
+    header = np.frombuffer(data, HEADER)[0]
+    num_blocks = int(header["num_blocks"])
+    # The size first, before anything is computed with a number that could be any.
+    if header["magic"] != MAGIC or header["format"] != FORMAT or not 0 < num_blocks * layout.block_bytes <= size:
+        return None
+    return num_blocks if Places.of(layout, num_blocks).size == size else None
+
+
 def in_pages(size: int) -> int:
     """Bytes of the pages that `size` bytes take."""
     return -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
+
+
+def check_of(entry: np.void) -> int:
+    """The `check` of an entry."""
+    return crc32(entry.tobytes()[24:])
 
 
 def bucket_of(digest: bytes, num_buckets: int) -> int:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from engine_worker.pool_files.layout import BUCKET, FORMAT, HEADER, MAGIC, Layout, Places, bucket_of
+from engine_worker.pool_files.layout import BUCKET, Layout, Places, bucket_of, num_blocks_of
 from engine_worker.pool_files.pool_file import PoolFile
 
 
@@ -31,14 +31,9 @@ class PeerFile:
         self._layout = layout
         self._file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
         try:
-            header = np.frombuffer(os.pread(self._file, HEADER.itemsize, 0), HEADER)
-            size = os.fstat(self._file).st_size
-            if len(header) != 1 or header["magic"][0] != MAGIC or header["format"][0] != FORMAT:
-                raise ValueError("not a pool file")
-            num_blocks = int(header["num_blocks"][0])
-            # Before anything is computed with it: damage could make it any number.
-            if num_blocks * layout.block_bytes > size:
-                raise ValueError(f"{num_blocks} blocks do not fit {size} bytes")
+            num_blocks = num_blocks_of(self._file, layout)
+            if num_blocks is None:
+                raise ValueError("not a complete pool file")
             self._places = Places.of(layout, num_blocks)
         except (OSError, ValueError):
             os.close(self._file)

@@ -27,6 +27,7 @@ from engine_worker.pool_files.layout import (
     Layout,
     Places,
     bucket_of,
+    check_of,
     in_pages,
 )
 from engine_worker.pool_files.memory import replace_by_private
@@ -47,14 +48,15 @@ class PoolFile:
         self.layout = layout
         self.num_blocks = num_blocks
         self.damaged = 0
-        """Blocks that were adopted with another sum than their owner had noted."""
+        """Blocks that could not be adopted: they or their entries are not what their owner has written."""
         self._file = file
         self._warn = warn
         self._places = Places.of(layout, num_blocks)
         self._map = mmap.mmap(file, self._places.size)
         self._header = np.frombuffer(self._map, HEADER, 1)
         self._entries = np.frombuffer(self._map, layout.entry, num_blocks, self._places.entries)
-        self._valid, self._version, self._hash = (self._entries[name] for name in ("valid", "version", "hash"))
+        fields = ("valid", "version", "check", "hash")
+        self._valid, self._version, self._check, self._hash = (self._entries[name] for name in fields)
         buckets = np.frombuffer(self._map, "<u4", self._places.num_buckets * BUCKET, self._places.buckets)
         self._buckets = buckets.reshape(-1, BUCKET)
         self.parts = [
@@ -101,8 +103,9 @@ class PoolFile:
         parent = content.parent or bytes(len(content.hash))
         # Not valid yet: the engine may die between two fields.
         self._entries[block] = (
-            version + 1, 0, total, content.hash, parent, content.parent is not None, content.adapter, content.tokens
+            version + 1, 0, 0, total, content.hash, parent, content.parent is not None, content.adapter, content.tokens
         )  # fmt: skip
+        self._check[block] = check_of(self._entries[block])
         self._valid[block] = 1
         self._link(block, content.hash)
 
@@ -125,9 +128,9 @@ class PoolFile:
         return block_sum(words[block] for words in self._words)
 
     def begin_adoption(self) -> int:
-        """Count a start with this file; returns how many came before that did not end in `adopted`."""
+        """Note a start with this file; returns not 0 if the one before did not end in `adopted`."""
         starts = int(self._header["starts"][0])
-        self._header["starts"] = starts + 1
+        self._header["starts"] = 1
         return starts
 
     def rename(self, path: Path) -> None:
@@ -139,15 +142,17 @@ class PoolFile:
         valid = np.flatnonzero(self._valid).tolist()
         # Reading memory that was never reserved could end the process, too.
         self._allocate(valid[-1] + 1 if valid else 0)
-        self._erase(set(range(self._reserved)) - set(valid))
+        self.erase(set(range(self._reserved)) - set(valid))
         self._erase_tails()
         self._reserve_tails()
         self._buckets[:] = 0
+        # Damage could make a version overflow.
+        self._version[self._version >> np.uint64(63) > 0] = 0
         for block in valid:
             entry = self._entries[block]
-            if int(entry["sum"]) != self.sum(block):
+            if int(entry["check"]) != check_of(entry) or int(entry["sum"]) != self.sum(block):
                 self._valid[block] = 0
-                self._erase([block])
+                self.erase([block])
                 self.damaged += 1
                 continue
             digest = entry["hash"].tobytes()
@@ -179,7 +184,7 @@ class PoolFile:
                 os.posix_fallocate(self._file, start + self._reserved * size, count * size)
         self._reserved = max(self._reserved, end)
 
-    def _erase(self, blocks: Iterable[int]) -> None:
+    def erase(self, blocks: Iterable[int]) -> None:
         """Set blocks to zeros: attention reads slots that nobody has written, and what is not a number would spread."""
         for block in blocks:
             for part in self.parts:

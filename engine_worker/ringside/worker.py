@@ -229,6 +229,8 @@ class Worker:
         if self._callback is not None:
             self._callback.stop()
         self._metrics_port.close()
+        if self._engine.cache.fetches is not None:
+            self._engine.cache.fetches.close()
         self._outbox.close(LINGER_SECONDS)
         self._tensors.close(LINGER_SECONDS)
         self._log.info(

@@ -31,7 +31,8 @@ class MaxUtilization:
             return fitting, []
         forecast = self._cache.forecast()
         if not all(map(forecast.grow, growing)):
-            return self._preempt(fitting)
+            # Blocks that are being copied are soon available: until then, those that need more do not run.
+            return (fitting, []) if self._cache.copying else self._preempt(fitting)
         if room and not (fitting and self._holders.is_head_blocked(active)):
             self._admit(active, fitting, forecast)
         return fitting, []

@@ -84,8 +84,9 @@ class RequestScheduler(ABC):
             sequence.request.preemptions += 1
 
     def _idles(self, schedule: Schedule) -> bool:
-        """Whether nothing runs, and no in-flight step will change that or release blocks."""
-        if schedule.context or schedule.generation or self.context.cache.retired:
+        """Whether nothing runs, and neither a step in flight nor copies in progress will change that or release
+        blocks."""
+        if schedule.context or schedule.generation or self.context.cache.retired or self.context.cache.copying:
             return False
         return not any(holder.num_inflight for holder in self.context.cache.holders)
 

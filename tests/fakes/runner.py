@@ -81,8 +81,6 @@ class ScriptedRunner:
         self.adapters: ScriptedAdapters | None = None
         self.pool_file: PoolFile | None = None
         self.pool_folder: PoolFolder | None = None
-        self.pool_file: PoolFile | None = None
-        self.pool_folder: PoolFolder | None = None
         self.hidden_size = HIDDEN_SIZE
         self.image_rows = 0
         self.image_usage = None

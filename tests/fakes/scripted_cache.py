@@ -1,6 +1,6 @@
 """The KV cache of the scripted runner: each slot holds a token and the digest of all tokens up to it."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +33,12 @@ class FileSlots(Sequence[Slot]):
 
     def __setitem__(self, offset: int, slot: Slot) -> None:
         self._words[offset] = (0, 0) if slot is None else (slot[0] + 1, slot[1])
+
+    def __iter__(self) -> Iterator[Slot]:
+        return ((token - 1, state) if token else None for token, state in self._words.tolist())
+
+    def __contains__(self, slot: object) -> bool:
+        return slot in list(self)
 
     def copy(self) -> list[Slot]:
         return list(self)

@@ -1,4 +1,4 @@
-"""Long runs of the engine's state machine: python -m tests.engine_worker.core.long_run --steps 1000000
+"""Long runs of the engine's state machines: python -m tests.engine_worker.core.long_run --steps 1000000
 
 Runs until at least that many rules and that many engine steps have been executed, and prints their numbers in one line.
 On a violation it prints the shortest sequence of rules that leads to it, and exits with status 1.
@@ -8,6 +8,8 @@ import argparse
 import random
 import time
 import traceback
+from collections.abc import Sequence
+from itertools import cycle
 
 import structlog
 from hypothesis import HealthCheck, Phase, seed, settings
@@ -16,7 +18,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from tests.engine_worker.core.machine import EngineMachine
+from tests.engine_worker.core.machine_ring import RingMachine
 
+MACHINES = {"engine": EngineMachine, "ring": RingMachine}
 ROUND = settings(
     max_examples=50,
     stateful_step_count=100,
@@ -47,10 +51,10 @@ class Count:
         self._progress.update(self._task, completed=self.least, description=f"{self.machines} machines")
 
 
-def counting(count: Count) -> type[EngineMachine]:
-    """A machine that adds its rules and steps to `count`."""
+def counting(machine: type[EngineMachine], count: Count) -> type[EngineMachine]:
+    """The machine, which adds its rules and steps to `count`."""
 
-    class CountingMachine(EngineMachine):
+    class CountingMachine(machine):
         def __init__(self) -> None:
             super().__init__()
             count.machines += 1
@@ -61,14 +65,16 @@ def counting(count: Count) -> type[EngineMachine]:
     return CountingMachine
 
 
-def run(steps: int, start: int, console: Console) -> bool:
-    """Whether all invariants held. Rounds have the seeds `start`, `start` + 1, …; the first failure ends the run."""
+def run(steps: int, start: int, console: Console, names: Sequence[str] = tuple(MACHINES)) -> bool:
+    """Whether all invariants held. Rounds have the seeds `start`, `start` + 1, …; the first failure ends the run.
+    `names`: of the machines, which take turns."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     began, number, passed = time.monotonic(), start, True
     with Progress(*columns, console=console) as progress:
         count = Count(progress, steps)
-        machine = counting(count)
+        machines = cycle([counting(MACHINES[name], count) for name in names])
         while passed and count.least < steps:
+            machine = next(machines)
             try:
                 run_state_machine_as_test(seed(number)(machine), settings=ROUND)
             except Exception:  # noqa: BLE001 - any exception is a violation
@@ -89,10 +95,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.engine_worker.core.long_run", description=__doc__)
     parser.add_argument("--steps", type=int, default=1_000_000, help="least number of rules and of engine steps")
     parser.add_argument("--seed", type=int, default=None, help="seed of the first round; default: random")
+    parser.add_argument("--machine", choices=MACHINES, help="only this one; default: all in turn")
     arguments = parser.parse_args()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
     start = random.randrange(1 << 32) if arguments.seed is None else arguments.seed
-    raise SystemExit(0 if run(arguments.steps, start, Console()) else 1)
+    names = tuple(MACHINES) if arguments.machine is None else (arguments.machine,)
+    raise SystemExit(0 if run(arguments.steps, start, Console(), names) else 1)
 
 
 if __name__ == "__main__":

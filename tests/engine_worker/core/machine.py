@@ -43,7 +43,10 @@ class EngineMachine(RuleBasedStateMachine):
         """Hook for long runs, which report how much was done."""
 
     @initialize(**ENGINES)
-    def start(
+    def start(self, policy, **options):
+        self._begin(self._new_bench(policy=policy, **options), Oracle(), policy)
+
+    def _new_bench(
         self,
         tokens,
         tokens_per_block,
@@ -61,10 +64,11 @@ class EngineMachine(RuleBasedStateMachine):
         pages=3,
         draft_context=None,
         recompute="fast",
+        folder=None,
     ):
         """`tokens`: size of the KV cache on the device; `host`: size of the host tier in relation to it."""
         num_blocks = tokens // tokens_per_block
-        bench = EngineBench(
+        return EngineBench(
             num_blocks,
             tokens_per_block,
             batch,
@@ -85,8 +89,8 @@ class EngineMachine(RuleBasedStateMachine):
             draft_context=draft_context,
             exact=recompute != "fast",
             separates=recompute == "together",
+            folder=folder,
         )
-        self._begin(bench, Oracle(), policy)
 
     def _begin(self, bench: EngineBench, oracle: Oracle, policy: str) -> None:
         self.bench = bench
@@ -215,7 +219,7 @@ class EngineMachine(RuleBasedStateMachine):
 
     @rule()
     def flush(self):
-        self.bench.engine.cache.tiers.flush()
+        self.bench.engine.cache.flush()
 
     @invariant()
     def one_more_rule_was_carried_out(self):
@@ -280,7 +284,8 @@ class EngineMachine(RuleBasedStateMachine):
 
     def _step(self) -> None:
         ran, active = self.bench.step(), self.bench.engine.live.active
-        assert ran or not active or any(sequence.gated for sequence in active), "no sequence runs"
+        waits = self.bench.cache.copying or any(sequence.gated for sequence in active)
+        assert ran or not active or waits, "no sequence runs"
         self._note_failures()
         assert self.may_preempt or self.bench.cache.preemptions == self.allowed_preemptions, "a sequence was preempted"
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from engine_worker.pool_files.folder import PoolFolder
+from sluice.settings.engine import SchedulerNames
 from sluice.wire.errors import FinishReason
 from tests.fakes.engine import EngineBench
 
@@ -245,3 +246,85 @@ def test_requests_with_another_salt_share_nothing(twin: EngineBench) -> None:
     twin.run()
     assert twin.output(request) == twin.expected(request)
     assert twin.cache.fetches.fetched == 0
+
+
+def test_a_request_that_only_awaits_the_copies_of_another(twin: EngineBench) -> None:
+    """It is admitted once they are findable, not merely complete, and whether or not the reader is busy."""
+    gate = Gate(twin)
+    first, second = twin.submit(PROMPT, max_tokens=4), twin.submit(PROMPT, max_tokens=4, seed=1)
+    twin.step()
+    [fetch] = dict.fromkeys(twin.cache.fetches._fetching.values())
+    publish = twin.cache.fetches.publish
+
+    def ends_after_publish() -> None:
+        publish()
+        gate.opened.set()
+        fetch.copied.result(10)
+
+    twin.cache.fetches.publish = ends_after_publish
+    twin.step()
+    twin.cache.fetches.publish = publish
+    twin.run(limit=100)
+    assert [twin.output(request) for request in (first, second)] == [twin.expected(first), twin.expected(second)]
+    assert twin.runner.computed == 2 * (SIZE + 3)
+
+
+def test_copies_do_not_go_to_blocks_that_a_step_moves(ring: Ring) -> None:
+    """Host memory receives evicted blocks, but only with the next step: a copy is faster."""
+    first = ring.engine("a", num_blocks=40)
+    prompts = [[(token + 13 * i) % 97 for token in PROMPT] for i in range(4)]
+    for prompt in prompts:
+        first.submit(prompt, max_tokens=1)
+    first.run()
+    second = ring.engine("b", num_blocks=24, num_host_blocks=24, block_reuse=True)
+    others = [[(token * 5 + 11 * i) % 97 for token in PROMPT] for i in range(2)]
+    for prompt in others:
+        second.submit(prompt, max_tokens=1)
+    second.run()
+    for prompt in (*prompts, *others):
+        second.submit(prompt, max_tokens=1)
+        second.run()
+    assert second.cache.fetches.fetched
+    assert all(second.output(number) == second.expected(number) for number, _ in second.specs)
+
+
+@pytest.mark.parametrize("policy", ["guaranteed_no_evict", "static_batch"])
+def test_copies_leave_the_blocks_that_running_requests_may_need(ring: Ring, policy: str) -> None:
+    first = ring.engine("a")
+    first.submit(PROMPT, max_tokens=1)
+    first.run()
+    second = ring.engine("b", num_blocks=20, schedulers=SchedulerNames(policy))
+    running = second.submit(range(50, 70), max_tokens=50)
+    second.step()
+    gate = Gate(second)
+    fetching = second.submit(PROMPT, max_tokens=4)
+    for _ in range(60):
+        second.step()
+    assert second.ended(running) is FinishReason.LENGTH
+    gate.opened.set()
+    second.run()
+    assert second.cache.preemptions == 0
+    assert second.cache.fetches.fetched <= 2
+    assert second.output(fetching) == second.expected(fetching)
+
+
+def test_a_sequence_waits_for_blocks_that_copies_hold(ring: Ring) -> None:
+    """It is not preempted for them, and nothing is logged as stuck."""
+    first = ring.engine("a")
+    first.submit(PROMPT, max_tokens=1)
+    first.run()
+    second = ring.engine("b", num_blocks=11)
+    running = second.submit(range(50, 54), max_tokens=36)
+    second.step()
+    gate = Gate(second)
+    for seed in range(4):
+        second.submit(PROMPT, max_tokens=1, seed=seed)
+    while second.step():
+        pass
+    assert second.engine.live.requests
+    assert second.cache.pool.available == 0
+    gate.opened.set()
+    second.run()
+    assert second.cache.preemptions == 0
+    assert not second.engine._scheduler._warnings._counts
+    assert second.output(running) == second.expected(running)

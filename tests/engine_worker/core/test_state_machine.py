@@ -1,4 +1,4 @@
-"""A short run of the engine's state machine; `python -m tests.engine_worker.core.long_run` runs it for longer."""
+"""A short run of the engine's state machines; `python -m tests.engine_worker.core.long_run` runs it for longer."""
 
 import pytest
 from hypothesis import HealthCheck
@@ -6,13 +6,17 @@ from hypothesis import HealthCheck
 from sluice.wire.params import RetentionParams
 from tests.engine_worker.core.machine import EngineMachine
 from tests.engine_worker.core.machine_inputs import BASES
+from tests.engine_worker.core.machine_ring import RingMachine
 from tests.examples import examples
 
-# Ten seconds on an idle machine, many times that on a busy one. The machine itself limits the number of steps.
+# Five seconds each on an idle machine, many times that on a busy one. The machines limit the number of steps.
 pytestmark = pytest.mark.timeout(600)
 
 TestEngine = EngineMachine.TestCase
-TestEngine.settings = examples(250, stateful_step_count=40, suppress_health_check=list(HealthCheck))
+TestEngine.settings = examples(125, stateful_step_count=40, suppress_health_check=list(HealthCheck))
+
+TestRing = RingMachine.TestCase
+TestRing.settings = examples(40, stateful_step_count=40, suppress_health_check=list(HealthCheck))
 
 
 def test_a_failed_step_should_have_offloaded_what_the_next_one_loads():
@@ -35,7 +39,7 @@ def test_a_failed_step_should_have_offloaded_what_the_next_one_loads():
     cache = machine.bench.cache
     lost = []
     undo = cache.undo
-    cache.undo = lambda moves: lost.extend(undo(moves)) or lost
+    cache.undo = lambda *moves: lost.extend(undo(*moves)) or lost
     machine.many_steps(count=8)
     assert lost
     machine.outputs_are_right_so_far()

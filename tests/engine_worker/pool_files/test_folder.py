@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from engine_worker.pool_files.folder import PoolFolder
+from engine_worker.pool_files.folder import SETTLED_SECONDS, PoolFolder
+from engine_worker.pool_files.pool_file import PoolFile
 from tests.engine_worker.pool_files.files import LAYOUT, content, digest, ignore, open_file, store
 
 
@@ -62,6 +63,15 @@ def test_an_engines_useless_file_is_deleted(shared_memory: Path, change: str) ->
     assert files(shared_memory) == [Path(fresh.path).name]
 
 
+def test_another_engines_file_of_another_size_is_left_to_it(shared_memory: Path) -> None:
+    _, file = open_file(shared_memory, "a")
+    store(file, 0, 1)
+    file.close()
+    open_file(shared_memory, "b", sizing="other")
+    _, again = open_file(shared_memory, "a")
+    assert list(again.adopted()) == [(0, content(1))]
+
+
 def test_files_of_other_layouts_are_not_read(shared_memory: Path) -> None:
     _, file = open_file(shared_memory, "a", layout=LAYOUT._replace(name="other"))
     store(file, 0, 1)
@@ -80,6 +90,24 @@ def test_files_come_and_go(shared_memory: Path) -> None:
     os.unlink(file.path)
     time.sleep(0.02)
     assert view.empty
+
+
+def test_a_file_that_takes_long_to_create_is_found(shared_memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other engines have listed the folder while the file was not complete."""
+    view, own = open_file(shared_memory, "a")
+    own.reserve(0)
+    create = PoolFile.create
+
+    def slowly(file: PoolFile, sizing: bytes) -> None:
+        time.sleep(2 * SETTLED_SECONDS)
+        assert view.empty
+        assert view._seen != -1
+        create(file, sizing)
+
+    monkeypatch.setattr(PoolFile, "create", slowly)
+    _, file = open_file(shared_memory, "b")
+    store(file, 0, 1)
+    assert not view.empty
 
 
 def test_without_fetching_there_is_nothing_to_copy(shared_memory: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from engine_worker.pool_files.folder import PoolFolder
-from engine_worker.pool_files.layout import Places
+from engine_worker.pool_files.layout import HEADER, Places
 from engine_worker.pool_files.pool_file import PoolFile
 from tests.engine_worker.pool_files.files import (
     LAYOUT,
@@ -79,6 +79,42 @@ def test_the_next_engine_adopts_what_is_whole(shared_memory: Path) -> None:
     assert not any(part[1:].any() for part in adopted.parts)
 
 
+def test_no_damage_of_an_entry_is_adopted(shared_memory: Path) -> None:
+    """Every byte of a dead engine's entry in turn."""
+    _, file = open_file(shared_memory, "a")
+    store(file, 0, 1)
+    file.close()
+    entries, size = Places.of(LAYOUT, NUM_BLOCKS).entries, LAYOUT.entry.itemsize
+    original = Path(file.path).read_bytes()
+    for offset in range(size):
+        raw = bytearray(original)
+        raw[entries + offset] ^= 255
+        Path(file.path).write_bytes(raw)
+        _, file = open_file(shared_memory, "a")
+        found = list(file.adopted())
+        # The version and the flag say nothing about the content.
+        assert found == ([(0, content(1))] if offset < 16 else [])
+        file.clear(0)
+        store(file, 0, 2)
+        file.close()
+
+
+def test_no_damage_of_the_header_prevents_a_start(shared_memory: Path) -> None:
+    _, file = open_file(shared_memory, "a")
+    store(file, 0, 1)
+    file.close()
+    original = Path(file.path).read_bytes()
+    for offset in range(HEADER.itemsize):
+        raw = bytearray(original)
+        raw[offset] ^= 255
+        damaged = Path(file.path)
+        damaged.write_bytes(raw)
+        damaged.chmod(0o600)
+        _, file = open_file(shared_memory, "a")
+        assert list(file.adopted()) == []
+        file.close()
+
+
 def test_no_damage_of_an_entry_yields_wrong_content(shared_memory: Path) -> None:
     _, file = open_file(shared_memory, "a")
     store(file, 0, 1)
@@ -107,8 +143,39 @@ def test_damaged_bytes_are_refused(shared_memory: Path) -> None:
     for part, offset in ((0, 0), (0, 4095), (1, 0), (1, 199)):
         file.parts[part][0, offset] ^= 64
         assert view.copy(digest(1), 0) is None
+        # Nothing of it is left: it may be no number, and attention reads slots that nobody has written.
+        assert not any(part[0].any() for part in other.parts)
         file.parts[part][0, offset] ^= 64
     assert view.copy(digest(1), 0) is not None
+
+
+def test_a_block_that_is_damaged_in_one_file_is_copied_from_another(shared_memory: Path) -> None:
+    for name in "ab":
+        _, file = open_file(shared_memory, name)
+        store(file, 0, 1)
+        if name == "a":
+            file.parts[0][0, 5] ^= 1
+    view, other = open_file(shared_memory, "c")
+    other.reserve(0)
+    assert not view.empty
+    assert view.copy(digest(1), 0) is not None
+    assert holds(other, 0, 1)
+
+
+@pytest.mark.parametrize("damage", [b"\0" * 8, b"\xff" * 8, (1 << 40).to_bytes(8, "little")])
+def test_a_damaged_number_of_blocks_is_a_miss(shared_memory: Path, damage: bytes) -> None:
+    _, file = open_file(shared_memory, "a")
+    store(file, 0, 1)
+    with open(file.path, "r+b", buffering=0) as raw:
+        os.pwrite(raw.fileno(), damage, HEADER.fields["num_blocks"][1])
+    view, other = open_file(shared_memory, "b")
+    other.reserve(0)
+    assert view.empty
+    assert not view.has(digest(1))
+    assert view.copy(digest(1), 0) is None
+    file.close()
+    _, fresh = open_file(shared_memory, "a")
+    assert fresh.path != file.path
 
 
 @pytest.mark.parametrize("size", [0, 10, 4096, 5000, 40000, END - 1])
@@ -124,6 +191,9 @@ def test_a_truncated_file_is_a_miss(shared_memory: Path, size: int) -> None:
     late, own = open_file(shared_memory, "c")
     own.reserve(0)
     assert late.empty or late.copy(digest(1), 0) is None
+    file.close()
+    _, fresh = open_file(shared_memory, "a")
+    assert list(fresh.adopted()) == []
 
 
 def test_foreign_files_are_not_read(shared_memory: Path) -> None:
