@@ -18,11 +18,10 @@ REQUESTS = [
     {"temperature": 0},
     {"seed": 5, "n": 2, "logprobs": 2},
     {"seed": 6, "stop": ["return"], "min_tokens": 24},
-    {"temperature": 0, "regex": "[a-z ]{60}"},
+    {"temperature": 0, "guided": {"regex": "[a-z ]{60}"}},
 ]
 OPTIONS = {"max_tokens": 160, "ignore_eos": True, "token_ids": True}
 ENGINES = ("engine-prefill-0", "engine-decode-0")
-SETTINGS = {"detokenizers": 1, "router_args": {"peer_timeout": 15.0}}
 
 
 def prompt(number: int) -> str:
@@ -38,9 +37,9 @@ def outputs(result) -> list[tuple]:
 
 
 @pytest.fixture(scope="module")
-def expected() -> list[list[tuple]]:
+def expected(ring) -> list[list[tuple]]:
     """From an engine that computes everything."""
-    with Ring(engines=1, **SETTINGS) as ring, Client(ring.address, timeout=LIMIT) as client:
+    with Client(ring.address, timeout=LIMIT) as client:
         return [outputs(client.generate(prompt(number), **options(number))) for number in range(8)]
 
 
@@ -51,7 +50,8 @@ def log_lines() -> list[LogLine]:
 
 @pytest.fixture(scope="module")
 def divided(log_lines):
-    with Ring(prefill_engines=1, decode_engines=1, observe=log_lines.append, **SETTINGS) as ring:
+    settings = {"detokenizers": 1, "router_args": {"peer_timeout": 15.0}}
+    with Ring(prefill_engines=1, decode_engines=1, observe=log_lines.append, **settings) as ring:
         yield ring
 
 
