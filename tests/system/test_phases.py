@@ -90,5 +90,6 @@ async def test_a_death_on_either_side_changes_nothing(divided, expected, engine)
         await asyncio.wait_for(begun.wait(), LIMIT)
         os.kill(divided.pids[engine], signal.SIGKILL)
         assert await asyncio.gather(*streams) == expected
-    # The killed engine returns before the next test.
-    assert wait_until(lambda: engine in divided.pids)
+    # Both engines serve again before the next test.
+    with Client(divided.address, timeout=LIMIT) as client:
+        assert wait_until(lambda: len(client.stats().engines) == len(ENGINES))
