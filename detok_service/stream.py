@@ -4,7 +4,7 @@ import msgspec
 
 from detok_service.decoders import Decoder
 from detok_service.stops import StopSearch
-from sluice.wire.errors import ErrorCode, Fault, FinishReason
+from sluice.wire.errors import CONTINUED, ErrorCode, Fault, FinishReason
 from sluice.wire.rows import End, Open, Times, TokenLogprob
 
 MAX_TEXTLESS = 64
@@ -193,7 +193,7 @@ class TextStream:
             self.end = last
             if _by_token(last):
                 text += self._flush(now)
-            elif last.reason is not FinishReason.ERROR:
+            elif last.reason not in CONTINUED:
                 # Sent separately: if this end is lost, the stream resumes after the same tokens, and the text that
                 # follows may differ.
                 held = self._flush(now)

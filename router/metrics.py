@@ -42,6 +42,8 @@ def _requests(ring: RingSide) -> Iterator[Metric]:
     yield gauge(P + "draining", "1 while draining: no new requests are accepted.", float(ring.requests.closed))
     text = "Attempts replaced by a new one, by reason (SLOW_CLIENT: paused until the client has read its backlog)."
     yield counter(P + "recoveries", text, ring.counters.recoveries, ("reason",))
+    text = "Attempts that were to compute a prompt and hand over, by outcome (continued, ended, lost)."
+    yield counter(P + "handovers", text, ring.counters.handovers, ("outcome",))
     yield counter(P + "prompt_tokens", "Prompt tokens of ended requests.", ring.counters.prompt_tokens)
     yield counter(P + "cached_tokens", "Prompt tokens served from a prefix cache.", ring.counters.cached_tokens)
     yield counter(P + "completion_tokens", "Tokens generated for ended requests.", ring.counters.completion_tokens)

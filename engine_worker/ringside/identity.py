@@ -27,6 +27,8 @@ class Identity:
     tokenizer: str
     """Fingerprint of the tokenizer files."""
     version: str = BUILD_VERSION
+    kv_group: str = ""
+    """See `EngineHeartbeat`."""
 
     def sizes(self, stats: StepStats) -> dict[str, int]:
         """The engine's limits, for the log."""
@@ -55,6 +57,8 @@ class Identity:
             model_version=settings.model_version,
             offers=limits.offers,
             version=self.version,
+            kv_group=self.kv_group,
+            phase=settings.phase,
         )
 
     def report(self, stats: StepStats, draining: bool) -> ServiceReport:

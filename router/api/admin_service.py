@@ -125,6 +125,7 @@ class AdminService:
         if not engines:
             raise RequestError(ErrorCode.NO_ENGINE, "no engine is known to be alive")
         number = secrets.randbits(63)
+        self._placement.forget_lost_caches()
         try:
             async with asyncio.timeout(FLUSH_SECONDS):
                 freed = await asyncio.gather(*(self._flush(engine, number) for engine in engines))

@@ -1,16 +1,19 @@
 """Places requests on the engine with the least work before the first token, and the detokenizer with fewest streams.
 
 Work is measured in uncached prompt tokens. So the engine with the longest cached prefix is chosen, unless it is clearly
-more loaded than the least loaded engine.
+more loaded than the least loaded engine. Blocks that an engine can copy from another one of its group count a tenth.
 """
 
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from operator import itemgetter
 from random import random
+from typing import NamedTuple
 
+from router.peers.kv_groups import NOT_COMPUTED, Computed, LostCaches, copyable_blocks
 from router.peers.prefix_index import Chain, PrefixIndex
 from sluice.wire.hashing import Domain, block_chain, root_hash, short_hash
 from sluice.wire.heartbeats import DetokenizerHeartbeat, EngineHeartbeat
@@ -24,6 +27,10 @@ SPREAD_SLACK = 8
 request, even if it has the prefix cached."""
 
 
+COPIED_PER_COMPUTED = 10
+"""Tokens that an engine copies from its group in the time in which it computes one."""
+
+
 @dataclass(frozen=True, slots=True)
 class Choice:
     """The peers chosen for a request, and the load that the request adds to them."""
@@ -34,12 +41,15 @@ class Choice:
     """Epoch of the detokenizer."""
     sequences: int
     uncached_tokens: int
+    """Tokens that the engine must compute before the next one; copied tokens count a tenth."""
     chain: Chain
 
 
 @dataclass(slots=True)
 class _EngineLoad:
     cache: PrefixIndex
+    group: str = ""
+    """See `EngineHeartbeat.kv_group`."""
     requests: int = 0
     sequences: int = 0
     context_tokens: int = 0
@@ -69,10 +79,15 @@ class Placement:
     """Streams of this router, by the detokenizer's epoch."""
     _other_streams: Counter[int] = field(default_factory=Counter)
     """Streams of other routers at the last heartbeat, by the detokenizer's epoch."""
+    _lost: LostCaches = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._lost = LostCaches(self._clock)
 
     def on_engine_heartbeat(self, heartbeat: EngineHeartbeat) -> None:
         """Update the engine's load. `update_cache` then applies the reported changes of its cache."""
         load = self._engine(heartbeat.epoch)
+        load.group = heartbeat.kv_group
         # Requests beyond our own belong to other routers.
         load.others = max(0, heartbeat.stats.active_requests - load.requests)
         if heartbeat.cache is not None:
@@ -95,12 +110,17 @@ class Placement:
         self._other_streams[heartbeat.epoch] = max(0, heartbeat.streams - self._streams[heartbeat.epoch])
 
     def forget(self, epoch: int) -> None:
-        self._engines.pop(epoch, None)
+        load = self._engines.pop(epoch, None)
+        if load is not None:
+            self._lost.keep(epoch, load.group, load.cache)
         self._streams.pop(epoch, None)
         self._other_streams.pop(epoch, None)
 
     def forget_cache(self, epoch: int) -> None:
         self._engine(epoch).cache.flush()
+
+    def forget_lost_caches(self) -> None:
+        self._lost.clear()
 
     def choose(
         self,
@@ -110,17 +130,18 @@ class Placement:
         domain: Domain,
         sequences: int,
         virtual: VirtualTokens | None = None,
+        computed: Computed = NOT_COMPUTED,
     ) -> Choice:
         """Choose an engine, and a detokenizer that it reaches, at random among equals. Does not charge them.
 
         Neither list may be empty, and each engine must reach at least one of the detokenizers. `virtual`: virtual
-        tokens of the prompt.
+        tokens of the prompt. `computed`: what earlier attempts have computed.
         """
         loads = [(self._engine(heartbeat.epoch), heartbeat) for heartbeat in engines]
         # A popular prefix must not attract every request to the engine that has it cached.
         limit = min(load.all_sequences for load, _ in loads) * SPREAD_FACTOR + SPREAD_SLACK
         loads = [(load, heartbeat) for load, heartbeat in loads if load.all_sequences <= limit]
-        engine, uncached, chain = self._least_work(loads, prompt, domain, virtual)
+        engine, uncached, chain = self._least_work(loads, _Context(prompt, domain, virtual, computed))
         reached = [heartbeat.epoch for heartbeat in detokenizers if heartbeat.address not in engine.cut_off]
         return Choice(engine.epoch, self._fewest_streams(reached), sequences, uncached, chain)
 
@@ -153,29 +174,26 @@ class Placement:
             self._streams[choice.detokenizer] -= choice.sequences
 
     def _least_work(
-        self,
-        loads: list[tuple[_EngineLoad, EngineHeartbeat]],
-        prompt: Sequence[int],
-        domain: Domain,
-        virtual: VirtualTokens | None,
+        self, loads: list[tuple[_EngineLoad, EngineHeartbeat]], context: "_Context"
     ) -> tuple[EngineHeartbeat, int, Chain]:
-        """(the engine that will finish the prompt first, its uncached tokens, the prompt's block hashes)."""
-        now = self._clock()
-        chains: dict[tuple[str, int], Chain] = {}
+        """(the engine that will continue first, the tokens that it must compute, the prompt's block hashes)."""
+        now, least = self._clock(), inf
         order = sorted(((load.work, random(), load, heartbeat) for load, heartbeat in loads), key=itemgetter(0, 1))
-        least = order[0][0] + len(prompt) + 1
         for work, _, load, heartbeat in order:
             size = max(1, heartbeat.stats.tokens_per_kv_block)
-            chain = chains.get(kind := (heartbeat.fingerprint, size))
-            if chain is None:
-                chain = chains[kind] = _chain(heartbeat, prompt, domain, virtual)
+            chain = context.chain(heartbeat)
+            missing = context.missing(heartbeat, self._group_caches)
             # Number of blocks that must be cached on this engine for it to beat the best engine so far.
-            needed = max(0, (work + len(prompt) - least) // size + 1)
-            uncached = len(prompt) - load.cache.prefix(chain, now, needed) * size
+            needed = -(-missing.cached_for(least - work) // size)
+            uncached = missing.tokens(load.cache.prefix(chain, now, needed) * size)
             if work + uncached < least:
                 least = work + uncached
                 best = heartbeat, uncached, chain
         return best
+
+    def _group_caches(self, group: str) -> list[PrefixIndex]:
+        living = [load.cache for load in self._engines.values() if load.group == group]
+        return living + self._lost.of_group(group)
 
     def _fewest_streams(self, epochs: Iterable[int]) -> int:
         return min((self._streams[epoch] + self._other_streams[epoch], random(), epoch) for epoch in epochs)[2]
@@ -183,12 +201,66 @@ class Placement:
     def _engine(self, epoch: int) -> _EngineLoad:
         if epoch not in self._engines:
             self._engines[epoch] = _EngineLoad(PrefixIndex(self._cached_blocks))
+            self._lost.drop(epoch)
         return self._engines[epoch]
 
 
-def _chain(heartbeat: EngineHeartbeat, prompt: Sequence[int], domain: Domain, virtual: VirtualTokens | None) -> Chain:
-    size = heartbeat.stats.tokens_per_kv_block
-    if size < 1:
-        return ()
-    key = None if virtual is None else virtual.key
-    return tuple(map(short_hash, block_chain(root_hash(heartbeat.fingerprint, *domain), prompt, size, key)))
+class _Missing(NamedTuple):
+    """Tokens that an engine needs before it can sample the next one, as far as it has not cached them itself."""
+
+    computed: int
+    """To be computed."""
+    copied: int = 0
+    """To be copied from its group: leading tokens of the prompt."""
+
+    def tokens(self, cached: int) -> int:
+        """The work with this many leading tokens cached, in tokens to compute."""
+        if cached > self.copied:
+            return self.computed - (cached - self.copied)
+        return self.computed + -(-(self.copied - cached) // COPIED_PER_COMPUTED)
+
+    def cached_for(self, limit: float) -> int:
+        """Number of leading tokens that must be cached for `tokens` to be less than `limit`."""
+        if limit == inf:
+            return 0
+        if self.computed < limit:
+            return max(0, self.copied - COPIED_PER_COMPUTED * (int(limit) - self.computed - 1))
+        return self.copied + self.computed - int(limit) + 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Context:
+    """The tokens that engines need for a request."""
+
+    _prompt: Sequence[int]
+    _domain: Domain
+    _virtual: VirtualTokens | None
+    _computed: Computed
+    _chains: dict[tuple[str, int], Chain] = field(default_factory=dict)
+    _copied: dict[tuple[str, str, int], int] = field(default_factory=dict)
+
+    def chain(self, heartbeat: EngineHeartbeat) -> Chain:
+        """Hashes of the prompt's blocks."""
+        fingerprint, size = heartbeat.fingerprint, heartbeat.stats.tokens_per_kv_block
+        if (fingerprint, size) not in self._chains:
+            key = None if self._virtual is None else self._virtual.key
+            root = root_hash(fingerprint, *self._domain)
+            blocks = block_chain(root, self._prompt, size, key) if size else ()
+            self._chains[fingerprint, size] = tuple(map(short_hash, blocks))
+        return self._chains[fingerprint, size]
+
+    def missing(self, heartbeat: EngineHeartbeat, caches_of: Callable[[str], list[PrefixIndex]]) -> _Missing:
+        """`caches_of`: the caches of a group."""
+        group, computed, length = heartbeat.kv_group, self._computed, len(self._prompt)
+        later = computed.output_tokens if computed.group else 0
+        if not group:
+            return _Missing(length + later)
+        chain, size = self.chain(heartbeat), heartbeat.stats.tokens_per_kv_block
+        if group == computed.group:
+            copied, later = len(chain) * size, -(-later // COPIED_PER_COMPUTED)
+        else:
+            kind = group, heartbeat.fingerprint, size
+            if kind not in self._copied:
+                self._copied[kind] = copyable_blocks(chain, caches_of(group)) * size
+            copied = self._copied[kind]
+        return _Missing(length - copied + later, copied)

@@ -54,6 +54,10 @@ class PrefixIndex:
             blocks += _leading(chain, blocks, self._expected)
         return blocks
 
+    def num_reported(self, chain: Chain, start: int) -> int:
+        """Number of successive blocks from block `start` on that the engine has computed, according to its reports."""
+        return _leading(chain, start, self._reported)
+
     def expect(self, chain: Chain) -> None:
         """A request was placed that will compute or reuse these blocks."""
         # Touch the root block last, so that the ends of chains are evicted first.

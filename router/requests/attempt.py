@@ -29,11 +29,13 @@ class Attempt:
     started: bool = False
     has_tokens: bool = False
     """Whether its first token has arrived, so the prompt has been computed."""
+    hands_over: bool = False
+    """Whether it ends after its first token and the next attempt continues on another engine."""
 
 
 @dataclass(frozen=True, slots=True)
 class LostAttempt:
-    """An attempt that was given up."""
+    """An attempt that was given up, or has handed over."""
 
     number: int
     engine: str
@@ -41,7 +43,7 @@ class LostAttempt:
     submitted: float
     ended: float
     reason: str
-    """An error code."""
+    """An error code, or HANDED_OVER."""
     received_tokens: int
     """Tokens received from this attempt and earlier ones."""
 
@@ -59,6 +61,11 @@ class Candidates(NamedTuple):
     def without(self, avoided: Collection[int]) -> "Candidates":
         """The candidates without these epochs. Engines, or detokenizers, are not filtered if none would be left."""
         return Candidates.of(_without(self.engines, avoided), _without(self.detokenizers, avoided))
+
+    @property
+    def have_phases(self) -> bool:
+        """Whether some engines prefer a part of requests."""
+        return any(peer.heartbeat is not None and peer.heartbeat.phase != "both" for peer in self.engines)
 
     def __bool__(self) -> bool:
         return bool(self.engines and self.detokenizers)

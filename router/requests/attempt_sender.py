@@ -2,16 +2,19 @@
 
 import time
 from dataclasses import dataclass, field
+from functools import partial
 
 import msgspec
 from structlog.stdlib import BoundLogger
 
 from router.errors import RequestError
 from router.parse.spec import fit
+from router.peers.kv_groups import Computed
 from router.peers.membership import Membership
 from router.peers.offers import Offers, described, offering
 from router.peers.peers import DetokenizerPeer, EnginePeer
 from router.peers.placement import Placement
+from router.requests import handover
 from router.requests.attempt import Attempt, Candidates
 from router.requests.cancel_queue import CancelQueue
 from router.requests.registry import Requests
@@ -61,7 +64,7 @@ class AttemptSender:
         if not candidates:
             return False
         # If no other peers are left, use those where the request has failed before.
-        attempt = self._place(request, candidates.without(request.avoided) or candidates)
+        attempt = self._place(request, candidates.without(request.avoided) or candidates, alone)
         if not attempt.engine.lane.send(self._submit_message(request, attempt, alone)):
             return False
         if alone:
@@ -144,7 +147,16 @@ class AttemptSender:
         serving = self._serving.engines_for(request, usable.engines)
         return usable._replace(engines=offering(request.offers_needed, serving))
 
-    def _place(self, request: RequestState, candidates: Candidates) -> Attempt:
+    def _place(self, request: RequestState, candidates: Candidates, alone: bool) -> Attempt:
+        if alone or not candidates.have_phases:
+            return self._place_among(request, candidates)
+        return handover.place(request, candidates, self._has_room, partial(self._place_among, request))
+
+    def _has_room(self, engine: EnginePeer) -> bool:
+        limit = engine.heartbeat.stats.max_requests if engine.heartbeat else 0
+        return not limit or self._placement.requests(engine.epoch) < limit
+
+    def _place_among(self, request: RequestState, candidates: Candidates) -> Attempt:
         choice = self._placement.choose(
             [peer.heartbeat for peer in candidates.engines if peer.heartbeat],
             [peer.heartbeat for peer in candidates.detokenizers if peer.heartbeat],
@@ -152,6 +164,7 @@ class AttemptSender:
             request.domain,
             request.spec.sequences,
             request.virtual,
+            Computed(request.computed_in, request.log.received),
         )
         engine = next(peer for peer in candidates.engines if peer.epoch == choice.engine)
         detokenizer = next(peer for peer in candidates.detokenizers if peer.epoch == choice.detokenizer)
@@ -189,7 +202,13 @@ class AttemptSender:
             prompt=request.prompt,
             n=spec.n,
             sampling=request.sampling,
-            stopping=StopParams(request.max_tokens, stopping.min_tokens, stopping.eos_token_ids, stopping.token_ids),
+            stopping=StopParams(
+                1 if attempt.hands_over else request.max_tokens,
+                stopping.min_tokens,
+                stopping.eos_token_ids,
+                stopping.token_ids,
+                attempt.hands_over,
+            ),
             text=msgspec.structs.replace(spec.text, interval=request.interval),
             priority=spec.priority,
             salt=spec.salt,

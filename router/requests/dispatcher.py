@@ -16,7 +16,7 @@ from router.requests.registry import RequestCounters, Requests
 from router.requests.request_state import RequestPhase, RequestState
 from router.requests.suspects import Suspects
 from router.requests.tensor_log import MAX_WHOLE_BYTES
-from sluice.wire.errors import ErrorCode, Fault, FinishReason
+from sluice.wire.errors import CONTINUED, ErrorCode, Fault, FinishReason
 from sluice.wire.rows import End, TextBatch, TextRow
 from sluice.wire.tensors import TensorBatch, TensorRows
 
@@ -130,10 +130,11 @@ class Dispatcher:
 
     def _ingest_row(self, request: RequestState, row: TextRow) -> None:
         failed = row.end is not None and row.end.reason is FinishReason.ERROR
+        continued = row.end is not None and row.end.reason in CONTINUED
         if row.tokens:
             self._attempts.on_tokens(request)
-        # Append the tokens of a row that reports a failure, but not its end: another attempt may follow.
-        appended = request.log.append(row._replace(end=None) if failed else _timed(request, row))
+        # Append the tokens of a row that ends only the attempt, but not its end: another attempt may follow.
+        appended = request.log.append(row._replace(end=None) if continued else _timed(request, row))
         if appended is Appended.TAKEN and row.tokens:
             self._counters.on_tokens(request, row.sequence, len(row.tokens))
             request.charge_output(len(row.tokens))
@@ -181,7 +182,15 @@ class Dispatcher:
         if end.reason is FinishReason.STOP_STRING and request.log.sequences[sequence].held_end is None:
             # The detokenizer found the stop string, but has no lane to the engine. So the router cancels the sequence.
             self._attempts.cancel(request, sequence)
+        if end.reason is FinishReason.HANDED_OVER:
+            request.on_handed_over(sequence, end.times)
         if request.on_terminal(sequence) and not request.log.awaits_rows:
+            if request.handed_over:
+                self._losses.hand_over(request)
+                return
+            if request.attempt.hands_over:
+                # Its first token was the last one, or it was stopped.
+                self._counters.handovers["ended"] += 1
             self._attempts.leave_ring(request, RequestPhase.ENDED)
 
 

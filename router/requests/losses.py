@@ -42,6 +42,14 @@ class Losses:
         else:
             request.log.fail(error)
 
+    def hand_over(self, request: RequestState) -> None:
+        """The attempt on the ring has ended as planned, and another engine continues the request."""
+        if request.log.progress == request.attempt.progress_before:
+            message = f"{request.engine} ended the attempt without a token"
+            self.give_up_attempt(request, ErrorCode.ROWS_LOST, message)
+        elif not self._recovery.hand_over(request) and request.aborted:
+            request.log.finish(FinishReason.ABORTED)
+
     def on_frames_lost(self, detokenizer: int) -> int:
         """Give up the attempts that use this detokenizer, named by its epoch, after frames from it were lost. Returns
         their number."""

@@ -83,6 +83,20 @@ class Recovery:
         self._begin(request, error)
         return True
 
+    def hand_over(self, request: RequestState) -> bool:
+        """The attempt on the ring has computed what it should. Returns whether another one follows, on another engine:
+        not if the request was stopped meanwhile."""
+        name = request.engine
+        request.on_attempt_lost(FinishReason.HANDED_OVER.name)
+        continues = request.log.open and not request.aborted
+        self._counters.handovers["continued" if continues else "ended"] += 1
+        # Neither a Cancel nor a Drop: engine and detokenizer have ended the attempt themselves.
+        self._attempts.leave_ring(request, RequestPhase.RECOVERING if continues else RequestPhase.ENDED)
+        if continues:
+            self._suspects.wait(request.suspicion)
+            self._start(request, RequestError(ErrorCode.NO_ENGINE, f"{name} has computed the prompt"))
+        return continues
+
     def too_slow(self, request: RequestState) -> bool:
         """Whether so much is undelivered that the request should pause."""
         settings = self._settings
@@ -124,6 +138,12 @@ class Recovery:
             engine=request.engine,
             detokenizer=request.detokenizer,
         )
+        if request.attempt.hands_over:
+            self._counters.handovers["lost"] += 1
+        self._start(request, error)
+
+    def _start(self, request: RequestState, error: RequestError) -> None:
+        """Look for peers for the next attempt. `error`: the request's error if there are none."""
         self._tasks[request] = asyncio.get_running_loop().create_task(self._run(request, error))
 
     async def _run(self, request: RequestState, error: RequestError) -> None:

@@ -182,6 +182,8 @@ class RequestCounters:
         """Ended requests, by outcome and gRPC status."""
         self.recoveries: Counter[str] = Counter()
         """Attempts that were given up and followed by another one, by error code."""
+        self.handovers: Counter[str] = Counter()
+        """Attempts at engines of the prefill phase that were to hand over, by outcome; docs/metrics.md lists them."""
         self.prompt_tokens = 0
         self.cached_tokens = 0
         self.completion_tokens = 0

@@ -17,6 +17,7 @@ from router.requests.part import Part
 from router.requests.suspects import Suspicion
 from router.requests.token_log import RequestLog
 from router.requests.trace_context import TraceContext
+from sluice.wire.errors import FinishReason
 from sluice.wire.hashing import Domain
 from sluice.wire.params import RetentionParams, SamplingParams
 from sluice.wire.requests import PROBATION_TOKENS
@@ -38,7 +39,7 @@ class RequestPhase(Enum):
     PLACING = "the request waits for peers that can accept its first attempt"
     ON_RING = "an attempt is running"
     CANCELLING = "a Cancel was sent for the attempt, and its terminal rows are awaited"
-    RECOVERING = "the attempt was lost, and the request waits for peers that can accept the next one"
+    RECOVERING = "the attempt was lost or handed over, and the request waits for peers that can accept the next one"
     PAUSED = "the client reads too slowly: no attempt and no permit until it has caught up"
     ENDED = "no attempt is running, and none will follow"
 
@@ -54,7 +55,7 @@ TRANSITIONS: Mapping[P, Mapping[P, str]] = {
     P.PLACING: {P.ON_RING: "submitted", P.ENDED: "no peers, or stopped"},
     P.ON_RING: {
         P.CANCELLING: "stopped",
-        P.RECOVERING: "attempt lost",
+        P.RECOVERING: "attempt lost, or handed over",
         P.PAUSED: "client too slow",
         P.ENDED: "last terminal row, or attempt lost beyond recovery",
     },
@@ -128,11 +129,17 @@ class RequestState:
         """When the request's first token arrived over the ring."""
         self.terminal_at: float | None = None
         """When the last row of all sequences arrived over the ring."""
+        self.computed_in = ""
+        """Group (`EngineHeartbeat.kv_group`) of the latest engine that has computed the prompt."""
         self._preparation: asyncio.Timeout | None = None
         self._permit: Permit | None = None
         self._attempt: Attempt | None = None
         self._ended: set[int] = set()
         """Sequences whose terminal row has arrived."""
+        self._handed_over: set[int] = set()
+        """Those of them that the next attempt continues."""
+        self._queue_before: float | None = None
+        """Seconds from the first submission to the first step of the attempt that handed over."""
         self._sampled_at_death = 0
         """Tokens, of all sequences, that engines may have sampled before they died, received or not."""
         self._first_delta: float | None = None
@@ -229,8 +236,9 @@ class RequestState:
             # No earlier attempt produced a token, so all the time before this one counts as queueing.
             return Times(earlier + times.queue, times.context, times.generation)
         # All time after the first token of an earlier attempt counts as generation, including this attempt's start.
-        context = self.first_tokens_at - self.submitted
-        return Times(0.0, context, earlier - context + times.queue + times.context + times.generation)
+        first = self.first_tokens_at - self.submitted
+        queue = 0.0 if self._queue_before is None else min(self._queue_before, first)
+        return Times(queue, first - queue, earlier - first + times.queue + times.context + times.generation)
 
     # Before the first submission.
 
@@ -287,6 +295,8 @@ class RequestState:
 
     def on_first_token(self) -> None:
         self._attempt = replace(self.attempt, has_tokens=True)
+        if self.attempt.engine.heartbeat is not None:
+            self.computed_in = self.attempt.engine.heartbeat.kv_group
         if self.first_tokens_at is None:
             self.first_tokens_at = time.monotonic()
 
@@ -305,6 +315,21 @@ class RequestState:
         if self.all_terminal:
             self.terminal_at = time.monotonic()
         return self.all_terminal
+
+    def on_handed_over(self, sequence: int, times: Times) -> None:
+        """The attempt has ended `sequence`, which the next attempt continues. Call `on_terminal` next."""
+        self._handed_over.add(sequence)
+        self._queue_before = self.times_since_submit(times).queue
+
+    @property
+    def handed_over(self) -> bool:
+        """Whether the next attempt continues sequences that have ended in this one."""
+        return bool(self._handed_over)
+
+    @property
+    def prefill_engine(self) -> str | None:
+        """Name of the engine that computed the prompt and handed over, if one did."""
+        return next((lost.engine for lost in self._lost if lost.reason == FinishReason.HANDED_OVER.name), None)
 
     @property
     def all_terminal(self) -> bool:
@@ -325,7 +350,7 @@ class RequestState:
         self._sampled_at_death = max(self._sampled_at_death, self.log.received + unseen * self.spec.n)
 
     def on_attempt_lost(self, reason: str, accepted: bool = True, avoid: bool = False) -> None:
-        """Must be called before the request leaves the ring. `reason`: an error code. `accepted`: the engine had
+        """Must be called before the request leaves the ring. `reason`: see `LostAttempt`. `accepted`: the engine had
         accepted the attempt. `avoid`: prefer other peers for the next attempt."""
         attempt, now = self.attempt, time.monotonic()
         peers = attempt.engine.name, attempt.detokenizer.name
@@ -334,6 +359,9 @@ class RequestState:
             self.fruitless, self.avoided = 0, frozenset()
         else:
             self.fruitless += accepted
+        self.terminal_at = None
+        self._ended -= self._handed_over
+        self._handed_over.clear()
         # Sequences whose ends are held until tensor rows arrive run again.
         self._ended.difference_update(
             sequence.index for sequence in self.log.sequences if sequence.held_end is not None

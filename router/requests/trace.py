@@ -5,8 +5,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from router.parse.chat import ChatPrompt
+from router.requests.attempt import LostAttempt
 from router.requests.request_state import RequestState
 from router.requests.trace_context import TraceContext
+from sluice.wire.errors import FinishReason
+
+HANDED_OVER = FinishReason.HANDED_OVER.name
 
 Attributes = dict[str, str | int | float | list[str]]
 
@@ -64,10 +68,7 @@ def trace_ended(request: RequestState, context: TraceContext, model: str, outcom
     )
     phases = (Span(name, start + shift, end + shift) for name, start, end in _phases(request, now))
     attempts = _attempts(request, now, shift) if request.lost_attempts else ()
-    events = [
-        Event("recovery", lost.ended + shift, {"sluice.attempt": lost.number, "sluice.reason": lost.reason})
-        for lost in request.lost_attempts
-    ]
+    events = [_event(lost, shift) for lost in request.lost_attempts]
     return RequestTrace(context, root, (*phases, *attempts), tuple(events))
 
 
@@ -102,11 +103,18 @@ def _attempts(request: RequestState, now: float, shift: float) -> Iterator[Span]
     for lost in request.lost_attempts:
         attributes = _attempt_attributes(lost.number, lost.engine, lost.detokenizer)
         attributes |= {"sluice.received_tokens": lost.received_tokens}
-        yield Span("attempt", lost.submitted + shift, lost.ended + shift, attributes, lost.reason)
+        error = "" if lost.reason == HANDED_OVER else lost.reason
+        yield Span("attempt", lost.submitted + shift, lost.ended + shift, attributes, error)
     last = request.attempt
     if last.number > request.lost_attempts[-1].number:
         attributes = _attempt_attributes(last.number, last.engine.name, last.detokenizer.name)
         yield Span("attempt", last.submitted + shift, (request.terminal_at or now) + shift, attributes)
+
+
+def _event(lost: LostAttempt, shift: float) -> Event:
+    if lost.reason == HANDED_OVER:
+        return Event("hand_over", lost.ended + shift, {"sluice.attempt": lost.number})
+    return Event("recovery", lost.ended + shift, {"sluice.attempt": lost.number, "sluice.reason": lost.reason})
 
 
 def _attempt_attributes(number: int, engine: str, detokenizer: str) -> Attributes:
@@ -149,6 +157,7 @@ def _attributes(request: RequestState, model: str, outcome: str, failed: str) ->
     optional = {
         "sluice.tenant": request.tenant,
         "sluice.engine": request.engine,
+        "sluice.prefill_engine": request.prefill_engine,
         "error.type": failed,
         "sluice.detokenizer": request.detokenizer,
     }

@@ -17,6 +17,12 @@ class FinishReason(IntEnum):
     TIME_LIMIT = 6
     ERROR = 7
     """The terminal row has a `Fault`, and the client receives a gRPC status."""
+    HANDED_OVER = 8
+    """The attempt ends here, not the sequence: it was submitted with `StopParams.hands_over`."""
+
+
+CONTINUED = frozenset({FinishReason.ERROR, FinishReason.HANDED_OVER})
+"""Ends of an attempt after which the sequence may continue in another one."""
 
 
 class ErrorCode(Enum):

@@ -1,6 +1,6 @@
 """Periodic messages of the ring, by which services report their epoch, load and prefix cache."""
 
-from typing import Annotated, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import msgspec
 from msgspec import Meta
@@ -17,6 +17,8 @@ MAX_STATS = 1 << 16
 """Statistics of a heartbeat. A few bytes of a frame decode to a quarter of a kilobyte each."""
 MAX_LISTED = 1 << 12
 """Maximum length of the lists of an engine's heartbeat."""
+Phase = Literal["both", "prefill", "decode"]
+"""The part of requests that an engine prefers to compute: prefill the prompt and the first token, decode the rest."""
 Missed = Annotated[dict[Number, Total], Meta(max_length=1 << 13)]
 """Lost frames by the epoch of what sent them. Detokenizers remember 4096 engines, and as many for each router."""
 
@@ -115,6 +117,10 @@ class EngineHeartbeat(Message, frozen=True):
     """For the router that this heartbeat is sent to."""
     version: Name = ""
     """Version of the engine's build."""
+    kv_group: Name = ""
+    """Engines with the same group copy blocks from each other's KV cache, even after the death of the one that computed
+    them. Empty: none do."""
+    phase: Phase = "both"
     challenge: Number = 0
     """See `Hello`."""
 

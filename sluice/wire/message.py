@@ -8,7 +8,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-VERSION = 10
+VERSION = 11
 """Incremented with every incompatible change. An inbox drops frames of another version."""
 
 MAX_SEQUENCES = 128

@@ -131,6 +131,8 @@ class StopParams(msgspec.Struct, frozen=True, omit_defaults=True):
     """The model's EOS tokens. Empty with ignore_eos."""
     stop_token_ids: tuple[TokenId, ...] = ()
     """The caller's stop tokens."""
+    hands_over: bool = False
+    """Whether max_tokens ends only this attempt, with HANDED_OVER in place of LENGTH: another engine continues."""
 
     def finish_reason(self, token: int, count: int) -> FinishReason:
         """Why `token`, number `count` of the output (from 1), ends the sequence. RUNNING if it does not."""
@@ -140,7 +142,9 @@ class StopParams(msgspec.Struct, frozen=True, omit_defaults=True):
                 return FinishReason.EOS
             if token in self.stop_token_ids:
                 return FinishReason.STOP_TOKEN
-        return FinishReason.LENGTH if count >= self.max_tokens else FinishReason.RUNNING
+        if count < self.max_tokens:
+            return FinishReason.RUNNING
+        return FinishReason.HANDED_OVER if self.hands_over else FinishReason.LENGTH
 
 
 class TextParams(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -284,6 +284,29 @@ def test_held_text_is_shown_at_an_end_without_a_token():
         assert (stream.row()[4], stream.end.held) == ("", held_text)
 
 
+@pytest.mark.parametrize("stop", [("stop",), ()])
+def test_a_stream_that_is_handed_over_continues_as_if_it_had_not_ended(stop):
+    """Nothing that is held back is shown at the end of the attempt, nor searched for a stop string."""
+    first = new(Words(["s", "t", "op", "x"], "stop"), TextParams(stop=stop))
+    first.ingest(0, [0], [], End(FinishReason.HANDED_OVER, TIMES))
+    assert first.advance(1.0)
+    shown = "" if stop else "s"
+    assert first.row()[1:5] == (0, [0], [], shown)
+    assert (first.end.reason, first.end.held, first.complete) == (FinishReason.HANDED_OVER, "", True)
+    second = new(Words(["s", "t", "op", "x"], "stop"), TextParams(stop=stop), [0])
+    replay(second)
+    second.ingest(1, [1, 3], [], None)
+    assert second.advance(1.0)
+    assert shown + second.row()[4] == "stx"
+
+
+def test_a_stop_string_in_the_only_token_ends_the_stream_that_would_be_handed_over():
+    stream = new(Words(["stop"]), TextParams(stop=("stop",)))
+    stream.ingest(0, [0], [], End(FinishReason.HANDED_OVER, TIMES))
+    assert stream.advance(1.0)
+    assert (stream.end.reason, stream.end.times) == (FinishReason.STOP_STRING, TIMES)
+
+
 def test_missing_rows_and_a_failure_right_after_the_resumed_tokens():
     stream = new(Words(list("abcd")), TextParams(), [0, 1])
     replay(stream)

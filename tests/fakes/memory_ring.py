@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from struct import pack
 
@@ -10,7 +11,7 @@ from msgspec.structs import replace
 
 from router.peers.peers import DetokenizerPeer, EnginePeer, Peer
 from sluice.wire.errors import Fault, FinishReason
-from sluice.wire.heartbeats import DetokenizerHeartbeat, EngineHeartbeat
+from sluice.wire.heartbeats import DetokenizerHeartbeat, EngineHeartbeat, Phase
 from sluice.wire.prompt_logprobs import PromptLogprobs
 from sluice.wire.requests import Cancel, Submit
 from sluice.wire.rows import End, Started, TextBatch, TextRow, Times
@@ -79,9 +80,13 @@ class MemoryEngine:
                 continue
             for sequence, at in list(run.at.items()):
                 prompt = run.submit.prompt
-                stop = min(at + count, length_of(prompt, sequence))
+                stopping, stop = run.submit.stopping, min(at + count, length_of(prompt, sequence))
+                if stopping.hands_over:
+                    stop = min(stop, stopping.max_tokens)
                 tokens = [token_at(prompt, sequence, offset) for offset in range(at, stop)]
                 end = End(FinishReason.EOS, TIMES) if stop == length_of(prompt, sequence) else None
+                if end is None and stopping.hands_over:
+                    end = End(FinishReason.HANDED_OVER, TIMES)
                 self._emit(run, sequence, tokens, end)
 
     def fail(self, code: str) -> None:
@@ -152,7 +157,9 @@ class Kind:
 class MemoryRing:
     """Stands in for `router.peers.membership.Membership`, and holds what is on its way to the router."""
 
-    def __init__(self, engines: int, detokenizers: int) -> None:
+    def __init__(self, engines: int, detokenizers: int, phases: Mapping[str, Phase] = {}) -> None:
+        """`phases`: of engines, by name; of all others both. All engines are in one group."""
+        self._phases = phases
         self.epochs = itertools.count(1)
         self.engines, self.detokenizers = Kind(), Kind()
         self.ready = asyncio.Event()
@@ -172,7 +179,9 @@ class MemoryRing:
         """Start a new epoch of an engine. Returns the previous one."""
         stats = StepStats(max_requests=100, tokens_per_kv_block=16)
         epoch = next(self.epochs)
-        former, peer = self._replace(self.engines, name, EngineHeartbeat(name, epoch, name, "f", 4096, False, stats))
+        phase = self._phases.get(name, "both")
+        heartbeat = EngineHeartbeat(name, epoch, name, "f", 4096, False, stats, kv_group="g", phase=phase)
+        former, peer = self._replace(self.engines, name, heartbeat)
         self.machines[name] = MemoryEngine(peer, self)
         return former
 

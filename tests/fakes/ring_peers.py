@@ -16,7 +16,7 @@ from sluice.lanes.lane import Lane
 from sluice.wire.adapters import AdapterMessage, PromptAdapterMessage, ReadPromptAdapter, StorePromptAdapter
 from sluice.wire.cache_events import CacheEvents, ReadCacheEvents
 from sluice.wire.calls import CallAnswer, EngineCall, MethodCall, RankAnswer
-from sluice.wire.heartbeats import DetokenizerHeartbeat, EngineHeartbeat, Hello
+from sluice.wire.heartbeats import DetokenizerHeartbeat, EngineHeartbeat, Hello, Phase
 from sluice.wire.message import Message
 from sluice.wire.offers import LORA, offer
 from sluice.wire.requests import Cancel, Drop, Flush, Submit, ToDetokenizer, ToEngine
@@ -148,6 +148,8 @@ class FakeEngine(FakePeer):
         self.missed: dict[int, int] = {}
         self.cut_off: list[str] = []
         self.quarantine: int | None = None
+        self.phase: Phase = "both"
+        self.kv_group = ""
         super().__init__(ring, name)
         self.restart()
 
@@ -197,6 +199,8 @@ class FakeEngine(FakePeer):
             cache_events=self.events is not None,
             max_batch_size=self.max_batch_size,
             challenge=hello.challenge,
+            kv_group=self.kv_group,
+            phase=self.phase,
             prompt_adapters=self.prompt_adapters.changes_since(hello.prompt_adapters_known),
         )
 

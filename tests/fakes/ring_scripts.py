@@ -56,12 +56,14 @@ def text_of(tokens) -> str:
 
 
 async def generate(call: Call, pause: float = 0.0, most: int = 24) -> None:
-    """Send up to `most` tokens per sequence, one per row. Sequences end with LENGTH, or with ABORTED if cancelled.
+    """Send up to `most` tokens per sequence, one per row. Sequences end with LENGTH, with HANDED_OVER if the submit
+    hands over, or with ABORTED if cancelled.
 
     Tokens that the submit resumes from are skipped: a token depends only on prompt, sequence and offset.
     """
     submit = call.submit
     length = min(submit.stopping.max_tokens, most)
+    reason = FinishReason.HANDED_OVER if submit.stopping.hands_over else FinishReason.LENGTH
     await call.send(start=True, cached=len(submit.prompt) // 2)
     resumed = {sequence: len(submit.resume.get(sequence, ())) for sequence in range(submit.n)}
     live = set(resumed).difference(submit.ended)
@@ -79,7 +81,7 @@ async def generate(call: Call, pause: float = 0.0, most: int = 24) -> None:
                 live.discard(sequence)
                 continue
             token = token_at(submit, sequence, offset)
-            last = end(FinishReason.LENGTH) if offset == length - 1 else None
+            last = end(reason) if offset == length - 1 else None
             rows.append(call.row(offset, [token], text_of([token]), sequence, last))
         if rows:
             await call.send(*rows)

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from random import Random
 
 from sluice.v1 import generation_pb2 as pb
+from sluice.wire.heartbeats import Phase
 from sluice.wire.params import StopParams
 from tests.fakes.scripted_tokens import VOCAB, continuation
 from tests.sim.clients import ClientPlan
@@ -96,6 +97,12 @@ def random_weights(random: Random) -> dict[str, tuple[int, int]]:
     """The same model everywhere, or in some scenarios an update to another one."""
     mixed = random.random() < 0.25
     return {name: (random.choice((0, 0, 1)), random.choice((0, 1))) if mixed else (0, 0) for name in ENGINES}
+
+
+def random_phases(random: Random) -> dict[str, Phase]:
+    """None in most scenarios."""
+    first, second = random.sample(ENGINES, 2)
+    return random.choice(({}, {}, {first: "prefill", second: "decode"}, {first: "prefill"}))
 
 
 def random_fault(random: Random) -> Fault:

@@ -105,7 +105,9 @@ class SimLane:
         frame = HEADER.pack(MAGIC, VERSION, self.epoch, self.sent) + self._encoder.encode(message)
         self.sent += 1
         self.unread += 1
-        self._network.attempts += isinstance(message, Submit) and message.attempt > 0
+        if isinstance(message, Submit):
+            self._network.attempts += message.attempt > 0
+            self._network.handovers += message.stopping.hands_over
         self._network.carry(self, frame)
         return True
 
@@ -150,6 +152,8 @@ class Network:
         """Number of frames affected by disturbances."""
         self.attempts = 0
         """Number of submits sent for attempts after the first."""
+        self.handovers = 0
+        """Number of submits sent for attempts that hand over."""
         self._inboxes: dict[str, SimInbox] = {}
 
     def lane(self, _context, address: str, capacity: int = 64, security=None, watched=False, names=None) -> SimLane:

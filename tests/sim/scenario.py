@@ -1,15 +1,18 @@
 """A scenario: some requests and some faults, both determined by a seed."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from random import Random
 from random import seed as seed_all
 
+from sluice.wire.heartbeats import Phase
 from tests.sim.clients import ClientPlan
 from tests.sim.inputs import (
     ENGINES,
     Fault,
     add_tensors,
     random_fault,
+    random_phases,
     random_poison,
     random_request,
     random_weights,
@@ -35,6 +38,8 @@ class Scenario:
     weights: dict[str, tuple[int, int]]
     """The weights of each engine: at first, and after a restart."""
     poison: tuple[ClientPlan, Poison] | None = None
+    phases: Mapping[str, Phase] = field(default_factory=dict)
+    """Of engines, by name; the others have both."""
 
     @property
     def models(self) -> list[int]:
@@ -52,10 +57,12 @@ class Scenario:
         poison = random_poison(Random(number + 3))
         if poison and number % 2:
             faults = []
-        return cls(number, policy, overlap, requests, faults, random_weights(random), poison)
+        phases = random_phases(Random(number + 5))
+        return cls(number, policy, overlap, requests, faults, random_weights(random), poison, phases)
 
     def play(self, disturbed: bool, weights: int = 0) -> Outcome:
-        """Run the scenario; undisturbed, without faults or early ends, and with these weights in all engines."""
+        """Run the scenario; undisturbed, without faults, early ends and phases, and with these weights in all
+        engines."""
         loop = VirtualLoop()
         network = Network(Random(self.seed + 1))
         seed_all(self.seed)
@@ -66,7 +73,8 @@ class Scenario:
                     requests = [*requests, self.poison[0]]
                 served = self.weights if disturbed else dict.fromkeys(ENGINES, (weights, weights))
                 poison = self.poison and self.poison[1]
-                simulation = Simulation(network, self.policy, self.overlap, served, poison)
+                phases = self.phases if disturbed else {}
+                simulation = Simulation(network, self.policy, self.overlap, served, poison, phases)
                 clients = Random(self.seed + 2)
                 return loop.run_until_complete(simulation.run(requests, self.faults if disturbed else [], clients))
         finally:

@@ -15,6 +15,7 @@ from detok_service.service import Detokenizer, Identity
 from router.access.principal import Principal
 from sluice.settings.services import EngineSettings, RouterSettings
 from sluice.v1 import generation_pb2 as pb
+from sluice.wire.heartbeats import Phase
 from sluice.wire.requests import ToDetokenizer
 from sluice.wire.timing import HEARTBEAT_SECONDS
 from tests.fakes.runner import ScriptedRunner
@@ -25,7 +26,7 @@ SILENT = structlog.wrap_logger(None, processors=[lambda *_: (_ for _ in ()).thro
 
 
 @cache
-def engine_settings(name: str, address: str, policy: str) -> EngineSettings:
+def engine_settings(name: str, address: str, policy: str, phase: Phase) -> EngineSettings:
     return EngineSettings(
         model=checkpoint().path.as_posix(),
         id=name,
@@ -35,6 +36,7 @@ def engine_settings(name: str, address: str, policy: str) -> EngineSettings:
         capacity_scheduler_policy=policy,
         drain_timeout=4.0,
         tensor_buffer=64,
+        phase=phase,
     )
 
 
@@ -119,13 +121,14 @@ class SimEngine(Process):
         network: Network,
         name: str,
         policy: str,
+        phase: Phase,
         overlap: bool,
         weights: int,
         poison: Poison | None,
         on_killed: Callable[[], None],
     ) -> None:
         super().__init__(name)
-        settings = engine_settings(name, self.address, policy)
+        settings = engine_settings(name, self.address, policy, phase)
         self.runner = MortalRunner(40, 4, 20, None, overlap)
         self.runner.poison, self.runner.weights = poison, weights
         self._on_killed = on_killed

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from random import Random
 
+from sluice.wire.heartbeats import Phase
 from tests.sim.clients import ClientPlan, SimClient, Transcript
 from tests.sim.inputs import DETOKENIZERS, ENGINES, NAMES, ROUTERS, Fault
 from tests.sim.network import Disturbance, Network
@@ -28,6 +29,8 @@ class Outcome:
     """Frames that were lost, delayed or repeated."""
     resumed: int
     """Attempts after the first, of clients and of routers."""
+    handovers: int = 0
+    """Attempts that were to hand over."""
     poison_deaths: int = 0
 
 
@@ -41,13 +44,16 @@ class Simulation:
         overlap: bool,
         weights: Mapping[str, tuple[int, int]],
         poison: Poison | None,
+        phases: Mapping[str, Phase] = {},
     ) -> None:
-        """`weights`: of each engine, at first and after a restart."""
+        """`weights`: of each engine, at first and after a restart. `phases`: of engines, by name; the others have
+        both."""
         self._network = network
         self._policy = policy
         self._overlap = overlap
         self._weights = weights
         self._poison = poison
+        self._phases = phases
         self._processes: dict[str, Process] = {}
         self._clients: list[SimClient] = []
         self._carried_out = 0
@@ -68,7 +74,8 @@ class Simulation:
         resumed = sum(transcript.resumed for transcript in transcripts) + self._network.attempts
         await self._stop_everything()
         carried_out = self._carried_out + sum(disturbance.harmed > 0 for disturbance in self._disturbances)
-        return Outcome(transcripts, leftovers, carried_out, self._network.harmed, resumed, self._poison_deaths)
+        harmed, handovers = self._network.harmed, self._network.handovers
+        return Outcome(transcripts, leftovers, carried_out, harmed, resumed, handovers, self._poison_deaths)
 
     async def _stop_everything(self) -> None:
         for process in self._processes.values():
@@ -97,9 +104,10 @@ class Simulation:
     def _start(self, name: str) -> None:
         network = self._network
         if name in ENGINES:
+            phase = self._phases.get(name, "both")
             on_killed, weights = partial(self._restart, name), self._weights[name][name in self._processes]
             self._processes[name] = SimEngine(
-                network, name, self._policy, self._overlap, weights, self._poison, on_killed
+                network, name, self._policy, phase, self._overlap, weights, self._poison, on_killed
             )
         elif name in DETOKENIZERS:
             self._processes[name] = SimDetokenizer(network, name)

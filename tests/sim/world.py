@@ -11,8 +11,10 @@ import engine_worker.ringside.heartbeats
 import engine_worker.ringside.worker
 import router.app
 import router.peers.peers
+import router.requests.handover
 import router.ring_side
 from detok_service.decoders import BytesByToken
+from engine_worker.ringside.identity import Identity
 from router.api.generation_service import GenerationService
 from router.text.tokenizer_pool import TokenizerPool
 from sluice.checkpoint.folder import open_checkpoint
@@ -58,6 +60,10 @@ def tables() -> tuple[BytesByToken, dict[int, str]]:
     return BytesByToken(data), complete
 
 
+HAND_OVER_TOKENS = 6
+GROUP = "machine"
+"""All engines share a group, without copying any blocks: every copy fails."""
+
 GENERATIONS: list[GenerationService] = []
 """The service of the router that is being constructed."""
 
@@ -80,6 +86,10 @@ def simulated(network: Network, loop: VirtualLoop):
             network, address, messages
         ),
         (engine_worker.ringside.worker, "Lane"): network.lane,
+        (engine_worker.ringside.worker, "Identity"): lambda *values, **fields: Identity(
+            *values, **fields | {"kv_group": GROUP}
+        ),
+        (router.requests.handover, "HAND_OVER_TOKENS"): HAND_OVER_TOKENS,
         (engine_worker.ringside.heartbeats, "Lane"): network.lane,
         (time, "monotonic"): loop.time,
         (time, "time"): loop.time,

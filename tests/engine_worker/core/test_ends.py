@@ -43,6 +43,27 @@ def test_the_end_token_is_the_last_token_of_the_row(at):
     assert bench.stream(request).end.stop_token is None
 
 
+def test_an_attempt_that_hands_over_ends_after_one_token_and_the_next_one_continues():
+    bench, tokens = EngineBench(), plain()
+    request = bench.submit(PROMPT, max_tokens=1, n=2, hands_over=True)
+    bench.run()
+    first = {index: bench.output(request, index) for index in range(2)}
+    assert first[0] == tokens[:1]
+    assert [bench.ended(request, index) for index in range(2)] == [FinishReason.HANDED_OVER] * 2
+    assert not bench.engine.live.requests
+    later = bench.submit(PROMPT, max_tokens=12, n=2, attempt=1, resume=first)
+    bench.run()
+    assert bench.output(later, attempt=1) == tokens
+    assert bench.ended(later, attempt=1) is FinishReason.LENGTH
+
+
+def test_an_end_token_ends_the_request_that_would_be_handed_over():
+    bench = EngineBench()
+    request = bench.submit(PROMPT, max_tokens=1, eos_token_ids=(plain()[0],), hands_over=True)
+    bench.run()
+    assert bench.ended(request) is FinishReason.EOS
+
+
 def test_a_stop_token_is_named():
     bench = EngineBench()
     tokens = plain()

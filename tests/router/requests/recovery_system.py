@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 
@@ -16,7 +17,7 @@ from router.errors import RequestError
 from router.parse.model import describe
 from router.peers.offers import Offers
 from router.peers.placement import Placement
-from router.requests import cancel_queue, recovery
+from router.requests import cancel_queue, handover, recovery
 from router.requests import dispatcher as dispatch
 from router.requests.attempt_sender import AttemptSender
 from router.requests.dispatcher import Dispatcher
@@ -31,6 +32,7 @@ from sluice.settings.router import RecoverySettings
 from sluice.tiny_model import path
 from sluice.v1 import generation_pb2 as pb
 from sluice.wire.errors import ErrorCode
+from sluice.wire.heartbeats import Phase
 from tests.fakes.admission import make_admission
 from tests.fakes.memory_ring import MemoryRing, length_of, text_of, token_at
 
@@ -81,13 +83,17 @@ class NoVocabulary:
 class RecoverySystem(RuleBasedStateMachine):
     """The real dispatcher, recovery, registry, admission and placement with an in-memory ring. Subclasses add rules."""
 
+    phases: Mapping[str, Phase] = {}
+    """Of the engines, by name."""
+
     def __init__(self) -> None:
         super().__init__()
         self.loop = asyncio.new_event_loop()
         self.patches = pytest.MonkeyPatch()
         for module, name in WAITS:
             self.patches.setattr(module, name, 0.0)
-        self.ring = MemoryRing(len(ENGINES), len(DETOKENIZERS))
+        self.patches.setattr(handover, "HAND_OVER_TOKENS", 1)
+        self.ring = MemoryRing(len(ENGINES), len(DETOKENIZERS), self.phases)
         self.requests = Requests(1000)
         self.admission = make_admission(4, 1000, 10**9)
         self.placement = Placement(1000)
@@ -96,7 +102,7 @@ class RecoverySystem(RuleBasedStateMachine):
         self.attempts = AttemptSender(
             self.requests, self.ring, self.placement, serving, self.suspects, offers, "router", SILENT
         )
-        counters = RequestCounters()
+        counters = self.counters = RequestCounters()
         self.recovery = Recovery(self.attempts, self.ring, self.admission, SETTINGS, self.suspects, counters, SILENT)
         self.losses = Losses(self.requests, self.ring, self.attempts, self.recovery, self.suspects, SILENT)
         self.dispatcher = Dispatcher(

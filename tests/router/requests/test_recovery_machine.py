@@ -3,6 +3,7 @@ each stream has one end, and nothing is left behind.
 """
 
 from math import inf
+from typing import ClassVar
 
 from hypothesis import HealthCheck
 from hypothesis import strategies as st
@@ -16,6 +17,7 @@ from router.requests.request_state import RequestPhase
 from sluice.settings.services import RouterSettings
 from sluice.v1 import generation_pb2 as pb
 from sluice.wire.errors import ErrorCode
+from sluice.wire.heartbeats import Phase
 from sluice.wire.params import RetentionParams
 from tests.examples import examples
 from tests.fakes.features import make_features
@@ -188,6 +190,24 @@ class Machine(RecoverySystem):
 
 TestRecovery = Machine.TestCase
 TestRecovery.settings = examples(60, stateful_step_count=50, suppress_health_check=list(HealthCheck))
+
+
+class HandingOver(Machine):
+    """The same events in a ring whose first engine hands over to the second one."""
+
+    phases: ClassVar[dict[str, Phase]] = {ENGINES[0]: "prefill", ENGINES[1]: "decode"}
+
+
+TestHandingOver = HandingOver.TestCase
+TestHandingOver.settings = examples(40, stateful_step_count=50, suppress_health_check=list(HealthCheck))
+
+
+def test_a_request_is_handed_over_in_the_machine():
+    machine = HandingOver()
+    machine.begin(3)
+    machine.teardown()
+    assert machine.counters.handovers["continued"] == 3
+    assert [client.live.attempts for client in machine.clients] == [2, 2, 2]
 
 
 def test_an_aborted_request_with_a_slow_client_is_not_paused():

@@ -1,0 +1,71 @@
+"""What the engines of a group can copy from each other: blocks of living engines, and of recently lost ones."""
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from router.peers.prefix_index import Chain, PrefixIndex
+
+LOST_SECONDS = 60.0
+"""Time for which the blocks of a lost engine count as copyable. By then it has restarted and reports them itself."""
+MAX_LOST = 8
+"""Lost engines that are remembered, the latest ones."""
+
+
+class Computed(NamedTuple):
+    """What earlier attempts of a request have computed: the prompt and some output, all of it in one group."""
+
+    group: str = ""
+    """The group (`EngineHeartbeat.kv_group`) of the engine that did. Empty: nothing can be copied."""
+    output_tokens: int = 0
+
+
+NOT_COMPUTED = Computed()
+
+
+class _Lost(NamedTuple):
+    group: str
+    until: float
+    cache: PrefixIndex
+
+
+@dataclass(eq=False)
+class LostCaches:
+    """The prefix caches of lost engines: their files outlive them, for a while."""
+
+    _clock: Callable[[], float] = time.monotonic
+    _lost: OrderedDict[int, _Lost] = field(default_factory=OrderedDict)
+    """By the engine's epoch, in order of their loss."""
+
+    def keep(self, epoch: int, group: str, cache: PrefixIndex) -> None:
+        """An engine was lost. Nothing is kept of one without a group."""
+        if group:
+            self._lost[epoch] = _Lost(group, self._clock() + LOST_SECONDS, cache)
+        while len(self._lost) > MAX_LOST:
+            self._lost.popitem(last=False)
+
+    def drop(self, epoch: int) -> None:
+        """The engine has returned, and reports its cache itself."""
+        self._lost.pop(epoch, None)
+
+    def clear(self) -> None:
+        """All prefix caches are flushed."""
+        self._lost.clear()
+
+    def of_group(self, group: str) -> list[PrefixIndex]:
+        now = self._clock()
+        while self._lost and next(iter(self._lost.values())).until <= now:
+            self._lost.popitem(last=False)
+        return [lost.cache for lost in self._lost.values() if lost.group == group]
+
+
+def copyable_blocks(chain: Chain, caches: Collection[PrefixIndex]) -> int:
+    """Number of leading blocks of which each is in at least one of the caches."""
+    blocks, previous = 0, -1
+    while blocks > previous:
+        previous = blocks
+        for cache in caches:
+            blocks += cache.num_reported(chain, blocks)
+    return blocks
