@@ -58,7 +58,9 @@ class PoolFolder:
 
     @property
     def group(self) -> str:
-        """The same for all engines that read each other's files, in hex."""
+        """The same for all engines that read each other's files, in hex. Empty: this one reads none."""
+        if self._own is None or not self._fetch:
+            return ""
         status, boot = os.stat(self._folder), BOOT_ID.read_text() if BOOT_ID.is_file() else ""
         return blake2b(repr((boot, status.st_dev, status.st_ino)).encode(), digest_size=8).hexdigest()
 

@@ -78,7 +78,15 @@ class Worker:
         self.address = settings.address(self._inbox.address)
         self.epoch = secrets.randbits(63)
         self.limits = limits_of(settings, checkpoint, runner)
-        self._identity = Identity(settings, self.limits, self.address, self.epoch, checkpoint.tokenizer_fingerprint)
+        folder = runner.pool_folder
+        self._identity = Identity(
+            settings,
+            self.limits,
+            self.address,
+            self.epoch,
+            checkpoint.tokenizer_fingerprint,
+            kv_group="" if folder is None else folder.group,
+        )
         self._connect_core()
         self._connect_routers()
         self._callback = self._make_callback()

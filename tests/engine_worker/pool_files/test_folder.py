@@ -116,6 +116,7 @@ def test_without_fetching_there_is_nothing_to_copy(shared_memory: Path) -> None:
     view = PoolFolder(shared_memory, "b", ignore, fetch=False)
     view.open(LAYOUT, "", lambda: 4)
     assert view.empty
+    assert not view.group
 
 
 def test_only_dead_files_are_deleted(shared_memory: Path) -> None:
