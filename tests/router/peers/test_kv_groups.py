@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.peers import kv_groups
-from router.peers.kv_groups import Computed
-from router.peers.placement import COPIED_PER_COMPUTED, Placement
+from router.peers.kv_groups import COPIED_PER_COMPUTED, Computed
+from router.peers.placement import Placement
 from sluice.wire.hashing import Domain
 from tests.router.peers.test_placement import DETOKENIZERS, engine, report
 
