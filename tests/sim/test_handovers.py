@@ -61,4 +61,4 @@ def test_one_side_is_killed_at_each_moment(engine, moments):
     assert {at: found for at, found in problems.items() if found} == {}
     assert sum(outcome.faults for outcome in outcomes.values()) > len(moments) // 2
     # Some deaths came after all prompts were handed over, some before.
-    assert len({outcome.resumed for outcome in outcomes.values()}) > 2
+    assert len({outcome.resumed for outcome in outcomes.values()}) > 1
