@@ -7,11 +7,14 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from router.peers.prefix_index import Chain, PrefixIndex
+from sluice.wire.heartbeats import EngineHeartbeat
 
 LOST_SECONDS = 60.0
 """Time for which the blocks of a lost engine count as copyable. By then it has restarted and reports them itself."""
 MAX_LOST = 8
 """Lost engines that are remembered, the latest ones."""
+COPIED_PER_COMPUTED = 10
+"""Tokens that an engine copies in the time in which it computes one."""
 
 
 class Computed(NamedTuple):
@@ -61,7 +64,53 @@ class LostCaches:
         return [lost.cache for lost in self._lost.values() if lost.group == group]
 
 
-def copyable_blocks(chain: Chain, caches: Collection[PrefixIndex]) -> int:
+class Missing(NamedTuple):
+    """Tokens that an engine needs before it can sample the next one, as far as it has not cached them itself."""
+
+    computed: int
+    """To be computed."""
+    copied: int
+    """To be copied from its group: leading tokens of the prompt."""
+
+    def tokens(self, cached: int) -> int:
+        """The work with this many leading tokens cached, in tokens to compute."""
+        if cached > self.copied:
+            return self.computed - (cached - self.copied)
+        return self.computed + -(-(self.copied - cached) // COPIED_PER_COMPUTED)
+
+    def cached_for(self, limit: int) -> int:
+        """Number of leading tokens that must be cached for `tokens` to be less than `limit`."""
+        if self.computed < limit:
+            return max(0, self.copied - COPIED_PER_COMPUTED * (limit - self.computed - 1))
+        return self.copied + self.computed - limit + 1
+
+
+@dataclass(frozen=True, slots=True)
+class Copies:
+    """What engines can copy for one request. A ring without groups does not use it."""
+
+    prompt_tokens: int
+    computed: Computed
+    caches_of: Callable[[str], list[PrefixIndex]]
+    """The caches of a group."""
+    _copied: dict[tuple[str, Chain], int] = field(default_factory=dict)
+    """Leading blocks that a group has, by group and hashes of the prompt's blocks."""
+
+    def missing(self, heartbeat: EngineHeartbeat, chain: Chain) -> Missing:
+        group, later = heartbeat.kv_group, self.computed.output_tokens if self.computed.group else 0
+        if not group:
+            return Missing(self.prompt_tokens + later, 0)
+        if group == self.computed.group:
+            blocks, later = len(chain), -(-later // COPIED_PER_COMPUTED)
+        else:
+            if (group, chain) not in self._copied:
+                self._copied[group, chain] = _copyable(chain, self.caches_of(group))
+            blocks = self._copied[group, chain]
+        copied = blocks * heartbeat.stats.tokens_per_kv_block
+        return Missing(self.prompt_tokens - copied + later, copied)
+
+
+def _copyable(chain: Chain, caches: Collection[PrefixIndex]) -> int:
     """Number of leading blocks of which each is in at least one of the caches."""
     blocks, previous = 0, -1
     while blocks > previous:

@@ -8,12 +8,10 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from math import inf
 from operator import itemgetter
 from random import random
-from typing import NamedTuple
 
-from router.peers.kv_groups import NOT_COMPUTED, Computed, LostCaches, copyable_blocks
+from router.peers.kv_groups import NOT_COMPUTED, Computed, Copies, LostCaches
 from router.peers.prefix_index import Chain, PrefixIndex
 from sluice.wire.hashing import Domain, block_chain, root_hash, short_hash
 from sluice.wire.heartbeats import DetokenizerHeartbeat, EngineHeartbeat
@@ -25,10 +23,6 @@ SPREAD_FACTOR = 1.5
 SPREAD_SLACK = 8
 """An engine with more sequences than SPREAD_FACTOR × those of the least loaded engine + SPREAD_SLACK gets no new
 request, even if it has the prefix cached."""
-
-
-COPIED_PER_COMPUTED = 10
-"""Tokens that an engine copies from its group in the time in which it computes one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +135,7 @@ class Placement:
         # A popular prefix must not attract every request to the engine that has it cached.
         limit = min(load.all_sequences for load, _ in loads) * SPREAD_FACTOR + SPREAD_SLACK
         loads = [(load, heartbeat) for load, heartbeat in loads if load.all_sequences <= limit]
-        engine, uncached, chain = self._least_work(loads, _Context(prompt, domain, virtual, computed))
+        engine, uncached, chain = self._least_work(loads, prompt, domain, virtual, computed)
         reached = [heartbeat.epoch for heartbeat in detokenizers if heartbeat.address not in engine.cut_off]
         return Choice(engine.epoch, self._fewest_streams(reached), sequences, uncached, chain)
 
@@ -174,18 +168,32 @@ class Placement:
             self._streams[choice.detokenizer] -= choice.sequences
 
     def _least_work(
-        self, loads: list[tuple[_EngineLoad, EngineHeartbeat]], context: "_Context"
+        self,
+        loads: list[tuple[_EngineLoad, EngineHeartbeat]],
+        prompt: Sequence[int],
+        domain: Domain,
+        virtual: VirtualTokens | None,
+        computed: Computed,
     ) -> tuple[EngineHeartbeat, int, Chain]:
         """(the engine that will continue first, the tokens that it must compute, the prompt's block hashes)."""
-        now, least = self._clock(), inf
+        now = self._clock()
+        chains: dict[tuple[str, int], Chain] = {}
+        copies = Copies(len(prompt), computed, self._group_caches)
         order = sorted(((load.work, random(), load, heartbeat) for load, heartbeat in loads), key=itemgetter(0, 1))
+        least = order[0][0] + len(prompt) + computed.output_tokens + 1
         for work, _, load, heartbeat in order:
             size = max(1, heartbeat.stats.tokens_per_kv_block)
-            chain = context.chain(heartbeat)
-            missing = context.missing(heartbeat, self._group_caches)
+            chain = chains.get(kind := (heartbeat.fingerprint, size))
+            if chain is None:
+                chain = chains[kind] = _chain(heartbeat, prompt, domain, virtual)
             # Number of blocks that must be cached on this engine for it to beat the best engine so far.
-            needed = -(-missing.cached_for(least - work) // size)
-            uncached = missing.tokens(load.cache.prefix(chain, now, needed) * size)
+            if heartbeat.kv_group or computed.group:
+                missing = copies.missing(heartbeat, chain)
+                needed = -(-missing.cached_for(least - work) // size)
+                uncached = missing.tokens(load.cache.prefix(chain, now, needed) * size)
+            else:
+                needed = max(0, (work + len(prompt) - least) // size + 1)
+                uncached = len(prompt) - load.cache.prefix(chain, now, needed) * size
             if work + uncached < least:
                 least = work + uncached
                 best = heartbeat, uncached, chain
@@ -205,62 +213,9 @@ class Placement:
         return self._engines[epoch]
 
 
-class _Missing(NamedTuple):
-    """Tokens that an engine needs before it can sample the next one, as far as it has not cached them itself."""
-
-    computed: int
-    """To be computed."""
-    copied: int = 0
-    """To be copied from its group: leading tokens of the prompt."""
-
-    def tokens(self, cached: int) -> int:
-        """The work with this many leading tokens cached, in tokens to compute."""
-        if cached > self.copied:
-            return self.computed - (cached - self.copied)
-        return self.computed + -(-(self.copied - cached) // COPIED_PER_COMPUTED)
-
-    def cached_for(self, limit: float) -> int:
-        """Number of leading tokens that must be cached for `tokens` to be less than `limit`."""
-        if limit == inf:
-            return 0
-        if self.computed < limit:
-            return max(0, self.copied - COPIED_PER_COMPUTED * (int(limit) - self.computed - 1))
-        return self.copied + self.computed - int(limit) + 1
-
-
-@dataclass(frozen=True, slots=True)
-class _Context:
-    """The tokens that engines need for a request."""
-
-    _prompt: Sequence[int]
-    _domain: Domain
-    _virtual: VirtualTokens | None
-    _computed: Computed
-    _chains: dict[tuple[str, int], Chain] = field(default_factory=dict)
-    _copied: dict[tuple[str, str, int], int] = field(default_factory=dict)
-
-    def chain(self, heartbeat: EngineHeartbeat) -> Chain:
-        """Hashes of the prompt's blocks."""
-        fingerprint, size = heartbeat.fingerprint, heartbeat.stats.tokens_per_kv_block
-        if (fingerprint, size) not in self._chains:
-            key = None if self._virtual is None else self._virtual.key
-            root = root_hash(fingerprint, *self._domain)
-            blocks = block_chain(root, self._prompt, size, key) if size else ()
-            self._chains[fingerprint, size] = tuple(map(short_hash, blocks))
-        return self._chains[fingerprint, size]
-
-    def missing(self, heartbeat: EngineHeartbeat, caches_of: Callable[[str], list[PrefixIndex]]) -> _Missing:
-        """`caches_of`: the caches of a group."""
-        group, computed, length = heartbeat.kv_group, self._computed, len(self._prompt)
-        later = computed.output_tokens if computed.group else 0
-        if not group:
-            return _Missing(length + later)
-        chain, size = self.chain(heartbeat), heartbeat.stats.tokens_per_kv_block
-        if group == computed.group:
-            copied, later = len(chain) * size, -(-later // COPIED_PER_COMPUTED)
-        else:
-            kind = group, heartbeat.fingerprint, size
-            if kind not in self._copied:
-                self._copied[kind] = copyable_blocks(chain, caches_of(group)) * size
-            copied = self._copied[kind]
-        return _Missing(length - copied + later, copied)
+def _chain(heartbeat: EngineHeartbeat, prompt: Sequence[int], domain: Domain, virtual: VirtualTokens | None) -> Chain:
+    size = heartbeat.stats.tokens_per_kv_block
+    if size < 1:
+        return ()
+    key = None if virtual is None else virtual.key
+    return tuple(map(short_hash, block_chain(root_hash(heartbeat.fingerprint, *domain), prompt, size, key)))

@@ -191,7 +191,8 @@ class AttemptSender:
         self._log.info("quarantine_entered", **request.log_ids, **details)
 
     def _submit_message(self, request: RequestState, attempt: Attempt, alone: bool) -> Submit:
-        spec, stopping = request.spec, request.spec.stopping
+        spec, given = request.spec, request.spec.stopping
+        stop = StopParams(request.max_tokens, given.min_tokens, given.eos_token_ids, given.token_ids)
         elapsed = time.monotonic() - request.arrived
         assert attempt.detokenizer.heartbeat is not None  # noqa: S101 - only peers with a heartbeat are chosen
         return Submit(
@@ -202,13 +203,7 @@ class AttemptSender:
             prompt=request.prompt,
             n=spec.n,
             sampling=request.sampling,
-            stopping=StopParams(
-                1 if attempt.hands_over else request.max_tokens,
-                stopping.min_tokens,
-                stopping.eos_token_ids,
-                stopping.token_ids,
-                attempt.hands_over,
-            ),
+            stopping=handover.limited(stop) if attempt.hands_over else stop,
             text=msgspec.structs.replace(spec.text, interval=request.interval),
             priority=spec.priority,
             salt=spec.salt,

@@ -185,13 +185,10 @@ class Dispatcher:
         if end.reason is FinishReason.HANDED_OVER:
             request.on_handed_over(sequence, end.times)
         if request.on_terminal(sequence) and not request.log.awaits_rows:
-            if request.handed_over:
+            if request.handed_over or request.attempt.hands_over:
                 self._losses.hand_over(request)
-                return
-            if request.attempt.hands_over:
-                # Its first token was the last one, or it was stopped.
-                self._counters.handovers["ended"] += 1
-            self._attempts.leave_ring(request, RequestPhase.ENDED)
+            else:
+                self._attempts.leave_ring(request, RequestPhase.ENDED)
 
 
 def _too_large() -> RequestError:

@@ -15,10 +15,13 @@ and its ordinary recovery.
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
+import msgspec
+
 from router.peers.peers import EnginePeer
 from router.requests.attempt import Attempt, Candidates
 from router.requests.request_state import RequestState
 from sluice.wire.heartbeats import Phase
+from sluice.wire.params import StopParams
 
 HAND_OVER_TOKENS = 256
 """Tokens of a prompt from which handing over pays. Fewer delay the running streams of an engine less than a second
@@ -43,6 +46,11 @@ def place(
     both = [peer for peer in generating if _phase(peer) != "decode"]
     attempt = place_among(candidates._replace(engines=[*prefilling, *both]))
     return replace(attempt, hands_over=attempt.engine in prefilling and request.max_tokens > 1)
+
+
+def limited(stopping: StopParams) -> StopParams:
+    """`stopping` of an attempt that hands over."""
+    return msgspec.structs.replace(stopping, max_tokens=1, hands_over=True)
 
 
 def _divide(engines: Iterable[EnginePeer]) -> tuple[list[EnginePeer], list[EnginePeer]]:

@@ -43,8 +43,8 @@ class Losses:
             request.log.fail(error)
 
     def hand_over(self, request: RequestState) -> None:
-        """The attempt on the ring has ended as planned, and another engine continues the request."""
-        if request.log.progress == request.attempt.progress_before:
+        """An attempt that hands over has ended. Another engine continues what its first token did not end."""
+        if request.handed_over and request.log.progress == request.attempt.progress_before:
             message = f"{request.engine} ended the attempt without a token"
             self.give_up_attempt(request, ErrorCode.ROWS_LOST, message)
         elif not self._recovery.hand_over(request) and request.aborted:

@@ -85,17 +85,18 @@ class Recovery:
 
     def hand_over(self, request: RequestState) -> bool:
         """The attempt on the ring has computed what it should. Returns whether another one follows, on another engine:
-        not if the request was stopped meanwhile."""
-        name = request.engine
-        request.on_attempt_lost(FinishReason.HANDED_OVER.name)
-        continues = request.log.open and not request.aborted
+        not if its first token was the last one, or if the request was stopped meanwhile."""
+        continues = bool(request.handed_over) and request.log.open and not request.aborted
         self._counters.handovers["continued" if continues else "ended"] += 1
         # Neither a Cancel nor a Drop: engine and detokenizer have ended the attempt themselves.
-        self._attempts.leave_ring(request, RequestPhase.RECOVERING if continues else RequestPhase.ENDED)
-        if continues:
-            self._suspects.wait(request.suspicion)
-            self._start(request, RequestError(ErrorCode.NO_ENGINE, f"{name} has computed the prompt"))
-        return continues
+        if not continues:
+            self._attempts.leave_ring(request, RequestPhase.ENDED)
+            return False
+        request.on_attempt_lost(FinishReason.HANDED_OVER.name)
+        self._attempts.leave_ring(request, RequestPhase.RECOVERING)
+        self._suspects.wait(request.suspicion)
+        self._start(request, RequestError(ErrorCode.NO_ENGINE, f"{request.engine} has computed the prompt"))
+        return True
 
     def too_slow(self, request: RequestState) -> bool:
         """Whether so much is undelivered that the request should pause."""

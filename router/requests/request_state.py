@@ -17,7 +17,6 @@ from router.requests.part import Part
 from router.requests.suspects import Suspicion
 from router.requests.token_log import RequestLog
 from router.requests.trace_context import TraceContext
-from sluice.wire.errors import FinishReason
 from sluice.wire.hashing import Domain
 from sluice.wire.params import RetentionParams, SamplingParams
 from sluice.wire.requests import PROBATION_TOKENS
@@ -131,12 +130,14 @@ class RequestState:
         """When the last row of all sequences arrived over the ring."""
         self.computed_in = ""
         """Group (`EngineHeartbeat.kv_group`) of the latest engine that has computed the prompt."""
+        self.prefill_engine: str | None = None
+        """Name of the engine that has computed the prompt and handed over."""
         self._preparation: asyncio.Timeout | None = None
         self._permit: Permit | None = None
         self._attempt: Attempt | None = None
         self._ended: set[int] = set()
         """Sequences whose terminal row has arrived."""
-        self._handed_over: set[int] = set()
+        self.handed_over: set[int] = set()
         """Those of them that the next attempt continues."""
         self._queue_before: float | None = None
         """Seconds from the first submission to the first step of the attempt that handed over."""
@@ -318,18 +319,9 @@ class RequestState:
 
     def on_handed_over(self, sequence: int, times: Times) -> None:
         """The attempt has ended `sequence`, which the next attempt continues. Call `on_terminal` next."""
-        self._handed_over.add(sequence)
+        self.handed_over.add(sequence)
+        self.prefill_engine = self.engine
         self._queue_before = self.times_since_submit(times).queue
-
-    @property
-    def handed_over(self) -> bool:
-        """Whether the next attempt continues sequences that have ended in this one."""
-        return bool(self._handed_over)
-
-    @property
-    def prefill_engine(self) -> str | None:
-        """Name of the engine that computed the prompt and handed over, if one did."""
-        return next((lost.engine for lost in self._lost if lost.reason == FinishReason.HANDED_OVER.name), None)
 
     @property
     def all_terminal(self) -> bool:
@@ -360,8 +352,8 @@ class RequestState:
         else:
             self.fruitless += accepted
         self.terminal_at = None
-        self._ended -= self._handed_over
-        self._handed_over.clear()
+        self._ended -= self.handed_over
+        self.handed_over.clear()
         # Sequences whose ends are held until tensor rows arrive run again.
         self._ended.difference_update(
             sequence.index for sequence in self.log.sequences if sequence.held_end is not None

@@ -153,6 +153,23 @@ async def test_a_recovery_shows_each_attempt(ring, start, collector, quick_recov
     assert [span.name for span in children if span.name != "attempt"] == PHASES
 
 
+async def test_a_hand_over_shows_both_engines(ring, start, collector):
+    for name, phase in (("a", "prefill"), ("b", "decode")):
+        engine = ring.add_engine(name)
+        engine.phase, engine.kv_group = phase, "g"
+    ring.add_detokenizer()
+    client = await start(otlp_endpoint=collector.address)
+    await client.events(pb.GenerationSpec(token_ids=pb.TokenIds(ids=range(500))), **called())
+    (line,) = client.lines()
+    root, children = await tree(client, collector, line)
+    first, second = (span for span in children if span.name == "attempt")
+    assert [attributes(span)["sluice.engine"] for span in (first, second)] == ["a", "b"]
+    assert (first.status.code, second.status.code) == (0, 0)
+    (event,) = root.events
+    assert (event.name, event.time_unix_nano) == ("hand_over", first.end_time_unix_nano)
+    assert (attributes(root)["sluice.prefill_engine"], attributes(root)["sluice.engine"]) == ("a", "b")
+
+
 async def test_without_an_endpoint_a_callers_trace_is_still_in_the_log(ring, start):
     ring.add_engine()
     ring.add_detokenizer()

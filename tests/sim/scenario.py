@@ -57,7 +57,7 @@ class Scenario:
         poison = random_poison(Random(number + 3))
         if poison and number % 2:
             faults = []
-        phases = random_phases(Random(number + 5))
+        phases = random_phases(Random(number + 7))
         return cls(number, policy, overlap, requests, faults, random_weights(random), poison, phases)
 
     def play(self, disturbed: bool, weights: int = 0) -> Outcome:

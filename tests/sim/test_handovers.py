@@ -12,8 +12,8 @@ from tests.sim.scenario import Scenario
 from tests.sim.simulation import Outcome
 
 REQUESTS = 6
-MOMENTS = [1.5 + 0.01 * i for i in range(40)]
-"""Seconds. The requests arrive at 1.5 s, and end before 2 s if nothing is killed."""
+MOMENTS = [round(1.5 + 0.01 * i, 2) for i in range(40)]
+"""In seconds. The requests arrive at 1.5 s, and end before 2 s if nothing is killed."""
 
 
 def plan(number: int) -> ClientPlan:
@@ -53,11 +53,12 @@ def test_requests_are_handed_over_and_nothing_is_left():
     assert (undisturbed().handovers, undisturbed().resumed) == (0, 0)
 
 
+@pytest.mark.parametrize("moments", [MOMENTS[::4], pytest.param(MOMENTS, marks=pytest.mark.long)], ids=["few", "all"])
 @pytest.mark.parametrize("engine", ENGINES)
-def test_one_side_is_killed_at_each_moment(engine):
-    outcomes = {at: scenario(Fault(at, "kill", engine, 0.5)).play(True) for at in MOMENTS}
+def test_one_side_is_killed_at_each_moment(engine, moments):
+    outcomes = {at: scenario(Fault(at, "kill", engine, 0.5)).play(True) for at in moments}
     problems = {at: [*wrong(outcome), *outcome.leftovers] for at, outcome in outcomes.items()}
     assert {at: found for at, found in problems.items() if found} == {}
-    assert sum(outcome.faults for outcome in outcomes.values()) > len(MOMENTS) // 2
+    assert sum(outcome.faults for outcome in outcomes.values()) > len(moments) // 2
     # Some deaths came after all prompts were handed over, some before.
-    assert len({outcome.resumed for outcome in outcomes.values()}) > 2
+    assert len({outcome.resumed for outcome in outcomes.values()}) > 1

@@ -1,5 +1,7 @@
 """The content of a worker's heartbeats, and that no step delays them."""
 
+from dataclasses import replace
+
 import pytest
 
 from engine_worker.core.refusals import EngineLimits
@@ -106,6 +108,13 @@ def test_heartbeats_contain_every_step_once_and_the_ends_of_requests(start):
 
 def test_heartbeats_contain_the_model_version(start):
     assert start(model_version="v2").worker._heartbeat().model_version == "v2"
+
+
+def test_heartbeats_contain_the_phase_and_the_group(start):
+    worker = start(phase="decode").worker
+    assert (worker._heartbeat().phase, worker._heartbeat().kv_group) == ("decode", "")
+    grouped = replace(worker._identity, kv_group="g").heartbeat(StepStats(), False)
+    assert (grouped.phase, grouped.kv_group) == ("decode", "g")
 
 
 def test_a_limit_below_the_models_context(start):

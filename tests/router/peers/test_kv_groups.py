@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.peers import kv_groups
-from router.peers.kv_groups import Computed
-from router.peers.placement import COPIED_PER_COMPUTED, Placement
+from router.peers.kv_groups import COPIED_PER_COMPUTED, Computed
+from router.peers.placement import Placement
 from sluice.wire.hashing import Domain
 from tests.router.peers.test_placement import DETOKENIZERS, engine, report
 
@@ -54,6 +54,7 @@ def test_other_engines_cannot_copy(group):
 
 def test_blocks_that_an_engine_is_still_computing_cannot_be_copied():
     placement = Placement(1000)
+    placement.on_engine_heartbeat(member(1))
     first = choose(placement, [member(1)])
     placement.charge(first)
     assert choose(placement, [member(2)]).uncached_tokens == 320
@@ -109,6 +110,15 @@ def test_after_a_loss_the_twin_continues_even_if_nothing_was_reported():
         assert (choice.engine, choice.uncached_tokens) == (7, 320 // COPIED_PER_COMPUTED + 500 // COPIED_PER_COMPUTED)
     strangers = [heartbeat for heartbeat in engines if heartbeat.epoch != 7]
     assert choose(placement, strangers, computed=computed).uncached_tokens == 820
+
+
+def test_an_engine_without_a_group_may_have_blocks_of_its_own_after_a_loss():
+    placement = Placement(1000)
+    idle, busy = member(1, ""), member(2, "")
+    report(placement, busy, PROMPT[:48])
+    placement.charge(choose(placement, [busy], prompt=[]))
+    choice = choose(placement, [idle, busy], computed=Computed("g", 100))
+    assert (choice.engine, choice.uncached_tokens) == (2, 320 - 48 + 100)
 
 
 def test_a_group_does_not_overload_its_members():
