@@ -115,6 +115,7 @@ class EngineBench:
         exact: bool = False,
         separates: bool = False,
         folder: PoolFolder | None = None,
+        vocab_size: int = VOCAB,
         **batching,
     ) -> None:
         """`folder`: for the scripted runner's blocks. `batching`: further fields of Batching. `num_blocks` etc. apply
@@ -156,7 +157,7 @@ class EngineBench:
             self.runner,
             EngineLimits(
                 "fingerprint",
-                VOCAB,
+                vocab_size,
                 longest,
                 max_requests,
                 tensors=frozenset(self.runner.tensors),

@@ -246,7 +246,8 @@ class EngineMachine(RuleBasedStateMachine):
         self.bench.runner.fail_moving = False
         for _ in range(MAX_FINAL_STEPS):
             if not (self.bench.engine.live.requests or self.bench.inbox or self.bench.mailbox.waiting):
-                break
+                if not self.bench.cache.copying:
+                    break
             self._steps(1)
         self.bench.run()
         self.outputs_are_right_so_far()
