@@ -245,9 +245,9 @@ class EngineMachine(RuleBasedStateMachine):
             lane.full = False
         self.bench.runner.fail_moving = False
         for _ in range(MAX_FINAL_STEPS):
-            if not (self.bench.engine.live.requests or self.bench.inbox or self.bench.mailbox.waiting):
-                if not self.bench.cache.copying:
-                    break
+            bench = self.bench
+            if not (bench.engine.live.requests or bench.inbox or bench.mailbox.waiting or bench.cache.copying):
+                break
             self._steps(1)
         self.bench.run()
         self.outputs_are_right_so_far()
