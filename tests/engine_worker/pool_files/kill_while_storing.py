@@ -12,7 +12,7 @@ from random import Random
 
 from tests.engine_worker.pool_files.files import NUM_BLOCKS, holds, open_file, store
 
-LONGEST_LIFE = 0.01
+LONGEST_LIFE = 0.03
 
 
 def live(folder: Path, start: int) -> None:
