@@ -116,6 +116,7 @@ class EngineBench:
         separates: bool = False,
         folder: PoolFolder | None = None,
         vocab_size: int = VOCAB,
+        fingerprint: str = "fingerprint",
         **batching,
     ) -> None:
         """`folder`: for the scripted runner's blocks. `batching`: further fields of Batching. `num_blocks` etc. apply
@@ -156,7 +157,7 @@ class EngineBench:
         self.engine = Engine(
             self.runner,
             EngineLimits(
-                "fingerprint",
+                fingerprint,
                 vocab_size,
                 longest,
                 max_requests,
