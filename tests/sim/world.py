@@ -2,9 +2,12 @@
 
 import asyncio
 import secrets
+import tempfile
 import time
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cache
+from pathlib import Path
 from unittest.mock import patch
 
 import engine_worker.ringside.heartbeats
@@ -13,6 +16,7 @@ import router.app
 import router.peers.peers
 import router.ring_side
 from detok_service.decoders import BytesByToken
+from engine_worker.pool_files.memory import file_system_of
 from router.api.generation_service import GenerationService
 from router.text.tokenizer_pool import TokenizerPool
 from sluice.checkpoint.folder import open_checkpoint
@@ -89,6 +93,17 @@ def simulated(network: Network, loop: VirtualLoop):
         for (module, name), replacement in replacements.items():
             stack.enter_context(patch.object(module, name, replacement))
         yield
+
+
+@contextmanager
+def pool_files(wanted: bool) -> Iterator[Path | None]:
+    """A folder in memory for the engines' pool files. None if none is wanted, or if this system has none."""
+    parent = Path("/dev/shm")
+    if not wanted or file_system_of(parent) != "tmpfs":
+        yield None
+        return
+    with tempfile.TemporaryDirectory(dir=parent, prefix="sluice-sim-") as folder:
+        yield Path(folder)
 
 
 class SimRouterInbox:
