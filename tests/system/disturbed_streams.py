@@ -2,6 +2,7 @@
 
 import asyncio
 import fcntl
+import os
 import re
 import time
 import urllib.request
@@ -67,9 +68,11 @@ class PoolFileRing:
                     found[f"engine-{number}"] = float(counted[1])
         return found
 
-    async def disturb(self, salt: str, disturb: Callable[[], None]) -> float:
+    async def disturb(self, disturb: Callable[[], None]) -> float:
         """Check that streams which are disturbed in the middle equal undisturbed ones. Returns the context tokens that
-        were computed after the disturbance. `salt`: of each test, whose blocks are not found by the others."""
+        were computed after the disturbance."""
+        # No blocks of former tests are found, nor of a former attempt.
+        salt = os.urandom(8).hex()
         async with AsyncClient(self.ring.addresses, timeout=3 * LIMIT) as client:
             assert await leftovers(client, self.ring) == NOTHING
             if not self.undisturbed:

@@ -56,13 +56,13 @@ def kill_until_restarted(ring: PoolFileRing, name: str) -> None:
 
 
 async def test_streams_of_a_killed_engine_continue_from_its_blocks(tiny: PoolFileRing) -> None:
-    assert await tiny.disturb("killed", lambda: kill(tiny, "engine-0")) <= tiny.limit
+    assert await tiny.disturb(lambda: kill(tiny, "engine-0")) <= tiny.limit
     tiny.wait_until_ready()
 
 
 @pytest.mark.long
 async def test_streams_wait_for_a_restart_if_all_engines_are_killed(tiny: PoolFileRing) -> None:
-    assert await tiny.disturb("all", lambda: kill(tiny, "engine-0", "engine-1")) <= tiny.limit
+    assert await tiny.disturb(lambda: kill(tiny, "engine-0", "engine-1")) <= tiny.limit
     tiny.wait_until_ready()
 
 
@@ -72,13 +72,13 @@ async def test_streams_of_an_engine_that_is_killed_again_once_it_has_restarted(t
         for _ in range(2):
             kill_until_restarted(tiny, "engine-1")
 
-    assert await tiny.disturb("loop", kill_twice) <= 2 * tiny.limit
+    assert await tiny.disturb(kill_twice) <= 2 * tiny.limit
     tiny.wait_until_ready()
 
 
 @pytest.mark.long
 async def test_streams_of_a_draining_engine_continue_from_its_blocks(tiny: PoolFileRing) -> None:
-    assert await tiny.disturb("drained", lambda: os.kill(tiny.ring.pids["engine-0"], signal.SIGTERM)) <= tiny.limit
+    assert await tiny.disturb(lambda: os.kill(tiny.ring.pids["engine-0"], signal.SIGTERM)) <= tiny.limit
     tiny.wait_until_ready()
 
 
@@ -86,7 +86,7 @@ async def test_streams_of_a_draining_engine_continue_from_its_blocks(tiny: PoolF
 async def test_streams_of_a_frozen_engine_continue_from_its_blocks(tiny: PoolFileRing) -> None:
     pid = tiny.ring.pids["engine-0"]
     try:
-        assert await tiny.disturb("frozen", lambda: os.kill(pid, signal.SIGSTOP)) <= tiny.limit
+        assert await tiny.disturb(lambda: os.kill(pid, signal.SIGSTOP)) <= tiny.limit
     finally:
         os.kill(pid, signal.SIGCONT)
     tiny.wait_until_ready()
@@ -95,7 +95,7 @@ async def test_streams_of_a_frozen_engine_continue_from_its_blocks(tiny: PoolFil
 @pytest.mark.long
 async def test_streams_of_a_real_model_continue_with_the_same_bits(real: PoolFileRing) -> None:
     """On a twin, and then after the restart of both engines."""
-    assert await real.disturb("killed", lambda: kill(real, "engine-0")) <= real.limit
+    assert await real.disturb(lambda: kill(real, "engine-0")) <= real.limit
     real.wait_until_ready()
-    assert await real.disturb("all", lambda: kill(real, "engine-0", "engine-1")) <= real.limit
+    assert await real.disturb(lambda: kill(real, "engine-0", "engine-1")) <= real.limit
     real.wait_until_ready()

@@ -172,8 +172,8 @@ class EngineMachine(RuleBasedStateMachine):
     @rule(choices=RANDOM_CHOICES)
     def draw_fails(self, choices):
         number = self._recent_request(choices)
-        self.bench.runner.faults.add((number, choices.randrange(self.bench.specs[number, 0].n)))
-        self.checks.disturbed.add(number)
+        seed = self.bench.specs[number, 0].sampling.seed
+        self.bench.runner.faults.add((seed, choices.randrange(self.bench.specs[number, 0].n)))
 
     @precondition(lambda self: self.bench.specs)
     @rule(choices=RANDOM_CHOICES, steps=st.integers(1, 3))
