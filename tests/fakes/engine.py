@@ -115,6 +115,8 @@ class EngineBench:
         exact: bool = False,
         separates: bool = False,
         folder: PoolFolder | None = None,
+        vocab_size: int = VOCAB,
+        fingerprint: str = "fingerprint",
         **batching,
     ) -> None:
         """`folder`: for the scripted runner's blocks. `batching`: further fields of Batching. `num_blocks` etc. apply
@@ -155,8 +157,8 @@ class EngineBench:
         self.engine = Engine(
             self.runner,
             EngineLimits(
-                "fingerprint",
-                VOCAB,
+                fingerprint,
+                vocab_size,
                 longest,
                 max_requests,
                 tensors=frozenset(self.runner.tensors),

@@ -139,4 +139,4 @@ def damage(path: Path, layout: Layout, choices: Random, *, alive: bool) -> None:
         for _ in range(choices.choice([1, 4, 40])):
             # Not a few bits: two of these could leave a sum as it was.
             noise = np.random.default_rng(choices.getrandbits(32)).bytes(choices.choice([1, 8]))
-            os.pwrite(file.fileno(), noise, max(0, min(size - len(noise), choices.randrange(begin, end))))
+            os.pwrite(file.fileno(), noise, max(0, min(end - len(noise), choices.randrange(begin, end))))

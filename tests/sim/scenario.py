@@ -21,7 +21,7 @@ from tests.sim.loop import VirtualLoop
 from tests.sim.network import Network
 from tests.sim.services import Poison
 from tests.sim.simulation import Outcome, Simulation
-from tests.sim.world import simulated
+from tests.sim.world import pool_files, simulated
 
 MAX_FAULTS = 10
 
@@ -67,14 +67,14 @@ class Scenario:
         network = Network(Random(self.seed + 1))
         seed_all(self.seed)
         try:
-            with simulated(network, loop):
+            with simulated(network, loop), pool_files(disturbed and not self.seed % 2) as folder:
                 requests = self.requests if disturbed else [plan.to_natural_end for plan in self.requests]
                 if disturbed and self.poison:
                     requests = [*requests, self.poison[0]]
                 served = self.weights if disturbed else dict.fromkeys(ENGINES, (weights, weights))
                 poison = self.poison and self.poison[1]
                 phases = self.phases if disturbed else {}
-                simulation = Simulation(network, self.policy, self.overlap, served, poison, phases)
+                simulation = Simulation(network, self.policy, self.overlap, served, poison, phases, folder)
                 clients = Random(self.seed + 2)
                 return loop.run_until_complete(simulation.run(requests, self.faults if disturbed else [], clients))
         finally:

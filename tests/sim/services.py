@@ -3,8 +3,11 @@
 import asyncio
 import secrets
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import cache
+from pathlib import Path
+from typing import Any
 
 import structlog
 
@@ -12,6 +15,7 @@ import engine_worker.ringside.worker
 import router.app
 from detok_service.decoders import ByteDecoder, Decoders
 from detok_service.service import Detokenizer, Identity
+from engine_worker.pool_files.folder import PoolFolder
 from router.access.principal import Principal
 from sluice.settings.services import EngineSettings, RouterSettings
 from sluice.v1 import generation_pb2 as pb
@@ -126,14 +130,20 @@ class SimEngine(Process):
         weights: int,
         poison: Poison | None,
         on_killed: Callable[[], None],
+        folder: Path | None,
     ) -> None:
+        """`folder`: of the engines' pool files."""
         super().__init__(name)
         settings = engine_settings(name, self.address, policy, phase)
         self.runner = MortalRunner(40, 4, 20, None, overlap)
         self.runner.poison, self.runner.weights = poison, weights
+        if folder is not None:
+            self.runner.keep_blocks(PoolFolder(folder, name, fail))
         self._on_killed = on_killed
         model = replace(checkpoint(), fingerprint=f"{checkpoint().fingerprint}-{weights}")
         self.worker = engine_worker.ringside.worker.Worker(settings, model, self.runner, SILENT)
+        if (fetches := self.worker._engine.cache.fetches) is not None:
+            fetches._reader = ReaderWithoutThread()
         self._network = network
         # Heartbeats have no thread here that could be woken.
         self.worker._heartbeats.send_now = self.worker._heartbeats._send
@@ -144,6 +154,8 @@ class SimEngine(Process):
         self.worker.stop()
 
     def kill(self) -> None:
+        if self.alive and self.runner.pool_file is not None:
+            self.runner.pool_file.close()
         super().kill()
         self.worker._inbox.close()
         self.worker._context.term()
@@ -177,6 +189,21 @@ class SimEngine(Process):
             await self.gate()
             self.worker._heartbeats._send()
             await asyncio.sleep(HEARTBEAT_SECONDS)
+
+
+class ReaderWithoutThread:
+    """Copies at once: a thread would make outcomes depend on the machine."""
+
+    def submit(self, function: Callable[..., Any], *arguments: Any) -> Future:
+        future: Future = Future()
+        future.set_result(function(*arguments))
+        return future
+
+    def shutdown(self, **_: bool) -> None: ...
+
+
+def fail(reason: str) -> None:
+    raise AssertionError(reason)
 
 
 class SimDetokenizer(Process):

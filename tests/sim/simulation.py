@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from random import Random
 
 from sluice.wire.heartbeats import Phase
@@ -45,15 +46,17 @@ class Simulation:
         weights: Mapping[str, tuple[int, int]],
         poison: Poison | None,
         phases: Mapping[str, Phase] = {},
+        folder: Path | None = None,
     ) -> None:
         """`weights`: of each engine, at first and after a restart. `phases`: of engines, by name; the others have
-        both."""
+        both. `folder`: for the engines' pool files."""
         self._network = network
         self._policy = policy
         self._overlap = overlap
         self._weights = weights
         self._poison = poison
         self._phases = phases
+        self._folder = folder
         self._processes: dict[str, Process] = {}
         self._clients: list[SimClient] = []
         self._carried_out = 0
@@ -107,7 +110,7 @@ class Simulation:
             phase = self._phases.get(name, "both")
             on_killed, weights = partial(self._restart, name), self._weights[name][name in self._processes]
             self._processes[name] = SimEngine(
-                network, name, self._policy, phase, self._overlap, weights, self._poison, on_killed
+                network, name, self._policy, phase, self._overlap, weights, self._poison, on_killed, self._folder
             )
         elif name in DETOKENIZERS:
             self._processes[name] = SimDetokenizer(network, name)

@@ -2,9 +2,12 @@
 
 import asyncio
 import secrets
+import tempfile
 import time
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cache
+from pathlib import Path
 from unittest.mock import patch
 
 import engine_worker.ringside.heartbeats
@@ -18,6 +21,7 @@ from engine_worker.ringside.identity import Identity
 from router.api.generation_service import GenerationService
 from router.text.tokenizer_pool import TokenizerPool
 from sluice.checkpoint.folder import open_checkpoint
+from sluice.host.memory_files import is_in_memory
 from sluice.tiny_model import path
 from sluice.wire.requests import ToRouter
 from tests.fakes.scripted_tokens import VOCAB
@@ -99,6 +103,17 @@ def simulated(network: Network, loop: VirtualLoop):
         for (module, name), replacement in replacements.items():
             stack.enter_context(patch.object(module, name, replacement))
         yield
+
+
+@contextmanager
+def pool_files(wanted: bool) -> Iterator[Path | None]:
+    """A folder in memory for the engines' pool files. None if none is wanted, or if this system has none."""
+    parent = Path("/dev/shm")
+    if not (wanted and is_in_memory(parent)):
+        yield None
+        return
+    with tempfile.TemporaryDirectory(dir=parent, prefix="sluice-sim-") as folder:
+        yield Path(folder)
 
 
 class SimRouterInbox:

@@ -172,8 +172,8 @@ class EngineMachine(RuleBasedStateMachine):
     @rule(choices=RANDOM_CHOICES)
     def draw_fails(self, choices):
         number = self._recent_request(choices)
-        self.bench.runner.faults.add((number, choices.randrange(self.bench.specs[number, 0].n)))
-        self.checks.disturbed.add(number)
+        seed = self.bench.specs[number, 0].sampling.seed
+        self.bench.runner.faults.add((seed, choices.randrange(self.bench.specs[number, 0].n)))
 
     @precondition(lambda self: self.bench.specs)
     @rule(choices=RANDOM_CHOICES, steps=st.integers(1, 3))
@@ -245,7 +245,8 @@ class EngineMachine(RuleBasedStateMachine):
             lane.full = False
         self.bench.runner.fail_moving = False
         for _ in range(MAX_FINAL_STEPS):
-            if not (self.bench.engine.live.requests or self.bench.inbox or self.bench.mailbox.waiting):
+            bench = self.bench
+            if not (bench.engine.live.requests or bench.inbox or bench.mailbox.waiting or bench.cache.copying):
                 break
             self._steps(1)
         self.bench.run()

@@ -81,7 +81,7 @@ class OutcomeChecks:
 
     def _check_end(self, spec: Submit, sequence: int) -> None:
         attempt = (spec.request, spec.attempt)
-        end = self._bench.stream(spec.request, sequence, spec.attempt).end
+        end, faults = self._bench.stream(spec.request, sequence, spec.attempt).end, self._bench.runner.faults
         assert end is not None
         complete = end.reason in COMPLETE
         output = self._bench.output(spec.request, sequence, spec.attempt)
@@ -91,7 +91,7 @@ class OutcomeChecks:
             assert output == self._oracle.output(spec, sequence)
         elif attempt in self.superseded and end.reason is FinishReason.ABORTED:
             pass
-        elif spec.request not in self.disturbed:
+        elif not (spec.request in self.disturbed or any(seed == spec.sampling.seed for seed, _ in faults)):
             assert end.fault.code in REFUSED | (set() if self._may_preempt else {"NOT_BUILT_YET"})
 
     def _check_prompt_logprobs(self, spec: Submit, *, has_output: bool) -> None:

@@ -1,0 +1,101 @@
+"""Engines with pool files: streams whose engine dies, freezes, drains or restarts compute almost nothing again."""
+
+import os
+import signal
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.deaths.precisions import PRECISIONS
+from tests.fakes.ports import start_with_metrics
+from tests.fakes.processes import LIMIT
+from tests.system.disturbed_streams import PoolFileRing
+
+pytestmark = pytest.mark.timeout(600)
+
+PEER_TIMEOUT = 5.0
+"""Seconds; long enough that a busy machine makes no live peer count as lost."""
+
+
+def start(block: int, exact: bool, model: Path | None = None, **settings: Any) -> Iterator[PoolFileRing]:
+    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="sluice-test-") as folder:
+        engine_args = {"kv_folder": folder, "kv_cache_tokens": 12_000} | settings
+        arguments = {"router_args": {"peer_timeout": PEER_TIMEOUT}, "engine_args": engine_args}
+        ring = start_with_metrics(2, 1, model=model, **arguments)
+        try:
+            yield PoolFileRing(ring, Path(folder), block, exact=exact)
+        finally:
+            ring.stop()
+
+
+@pytest.fixture(scope="module")
+def tiny() -> Iterator[PoolFileRing]:
+    yield from start(16, exact=False, backend="torch")
+
+
+@pytest.fixture(scope="module", params=["float32", "int8"])
+def real(request: pytest.FixtureRequest, real_model: Path) -> Iterator[PoolFileRing]:
+    yield from start(32, exact=True, model=real_model, backend="openvino", **PRECISIONS[request.param])
+
+
+def kill(ring: PoolFileRing, *names: str) -> None:
+    for name in names:
+        os.kill(ring.ring.pids[name], signal.SIGKILL)
+
+
+def kill_until_restarted(ring: PoolFileRing, name: str) -> None:
+    pid, end = ring.ring.pids[name], time.monotonic() + LIMIT
+    os.kill(pid, signal.SIGKILL)
+    while ring.ring.pids.get(name, pid) == pid or name not in ring.computed():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+async def test_streams_of_a_killed_engine_continue_from_its_blocks(tiny: PoolFileRing) -> None:
+    assert await tiny.disturb(lambda: kill(tiny, "engine-0")) <= tiny.limit
+    tiny.wait_until_ready()
+
+
+@pytest.mark.long
+async def test_streams_wait_for_a_restart_if_all_engines_are_killed(tiny: PoolFileRing) -> None:
+    assert await tiny.disturb(lambda: kill(tiny, "engine-0", "engine-1")) <= tiny.limit
+    tiny.wait_until_ready()
+
+
+@pytest.mark.long
+async def test_streams_of_an_engine_that_is_killed_again_once_it_has_restarted(tiny: PoolFileRing) -> None:
+    def kill_twice() -> None:
+        for _ in range(2):
+            kill_until_restarted(tiny, "engine-1")
+
+    assert await tiny.disturb(kill_twice) <= 2 * tiny.limit
+    tiny.wait_until_ready()
+
+
+@pytest.mark.long
+async def test_streams_of_a_draining_engine_continue_from_its_blocks(tiny: PoolFileRing) -> None:
+    assert await tiny.disturb(lambda: os.kill(tiny.ring.pids["engine-0"], signal.SIGTERM)) <= tiny.limit
+    tiny.wait_until_ready()
+
+
+@pytest.mark.long
+async def test_streams_of_a_frozen_engine_continue_from_its_blocks(tiny: PoolFileRing) -> None:
+    pid = tiny.ring.pids["engine-0"]
+    try:
+        assert await tiny.disturb(lambda: os.kill(pid, signal.SIGSTOP)) <= tiny.limit
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    tiny.wait_until_ready()
+
+
+@pytest.mark.long
+async def test_streams_of_a_real_model_continue_with_the_same_bits(real: PoolFileRing) -> None:
+    """On a twin, and then after the restart of both engines."""
+    assert await real.disturb(lambda: kill(real, "engine-0")) <= real.limit
+    real.wait_until_ready()
+    assert await real.disturb(lambda: kill(real, "engine-0", "engine-1")) <= real.limit
+    real.wait_until_ready()
