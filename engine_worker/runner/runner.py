@@ -193,10 +193,11 @@ class ModelRunner:
         # Before rank 0 computes: a collective waits for all ranks, so they should start together.
         if self._followers is not None:
             self._followers.send_step(step.moves, arrays, self._replicated_step(sampling), loads)
-        work = StepWork(step.moves, loads, weights, prepared, sampling, rows, {}, previous, debug)
+        work = StepWork(step.moves, loads, weights, prepared, sampling, rows, {}, [], previous, debug)
         # The caller's thread is in inference mode; the runner's thread has to enter it.
         compute = self._computer.compute if self._thread is None else self._computer.compute_in_thread
-        launched = self._latest = LaunchedStep(self._start(compute, work), work.missing, rows, self._waiting)
+        results = self._start(compute, work)
+        launched = self._latest = LaunchedStep(results, work.missing, rows, work.saved, self._waiting)
         return launched
 
     def _plan_sampling(self, step_draws: StepDraws) -> SampledDraws | None:
