@@ -1,0 +1,225 @@
+"""Copies of full blocks in a side stream."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine_worker.attention import cache as caches
+from engine_worker.attention.cache import KVCache, host_layout
+from engine_worker.attention.saver import BlockSaver, Inline, SideStream
+from engine_worker.pool_files.folder import PoolFolder
+from engine_worker.pool_files.pool_file import PoolFile
+from engine_worker.step import Move, MoveKind
+
+LAYERS, BLOCKS, TOKENS, HEADS, DIM = 3, 6, 4, 2, 8
+CPU = torch.device("cpu")
+
+
+class Device:
+    """A device with two streams that computes only when it has to, and as late as it may."""
+
+    def __init__(self) -> None:
+        self.log: list[str] = []
+        self._queues: dict[str, list[tuple[Callable[[], None], list[Event]]]] = {"main": [], "side": []}
+        self._waits: dict[str, list[Event]] = {"main": [], "side": []}
+
+    def add(self, stream: str, name: str, work: Callable[[], None] = lambda: None) -> "Event":
+        event = Event(self, stream)
+
+        def run() -> None:
+            work()
+            self.log.append(name)
+            event.over = True
+
+        waits, self._waits[stream] = self._waits[stream], []
+        self._queues[stream].append((run, waits))
+        event.number = len(self._queues[stream])
+        self._latest = event
+        return event
+
+    def wait_event(self, stream: str, event: "Event") -> None:
+        self._waits[stream].append(event)
+
+    def run_until(self, event: "Event") -> None:
+        queue = self._queues[event.stream]
+        while not event.over:
+            work, waits = queue.pop(0)
+            for other in waits:
+                self.run_until(other)
+            work()
+
+
+class Event:
+    """The end of a piece of work."""
+
+    def __init__(self, device: Device, stream: str) -> None:
+        self._device = device
+        self.stream = stream
+        self.over = False
+
+    def done(self) -> bool:
+        return self.over
+
+    def wait(self) -> None:
+        self._device.run_until(self)
+
+    def hold_back(self) -> None:
+        self._device.wait_event("main", self)
+
+
+class Side(SideStream):
+    def __init__(self, device: Device) -> None:
+        self._device = device
+
+    def queue(self, work: Callable[[], None]) -> Event:
+        self._device.wait_event("side", self._device.add("main", "event"))
+        return self._device.add("side", "copies", work)
+
+
+def blocks_of(dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, torch.Tensor]:
+    """Blocks as in a KVCache, with a spare slot after those of each layer; and host blocks."""
+    slots = torch.arange(2 * LAYERS * (BLOCKS * TOKENS + 1) * HEADS * DIM).to(dtype)
+    slots = slots.view(2, LAYERS, BLOCKS * TOKENS + 1, HEADS, DIM)
+    return slots[:, :, :-1].unflatten(2, (BLOCKS, TOKENS)), torch.zeros(
+        BLOCKS, 2, LAYERS, TOKENS, HEADS, DIM, dtype=dtype
+    )
+
+
+@pytest.mark.parametrize("staged", [1, 2, 100])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_blocks_are_copied_with_their_sums(dtype: torch.dtype, staged: int):
+    blocks, host = blocks_of(dtype)
+    sums: dict[int, int] = {}
+    saver = BlockSaver(blocks, host, Inline(), sums.__setitem__, staged * host[0].nbytes)
+    pairs = [(4, 1), (0, 5), (3, 2), (5, 0)]
+    saver.save(pairs).land()
+    for source, target in pairs:
+        assert host[target].equal(blocks[:, :, source])
+        words = host[target].contiguous().view(torch.uint8).numpy().view("<u8")
+        assert sums[target] == int(words.sum())
+    assert not host[3:5].any()
+
+
+def test_blocks_whose_slots_are_no_words_have_no_sums():
+    blocks, host = blocks_of(torch.bfloat16)
+    sums: dict[int, int] = {}
+    saver = BlockSaver(blocks[..., :1, :3], host[..., :1, :3].contiguous(), Inline(), sums.__setitem__)
+    # Slots of 6 bytes. Their memory must not be changed as words of 8.
+    assert saver.save([(1, 1)]) is not None
+    assert sums == {}
+
+
+def test_copies_begin_after_what_was_queued_and_land_before_their_sums():
+    device = Device()
+    blocks, host = blocks_of()
+    sums: dict[int, int] = {}
+    saver = BlockSaver(blocks, host, Side(device), sums.__setitem__)
+    device.add("main", "write", lambda: blocks[:, :, 2].fill_(7))
+    saved = saver.save([(2, 0)])
+    assert device.log == []
+    saved.land()
+    assert device.log == ["write", "event", "copies"]
+    assert host[0].eq(7).all()
+    assert sums.keys() == {0}
+
+
+def test_the_step_computes_while_copies_are_made():
+    device = Device()
+    saver = BlockSaver(*blocks_of(), Side(device), lambda block, total: None)
+    saver.join()
+    saver.save([(2, 0)])
+    device.add("main", "model").wait()
+    assert device.log == ["event", "model"]
+
+
+def test_the_next_step_waits_for_copies_under_way():
+    device = Device()
+    blocks, host = blocks_of()
+    before = blocks[:, :, 2].clone()
+    saver = BlockSaver(blocks, host, Side(device), lambda block, total: None)
+    saver.save([(2, 0)])
+    saver.join()
+    device.add("main", "overwrite", lambda: blocks[:, :, 2].fill_(0)).wait()
+    assert device.log == ["event", "copies", "overwrite"]
+    assert host[0].equal(before)
+
+
+def test_nothing_waits_for_copies_that_have_been_made():
+    device = Device()
+    saver = BlockSaver(*blocks_of(), Side(device), lambda block, total: None)
+    saver.save([(2, 0)]).land()
+    saver.join()
+    assert device._waits["main"] == []
+
+
+class Opened:
+    def __init__(self, folder: Path) -> None:
+        view = PoolFolder(folder, "a", print)
+        file = view.open(host_layout(LAYERS, TOKENS, HEADS, DIM, torch.float32), "", lambda: BLOCKS)
+        assert file is not None
+        self.file: PoolFile = file
+        self.cache = KVCache(LAYERS, BLOCKS, TOKENS, HEADS, DIM, torch.float32, CPU, BLOCKS, file)
+
+
+@pytest.fixture
+def opened(shared_memory: Path) -> Opened:
+    return Opened(shared_memory)
+
+
+def test_the_host_pool_of_a_cache_is_in_the_file(opened: Opened):
+    for index, layer in enumerate(opened.cache.layers):
+        layer.keys[3], layer.values[3] = index + 1, -index - 1
+    opened.cache.move([Move(MoveKind.SAVE, 3, 1), Move(MoveKind.COPY, 0, 2)])
+    saved = opened.cache.take_saved()
+    assert opened.cache.take_saved() is None
+    saved.land()
+    assert opened.file.take_sum(1) == opened.file.sum(1) != 0
+    opened.cache.move([Move(MoveKind.ONLOAD, 1, 5)])
+    assert opened.cache.take_saved() is None
+    for index, layer in enumerate(opened.cache.layers):
+        assert layer.keys[5].eq(index + 1).all()
+        assert layer.values[5].eq(-index - 1).all()
+    part = opened.file.parts[0][1].view("f4").reshape(2, LAYERS, -1)
+    assert [row[0] for row in part[0]] == [1, 2, 3]
+
+
+def test_other_moves_of_a_step_come_before_its_copies(opened: Opened):
+    """The host block is loaded before it receives other content."""
+    opened.cache.layers[0].keys[0] = 1
+    opened.cache.layers[0].keys[1] = 2
+    opened.cache.move([Move(MoveKind.OFFLOAD, 0, 4)])
+    opened.cache.move([Move(MoveKind.SAVE, 1, 4), Move(MoveKind.ONLOAD, 4, 5)])
+    assert opened.cache.layers[0].keys[5].eq(1).all()
+    opened.cache.move([Move(MoveKind.ONLOAD, 4, 5)])
+    assert opened.cache.layers[0].keys[5].eq(2).all()
+
+
+def test_a_cache_without_a_file_saves_nothing():
+    """Such as that of a draft model."""
+    cache = KVCache(LAYERS, BLOCKS, TOKENS, HEADS, DIM, torch.float32, CPU, BLOCKS)
+    cache.move([Move(MoveKind.SAVE, 0, 1)])
+    assert cache.take_saved() is None
+
+
+def test_all_blocks_are_reserved_before_their_memory_is_pinned(shared_memory: Path, monkeypatch):
+    reserved = []
+
+    def pin(blocks: torch.Tensor, device: torch.device) -> torch.Tensor:
+        file = next(shared_memory.glob("*/*.pool"))
+        reserved.append(file.stat().st_blocks * 512 >= blocks.nbytes)
+        return blocks
+
+    monkeypatch.setattr(caches, "pinned", pin)
+    Opened(shared_memory)
+    assert reserved == [True]
+
+
+def test_adopting_does_not_replace_pinned_memory(opened: Opened, shared_memory: Path):
+    """Pages that were released would be others when they are used again, and the device would write to the old ones."""
+    opened.file.close()
+    again = Opened(shared_memory)
+    used = again.file.used_bytes
+    list(again.file.adopted())
+    assert again.file.used_bytes == used
