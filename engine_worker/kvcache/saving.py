@@ -47,8 +47,6 @@ class SavingTiers(Tiers):
         event_buffer: int = 0,
         file: PoolFile | None = None,
     ) -> None:
-        self.saves = 0
-        """Full blocks copied to the host since the start, without those that were evicted before."""
         self._saves: dict[int, int] = {}
         """Device blocks to copy in the next step, by host block."""
         super().__init__(num_blocks, num_host_blocks, clock, event_buffer, file)

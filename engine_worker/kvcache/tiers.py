@@ -46,6 +46,8 @@ class Tiers:
         """Device blocks whose content was evicted since the start, offloaded or not."""
         self.offloads = 0
         self.onloads = 0
+        self.saves = 0
+        """Full blocks copied to the host before they were evicted."""
         self.adopted = 0
         """Blocks that another engine has computed, before this one started with its file."""
         for content in self.shared.adopt():

@@ -73,11 +73,12 @@ class ModelRunner:
             "attention": forward.attention,
             "overlap": str(overlap),
         }
-        if extensions.pool_file is not None:
-            self.choices["kv_file"] = extensions.pool_file.path
         self.overlap = overlap
         self.adapters = extensions.adapters
         self.pool_file, self.pool_folder = extensions.pool_file, extensions.pool_folder
+        if self.pool_file is not None:
+            pool = "host" if self.pool_file.layout.on_host else "device"
+            self.choices |= {"kv_file": self.pool_file.path, "kv_file_pool": pool}
         self.draft_context = None if drafter is None else drafter.max_context
         self._drafter = None if drafter is None else drafter.runner
         self._images = extensions.images
