@@ -82,6 +82,7 @@ class Plan(Stages):
                 self._alone(large)
             with self._runners:
                 self._large(large)
+        self._files(small, large or small)
         self._do("tests", TESTS, self._tests, needed=True)
         with self._runners:
             self._rest(small)

@@ -2,6 +2,7 @@
 
 import math
 import mmap
+import weakref
 from collections.abc import Iterable
 
 import torch
@@ -75,11 +76,11 @@ class KVCache:
         self._saver: BlockSaver | None = None
         self._saved: Saved | None = None
         if file is None or not on_host:
-            self._host_blocks = pinned(zeros(host_shape, dtype, torch.device("cpu")), device)
+            self._host_blocks = self._pinned(zeros(host_shape, dtype, torch.device("cpu")), device)
         else:
             file.reserve_all()
             blocks = torch.from_numpy(file.parts[0][:-1]).view(dtype)
-            self._host_blocks = pinned(blocks.view(host_shape), device)
+            self._host_blocks = self._pinned(blocks.view(host_shape), device)
             self._saver = BlockSaver(self._blocks, self._host_blocks, side_stream(device), file.note_sum)
         self.num_blocks = num_blocks
         self.num_host_blocks = num_host_blocks
@@ -117,6 +118,17 @@ class KVCache:
         saved, self._saved = self._saved, None
         return saved
 
+    def _pinned(self, blocks: Tensor, device: torch.device) -> Tensor:
+        """Pin host memory if the device is a GPU, as long as this cache exists, so that copies are asynchronous."""
+        if device.type == "cuda" and blocks.nbytes:
+            # Not by torch's pinned allocator, which rounds up to a power of two and so may take almost twice the
+            # memory.
+            cudart = torch.cuda.cudart()
+            torch.cuda.check_error(cudart.cudaHostRegister(blocks.data_ptr(), blocks.nbytes, 0))
+            # At the end of the process CUDA may have been shut down already.
+            weakref.finalize(self, cudart.cudaHostUnregister, blocks.data_ptr()).atexit = False
+        return blocks
+
     @staticmethod
     def block_bytes(
         num_layers: int, tokens_per_block: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype
@@ -152,12 +164,3 @@ def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> T
         return torch.zeros(shape, dtype=dtype, device=device)
     # torch.zeros would write them all now.
     return torch.frombuffer(mmap.mmap(-1, size), dtype=dtype).view(shape)
-
-
-def pinned(blocks: Tensor, device: torch.device) -> Tensor:
-    """Pin host memory if the device is a GPU, so that copies are asynchronous."""
-    if device.type == "cuda" and blocks.nbytes:
-        # Not by torch's pinned allocator, which rounds up to a power of two and so may take almost twice the memory.
-        cudart = torch.cuda.cudart()
-        torch.cuda.check_error(cudart.cudaHostRegister(blocks.data_ptr(), blocks.nbytes, 0))
-    return blocks

@@ -90,6 +90,11 @@ class PoolFile:
         """Bytes of the file in memory."""
         return os.fstat(self._file).st_blocks * 512
 
+    @property
+    def num_valid(self) -> int:
+        """Blocks with a content that other engines can find."""
+        return int(np.count_nonzero(self._valid))
+
     def reserve(self, block: int) -> None:
         """Call before the first use of a block. Blocks are used in about the order of their numbers."""
         if block >= self._reserved:

@@ -218,7 +218,7 @@ class EngineSettings(
 
     @model_validator(mode="after")
     def _check_folder(self) -> Self:
-        if self.kv_folder is not None and self.tensor_parallel > 1:
+        if self.needs_pool_folder and self.tensor_parallel > 1:
             raise ValueError(f"kv_folder: is not supported with tensor_parallel > 1 (got {self.tensor_parallel})")
         return self
 

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine_worker.attention import cache as caches
 from engine_worker.attention.cache import KVCache, host_layout
 from engine_worker.attention.saver import BlockSaver, Inline, SideStream
 from engine_worker.pool_files.folder import PoolFolder
@@ -206,12 +205,12 @@ def test_a_cache_without_a_file_saves_nothing():
 def test_all_blocks_are_reserved_before_their_memory_is_pinned(shared_memory: Path, monkeypatch):
     reserved = []
 
-    def pin(blocks: torch.Tensor, device: torch.device) -> torch.Tensor:
+    def pin(cache: KVCache, blocks: torch.Tensor, device: torch.device) -> torch.Tensor:
         file = next(shared_memory.glob("*/*.pool"))
         reserved.append(file.stat().st_blocks * 512 >= blocks.nbytes)
         return blocks
 
-    monkeypatch.setattr(caches, "pinned", pin)
+    monkeypatch.setattr(KVCache, "_pinned", pin)
     Opened(shared_memory)
     assert reserved == [True]
 
