@@ -101,7 +101,7 @@ def markdown(found: Findings) -> str:
     parts = [f"# The GPU engine, measured\n\n`{command}`: {origin}. Data: [gpu.json](gpu.json).", *found.notes]
     if found.doing:
         parts.append(f"Incomplete: *{found.doing}* was running when this was written.")
-    if found.decode and not found.doing:
+    if any(one.mode == AS_SERVED for one in found.decode) and not found.doing:
         parts.append("![Generation](gpu.png)")
     parts += [f"## {one.title}\n\n{tables.markdown(one, '---')}" for one in tables_of(found)]
     return "\n\n".join(parts) + "\n"

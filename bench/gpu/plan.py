@@ -88,6 +88,11 @@ class Plan(Stages):
             self._rest(small)
         self._peers(large or small)
 
+    def files(self) -> None:
+        """Only what is about KV blocks in files."""
+        small, large = self._scale.small, self._scale.large
+        self._files(small, (large and self._fitting(large)) or small)
+
     def _start(self, shape: Shape) -> None:
         self._do("the machine", 0, self._facts)
         for title in subjects():
