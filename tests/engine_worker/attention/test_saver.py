@@ -1,13 +1,15 @@
 """Copies of full blocks in a side stream."""
 
 from collections.abc import Callable
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import torch
 
+from engine_worker.attention import cache as caches
 from engine_worker.attention.cache import KVCache, host_layout
-from engine_worker.attention.saver import BlockSaver, Inline, SideStream
+from engine_worker.attention.saver import BlockSaver, Inline, SideStream, side_stream
 from engine_worker.pool_files.folder import PoolFolder
 from engine_worker.pool_files.pool_file import PoolFile
 from engine_worker.step import Move, MoveKind
@@ -195,6 +197,16 @@ def test_other_moves_of_a_step_come_before_its_copies(opened: Opened):
     assert opened.cache.layers[0].keys[5].eq(2).all()
 
 
+def test_the_moves_of_the_next_step_wait_for_the_copies(shared_memory: Path, monkeypatch):
+    device = Device()
+    monkeypatch.setattr(caches, "side_stream", lambda _: Side(device))
+    cache = Opened(shared_memory).cache
+    cache.move([Move(MoveKind.SAVE, 3, 1)])
+    cache.move([])
+    device.add("main", "overwrite").wait()
+    assert device.log == ["event", "copies", "overwrite"]
+
+
 def test_a_cache_without_a_file_saves_nothing():
     """Such as that of a draft model."""
     cache = KVCache(LAYERS, BLOCKS, TOKENS, HEADS, DIM, torch.float32, CPU, BLOCKS)
@@ -222,3 +234,82 @@ def test_adopting_does_not_replace_pinned_memory(opened: Opened, shared_memory: 
     used = again.file.used_bytes
     list(again.file.adopted())
     assert again.file.used_bytes == used
+
+
+class FakeStream:
+    """Records what was queued on it."""
+
+    device = torch.device("cuda", 0)
+
+    def __init__(self, name: str, log: list[str]) -> None:
+        self._name = name
+        self._log = log
+
+    def wait_stream(self, other: "FakeStream") -> None:
+        self._log.append(f"{self._name} waits for {other._name}")
+
+    def wait_event(self, event: "FakeEvent") -> None:
+        self._log.append(f"{self._name} waits for the event of {event.stream._name}")
+
+
+class FakeEvent:
+    def __init__(self, *, blocking: bool) -> None:
+        assert blocking
+
+    def record(self, stream: FakeStream) -> None:
+        self.stream = stream
+
+    def query(self) -> bool:
+        return False
+
+    def synchronize(self) -> None:
+        self.stream._log.append(f"the host waits for {self.stream._name}")
+
+
+def test_work_in_the_side_stream_of_cuda(monkeypatch):
+    log: list[str] = []
+    main, side = FakeStream("main", log), FakeStream("side", log)
+    current = [main]
+
+    @contextmanager
+    def within(stream: FakeStream):
+        current.append(stream)
+        yield
+        current.pop()
+
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: side)
+    monkeypatch.setattr(torch.cuda, "Event", FakeEvent)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: current[-1])
+    monkeypatch.setattr(torch.cuda, "stream", within)
+    queued = side_stream(torch.device("cuda", 0)).queue(lambda: log.append(f"work in {current[-1]._name}"))
+    assert not queued.done()
+    queued.hold_back()
+    queued.wait()
+    assert log == [
+        "side waits for main",
+        "work in side",
+        "main waits for the event of side",
+        "the host waits for side",
+    ]
+
+
+def test_pinned_memory_is_released_with_the_cache(monkeypatch):
+    calls: list[tuple[str, int]] = []
+
+    class Cudart:
+        def cudaHostRegister(self, address: int, size: int, flags: int) -> int:  # noqa: N802
+            calls.append(("pinned", address))
+            return 0
+
+        def cudaHostUnregister(self, address: int) -> int:  # noqa: N802
+            calls.append(("released", address))
+            return 0
+
+    monkeypatch.setattr(torch.cuda, "cudart", Cudart)
+    monkeypatch.setattr(torch.cuda, "check_error", lambda code: None)
+    cache = KVCache(LAYERS, BLOCKS, TOKENS, HEADS, DIM, torch.float32, CPU, BLOCKS)
+    cache._pinned(cache._host_blocks, FakeStream.device)
+    address = cache._host_blocks.data_ptr()
+    assert calls == [("pinned", address)]
+    del cache
+    assert calls == [("pinned", address), ("released", address)]

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from engine_worker.pool_files.folder import PoolFolder
+from engine_worker.pool_files.pool_file import PoolFile
 from engine_worker.runner import load, memory
 from engine_worker.runner.config import DraftConfig, RunnerConfig
 from engine_worker.runner.extensions import Extensions
@@ -54,6 +55,17 @@ def test_a_twin_and_the_next_engine_continue_with_copied_blocks(shared_memory: P
     assert output == expected
     assert following.cache.tiers.adopted == 5
     assert following.engine.stats.context_tokens == 6
+
+
+def test_the_sums_in_the_file_are_those_of_the_device(shared_memory: Path, monkeypatch):
+    """Reading each copy again would take the engine's thread longer than the copy."""
+    runner = loaded(shared_memory)
+    file = runner.pool_file
+    with monkeypatch.context() as patch:
+        patch.setattr(PoolFile, "sum", None)
+        generated(runner)
+    assert file.num_valid == 5
+    assert all(file._entries[block]["sum"] == file.sum(block) for block in range(5))
 
 
 def test_the_draft_models_host_blocks_are_in_no_file(shared_memory: Path):
