@@ -9,7 +9,7 @@ from hypothesis import HealthCheck
 from hypothesis.stateful import invariant
 
 from engine_worker.pool_files.folder import PoolFolder
-from engine_worker.pool_files.memory import file_system_of
+from sluice.host.memory_files import is_in_memory
 from tests.engine_worker.core import machine
 from tests.engine_worker.core.machine import EngineMachine
 from tests.engine_worker.core.machine_inputs import BASES
@@ -21,7 +21,7 @@ SHARED = Path("/dev/shm")
 pytestmark = [
     pytest.mark.timeout(600),
     pytest.mark.long,
-    pytest.mark.skipif(file_system_of(SHARED) != "tmpfs", reason="this system has no /dev/shm in memory"),
+    pytest.mark.skipif(not is_in_memory(SHARED), reason="this system has no /dev/shm in memory"),
 ]
 
 
