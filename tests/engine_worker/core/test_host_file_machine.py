@@ -28,7 +28,10 @@ pytestmark = [
 class BesideAnother(EngineBench):
     """Copies blocks from an engine that has computed some of the prompts."""
 
-    def __init__(self, num_blocks: int, tokens_per_block: int, *sizes, num_host_blocks: int, window, **options) -> None:
+    def __init__(
+        self, num_blocks: int, tokens_per_block: int, *sizes, num_host_blocks: int, window, folder, **options
+    ) -> None:
+        """`folder` is replaced."""
         self._memory_folder = tempfile.TemporaryDirectory(dir=SHARED, prefix="sluice-test-")
         host = {"num_host_blocks": num_host_blocks or 3, "window": window, "host_file": True}
         folder = Path(self._memory_folder.name)
@@ -57,8 +60,9 @@ class HostFileMachine(EngineMachine):
 
     def teardown(self) -> None:
         super().teardown()
-        assert not self.bench.cache.tiers.saving
-        self.bench._memory_folder.cleanup()
+        if hasattr(self, "bench"):
+            assert not self.bench.cache.tiers.saving
+            self.bench._memory_folder.cleanup()
 
 
 @pytest.fixture(autouse=True)
