@@ -9,7 +9,7 @@ import torch
 
 from engine_worker.attention import cache as caches
 from engine_worker.attention.cache import KVCache, host_layout
-from engine_worker.attention.saver import BlockSaver, Inline, SideStream, side_stream
+from engine_worker.attention.saver import BlockSaver, Inline, SideStream, _runs, side_stream
 from engine_worker.pool_files.folder import PoolFolder
 from engine_worker.pool_files.pool_file import PoolFile
 from engine_worker.step import Move, MoveKind
@@ -215,25 +215,48 @@ def test_a_cache_without_a_file_saves_nothing():
 
 
 def test_all_blocks_are_reserved_before_their_memory_is_pinned(shared_memory: Path, monkeypatch):
-    reserved = []
+    log: list[str] = []
+    reserve = PoolFile.reserve_all
+
+    def reserve_all(file: PoolFile) -> None:
+        reserve(file)
+        assert file._reserved == BLOCKS
+        log.append("reserved")
 
     def pin(cache: KVCache, blocks: torch.Tensor, device: torch.device) -> torch.Tensor:
-        file = next(shared_memory.glob("*/*.pool"))
-        reserved.append(file.stat().st_blocks * 512 >= blocks.nbytes)
+        log.append("pinned")
         return blocks
 
+    monkeypatch.setattr(PoolFile, "reserve_all", reserve_all)
     monkeypatch.setattr(KVCache, "_pinned", pin)
     Opened(shared_memory)
-    assert reserved == [True]
+    assert log == ["reserved", "pinned"]
 
 
-def test_adopting_does_not_replace_pinned_memory(opened: Opened, shared_memory: Path):
+def test_memory_of_an_adopted_file_needs_no_room(opened: Opened, shared_memory: Path, monkeypatch):
+    def refuse(file: PoolFile, size: int) -> None:
+        raise OSError("full")
+
+    opened.file.close()
+    monkeypatch.setattr(PoolFile, "_check_room", refuse)
+    again = Opened(shared_memory).file
+    assert again.path == opened.file.path
+    assert again._shared == BLOCKS
+
+
+def test_adopting_does_not_touch_pinned_memory(opened: Opened, shared_memory: Path):
     """Pages that were released would be others when they are used again, and the device would write to the old ones."""
     opened.file.close()
-    again = Opened(shared_memory)
-    used = again.file.used_bytes
-    list(again.file.adopted())
-    assert again.file.used_bytes == used
+    file = Opened(shared_memory).file
+    file.parts[0][:] = 7
+    list(file.adopted())
+    assert (file.parts[0] == 7).all()
+
+
+def test_neighbours_on_the_host_are_copied_together():
+    saver = BlockSaver(*blocks_of(), Inline(), lambda block, total: None)
+    assert saver.save([(0, 4), (1, 1), (2, 5), (3, 0)])._targets == [0, 1, 4, 5]
+    assert list(_runs([0, 1, 4, 5, 9])) == [(0, range(2)), (2, range(4, 6)), (4, range(9, 10))]
 
 
 class FakeStream:

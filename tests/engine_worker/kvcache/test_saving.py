@@ -177,6 +177,21 @@ def test_the_host_keeps_the_priority_of_an_evicted_block(shared_memory: Path):
     assert saving.in_file >= hashes(first, 2)
 
 
+def test_a_loaded_prefix_is_in_use_again(shared_memory: Path):
+    saving = Saving(shared_memory, num_host_blocks=10)
+    first = computed(saving.cache, range(8))
+    saving.cache.release(first)
+    saving.cache.release(computed(saving.cache, range(50, 82)))
+    saving.step()
+    repeated = one(range(9))
+    assert saving.cache.allocate([repeated]) == [repeated]
+    saving.step()
+    for start in (20, 60):
+        saving.cache.release(computed(saving.cache, range(start, start + 20)))
+        saving.step()
+    assert saving.in_file >= hashes(first, 2)
+
+
 def test_a_low_priority_copy_does_not_replace_higher_ones(shared_memory: Path):
     saving = Saving(shared_memory, num_blocks=4, num_host_blocks=2)
     first = computed(saving.cache, range(8), EAGERLY)
