@@ -6,6 +6,7 @@ import pytest
 
 from engine_worker.pool_files.folder import PoolFolder
 from engine_worker.step import MoveKind
+from tests.engine_worker.core.test_fetches import Gate
 from tests.fakes.engine import EngineBench
 
 PROMPT = list(range(40))
@@ -88,11 +89,14 @@ def test_the_next_engine_takes_over_the_blocks(first: EngineBench, ring: Ring):
 
 def test_copies_hold_no_blocks_of_the_device(first: EngineBench, ring: Ring):
     twin = ring.engine("b", num_blocks=12)
-    twin.submit(PROMPT, max_tokens=4)
-    twin.engine._ingest()
+    gate = Gate(twin)
+    request = twin.submit(PROMPT, max_tokens=4)
+    twin.step()
     assert len(twin.cache.fetches.held) == 9
     assert twin.cache.pool.available == 12
+    gate.opened.set()
     twin.run()
+    assert twin.output(request) == twin.expected(request)
 
 
 def test_a_failed_step_without_sequences_saves_nothing(ring: Ring):

@@ -26,7 +26,9 @@ class Saving:
         file = view.open(FileBlocks.layout(SIZE, on_host=True), "", lambda: num_host_blocks)
         assert file is not None
         self.file: PoolFile = file
-        self.cache = KvCacheManager(num_blocks, SIZE, num_host_blocks=num_host_blocks, event_buffer=1000, file=file)
+        self.now = 0.0
+        options = {"event_buffer": 1000, "clock": lambda: self.now}
+        self.cache = KvCacheManager(num_blocks, SIZE, num_host_blocks=num_host_blocks, file=file, **options)
         self.tiers = self.cache.tiers
         self.follower = CacheFollower()
 
@@ -192,6 +194,17 @@ def test_a_loaded_prefix_is_in_use_again(shared_memory: Path):
     assert saving.in_file >= hashes(first, 2)
 
 
+def test_only_the_priority_on_the_device_is_reported(saving: Saving):
+    briefly = RetentionParams((RangeRetention(0, 1000, 100, 5.0),))
+    saving.cache.release(computed(saving.cache, range(8), briefly))
+    saving.step()
+    saving.now = 10.0
+    assert saving.tiers.host.lowest_priority() == 35
+    saving.check()
+    assert saving.tiers.device.lowest_priority() == 35
+    saving.check()
+
+
 def test_a_low_priority_copy_does_not_replace_higher_ones(shared_memory: Path):
     saving = Saving(shared_memory, num_blocks=4, num_host_blocks=2)
     first = computed(saving.cache, range(8), EAGERLY)
@@ -212,6 +225,13 @@ def test_copies_that_a_failed_step_should_have_made_are_dropped(saving: Saving):
     assert not saving.in_file
     # On the device it is still valid.
     assert saving.tiers.device.find(sequence.chain[0]) is not None
+
+
+def test_copies_that_no_step_will_make_are_dropped(saving: Saving):
+    computed(saving.cache, range(9))
+    assert saving.cache.undo(saving.tiers.drop_moves()) == []
+    assert saving.tiers.pending == []
+    saving.check()
 
 
 def test_a_block_that_could_not_be_loaded_is_still_on_the_host(saving: Saving):
@@ -260,6 +280,8 @@ def test_copies_of_other_engines_get_host_blocks_that_no_move_uses(shared_memory
     blocks = saving.tiers.reserve(3)
     assert len(blocks) == 2
     assert pending.isdisjoint(blocks)
+    # The third one was looked at, and is free now.
+    assert saving.tiers.pending == []
 
 
 def test_a_copy_of_another_engine_is_found_on_the_host(saving: Saving):
@@ -270,6 +292,7 @@ def test_a_copy_of_another_engine_is_found_on_the_host(saving: Saving):
         saving.tiers.publish_copy(block, content, saving.file.sum(block))
         saving.tiers.host.release(block)
     saving.check()
+    assert saving.in_file == {content.hash for content in chain}
     assert saving.cache.allocate([sequence]) == [sequence]
     assert sequence.num_computed == 8
     assert [move.kind for move in saving.step()] == [MoveKind.ONLOAD] * 2
