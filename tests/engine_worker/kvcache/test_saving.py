@@ -110,6 +110,20 @@ def test_a_block_that_is_evicted_before_its_copy_is_offloaded(saving: Saving):
     assert saving.in_file == hashes(first, 2)
 
 
+def test_a_copy_is_not_made_if_its_target_is_given_to_other_content(shared_memory: Path):
+    saving = Saving(shared_memory, num_blocks=4, num_host_blocks=1)
+    first = computed(saving.cache, range(4))
+    saving.cache.release(first)
+    saving.step()
+    # Its copy replaces that of the first block, which is then evicted from the device.
+    saving.cache.release(computed(saving.cache, range(50, 54)))
+    third = one(range(60, 72))
+    assert saving.cache.allocate([third]) == [third]
+    saving.check()
+    assert [move.kind for move in saving.step()] == [MoveKind.OFFLOAD]
+    assert saving.in_file == hashes(first, 1)
+
+
 def test_a_loaded_block_stays_on_the_host(saving: Saving):
     first = computed(saving.cache, range(8))
     saving.cache.release(first)
