@@ -176,7 +176,8 @@ def find_pool_folder(settings: EngineSettings, warn: Callable[[str, str], None])
     if the user's cannot."""
     from engine_worker.pool_files.folder import PoolFolder
 
-    if settings.pool_folder is None:
+    # With several ranks each has only a part of a block.
+    if settings.pool_folder is None or settings.tensor_parallel > 1:
         return None
     try:
         limited = partial(warn, "kv_file_limited")

@@ -154,7 +154,7 @@ class Runner(Protocol):
 
     @property
     def pool_file(self) -> PoolFile | None:
-        """The file in which the device's blocks are. None: their memory is private."""
+        """The file in which the blocks of one of the pools are. None: their memory is private."""
 
     @property
     def pool_folder(self) -> PoolFolder | None:

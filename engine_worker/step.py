@@ -161,12 +161,25 @@ class Slice(msgspec.Struct, frozen=True, gc=False):
 
 
 class MoveKind(Enum):
+    """Between which pools a move copies, and when."""
+
     COPY = "copy"
     """Within the device: a forked sequence gets its own copy of a partly filled block."""
     OFFLOAD = "offload"
     """Device to host: the content of an evicted block stays in the prefix cache."""
     ONLOAD = "onload"
     """Host to device."""
+    SAVE = "save"
+    """Device to host: a copy of a full block, which stays on the device. Other moves of the same step come first, and
+    write neither block."""
+
+    @property
+    def from_host(self) -> bool:
+        return self is MoveKind.ONLOAD
+
+    @property
+    def to_host(self) -> bool:
+        return self is MoveKind.OFFLOAD or self is MoveKind.SAVE
 
 
 class Content(NamedTuple):
@@ -187,16 +200,6 @@ class Move(NamedTuple):
     kind: MoveKind
     source: int
     target: int
-
-    @property
-    def device_blocks(self) -> tuple[int, ...]:
-        match self.kind:
-            case MoveKind.OFFLOAD:
-                return (self.source,)
-            case MoveKind.ONLOAD:
-                return (self.target,)
-            case MoveKind.COPY:
-                return (self.source, self.target)
 
 
 class Step(msgspec.Struct, frozen=True, gc=False):

@@ -113,6 +113,12 @@ class Core:
         self.drawn: list[list[Drawn]] = []
         """Sampled tokens of each request."""
 
+    @property
+    def copied(self) -> tuple[int, int]:
+        """Blocks of other engines: copied from them, and taken over."""
+        cache = self._engine.cache
+        return 0 if cache.fetches is None else cache.fetches.fetched, cache.tiers.adopted
+
     def submit(self, prompt: list[int], max_tokens: int) -> None:
         number = len(self.drawn)
         self._inbox.submits.append(submit(number, prompt, max_tokens, self._sampling))
@@ -147,7 +153,7 @@ class Core:
         self.finish()
 
     def _step(self) -> None:
-        if not self._engine.step() and self._live and not self._inbox.submits:
+        if not self._engine.step() and self._live and not (self._inbox.submits or self._engine.intake.preparing):
             raise RuntimeError(f"the engine has nothing to do, but {len(self._live)} requests have not ended")
 
     def _on_responses(self, responses: Responses) -> None:

@@ -26,6 +26,8 @@ PEAKED, FLAT = "top-p 0.9, peaked", "top-p 0.9, flat"
 """Modes. Random weights predict nearly flat distributions. Top-p then keeps half of the vocabulary, far more than
 torch's operations examine in their first pass, which is their worst case. At a low temperature it keeps only a few
 tokens, as with a trained model that is confident."""
+COPYING, NOT_COPYING = "blocks copied to a file", "the same, not copied"
+"""Modes, of a runner whose KV blocks are in a file, see bench.gpu.pool_files."""
 SAMPLING: Mapping[str, SamplingParams] = {
     FREE: SamplingParams(),
     PEAKED: SamplingParams(temperature=0.05, top_p=0.9),
@@ -126,9 +128,10 @@ def memory(phase: str, device: torch.device) -> DeviceMemory:
     return DeviceMemory(phase, allocated, reserved, free_memory(device))
 
 
-def decode(served: Served, mode: str, batch: int, prompt: int, steps: int) -> Decode:
-    """Measures windows of `steps` in which all sequences generate; the fastest of three counts."""
-    core = _settled(served, mode, batch, prompt, ROUNDS * steps)
+def decode(served: Served, mode: str, batch: int, prompt: int, steps: int, spread: int = 0) -> Decode:
+    """Measures windows of `steps` in which all sequences generate; the fastest of three counts. `spread`: the prompts
+    differ in length by up to this number of tokens, so that not all sequences fill their blocks in the same steps."""
+    core = _settled(served, mode, batch, prompt, ROUNDS * steps, spread)
     window = _fastest_window(core, steps)
     core.stop()
     step = window.seconds / window.steps
@@ -166,13 +169,13 @@ def _fastest_window(core: Core, steps: int) -> StepWindow:
     return min((core.advance(steps) for _ in range(ROUNDS)), key=lambda window: window.seconds)
 
 
-def _settled(served: Served, mode: str, batch: int, prompt: int, steps: int) -> Core:
+def _settled(served: Served, mode: str, batch: int, prompt: int, steps: int, spread: int = 0) -> Core:
     """A core whose sequences all generate, and can continue for a little more than `steps` steps."""
     core = Core(served, SAMPLING.get(mode, GREEDY))
     # The first sequences already generate while the prompts of later ones are processed: allow for these tokens.
     reading = -(-batch * prompt // served.config.max_tokens_per_step) + batch // served.config.max_batch_size
-    for tokens in random_prompts(batch, prompt, served.shape.vocab_size, seed=batch):
-        core.submit(tokens, reading + steps + SPARE)
+    for index, tokens in enumerate(random_prompts(batch, prompt + spread, served.shape.vocab_size, seed=batch)):
+        core.submit(tokens[: prompt + index % (spread + 1)], reading + steps + SPARE)
     core.settle()
     # Only now, so that the requests' objects, which live during the whole measurement, are frozen too.
     freeze_heap()

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from bench.gpu.findings import RUNS, Findings, Tried
-from bench.gpu.measures import AS_SERVED, EAGER, SLUICE
+from bench.gpu.measures import AS_SERVED, COPYING, EAGER, NOT_COPYING, SLUICE
 from bench.gpu.shapes import LARGE, SMALL
 from bench.harness import tables
 from bench.harness.tables import Table, short
@@ -13,6 +13,7 @@ Rows = Iterable[Sequence[str]]
 COPY_SHARE = 0.8
 GRAPHS_FACTOR = 1.5
 HIDDEN_SHARE = 0.8
+COPYING_SHARE = 0.99
 
 
 class Goal(NamedTuple):
@@ -52,6 +53,11 @@ def goals(found: Findings) -> list[Goal]:
     if graphs is not None and eager is not None:
         factor = eager.step_seconds / graphs.step_seconds
         made.append(Goal(f"{SMALL.name}, batch 1: speed / eager steps", GRAPHS_FACTOR, factor, ".2f"))
+    uncopied = {(one.shape, one.batch): one.tokens_per_second for one in found.decode if one.mode == NOT_COPYING}
+    for one in found.decode:
+        if one.mode == COPYING and (rate := uncopied.get((one.shape, one.batch))):
+            name = f"{one.shape}, batch {one.batch}: speed with copies of blocks to a file / without"
+            made.append(Goal(name, COPYING_SHARE, one.tokens_per_second / rate, ".1%"))
     steps = [one for one in found.gaps if (one.shape, one.mode) == (SMALL.name, AS_SERVED)]
     idle = {(one.batch, one.overlap): one.idle_seconds for one in steps}
     for batch in sorted({batch for batch, _ in idle}):
@@ -95,7 +101,7 @@ def markdown(found: Findings) -> str:
     parts = [f"# The GPU engine, measured\n\n`{command}`: {origin}. Data: [gpu.json](gpu.json).", *found.notes]
     if found.doing:
         parts.append(f"Incomplete: *{found.doing}* was running when this was written.")
-    if found.decode and not found.doing:
+    if any(one.mode == AS_SERVED for one in found.decode) and not found.doing:
         parts.append("![Generation](gpu.png)")
     parts += [f"## {one.title}\n\n{tables.markdown(one, '---')}" for one in tables_of(found)]
     return "\n\n".join(parts) + "\n"

@@ -82,10 +82,16 @@ class Plan(Stages):
                 self._alone(large)
             with self._runners:
                 self._large(large)
+        self._files(small, large or small)
         self._do("tests", TESTS, self._tests, needed=True)
         with self._runners:
             self._rest(small)
         self._peers(large or small)
+
+    def files(self) -> None:
+        """Only what is about KV blocks in files."""
+        small, large = self._scale.small, self._scale.large
+        self._files(small, (large and self._fitting(large)) or small)
 
     def _start(self, shape: Shape) -> None:
         self._do("the machine", 0, self._facts)

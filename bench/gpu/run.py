@@ -10,6 +10,7 @@ import torch
 from bench.gpu import page
 from bench.gpu.findings import Findings, Skip
 from bench.gpu.machine import origin
+from bench.gpu.measures import AS_SERVED
 from bench.gpu.plan import Plan
 from bench.gpu.scale import FULL, tiny_scale
 from bench.gpu.session import Budget, GpuSession
@@ -39,7 +40,8 @@ def run(options: argparse.Namespace, arguments: list[str]) -> bool:
         session.watch(lambda: _end(session, options.out))
         scale = tiny_scale() if options.tiny else FULL
         try:
-            Plan(session, scale, new=options.what == "first").run()
+            plan = Plan(session, scale, new=options.what == "first")
+            plan.files() if options.what == "files" else plan.run()
             try:
                 _draw(found, options.out)
             except Skip as reason:
@@ -54,7 +56,7 @@ def _draw(found: Findings, folder: Path) -> None:
         from bench.gpu import picture
     except ImportError as error:
         raise Skip(f"no {error.name}") from error
-    if not found.decode:
+    if all(one.mode != AS_SERVED for one in found.decode):
         raise Skip("no measurements of generation")
     picture.draw(found).savefig(folder / "gpu.png")
 

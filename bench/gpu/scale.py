@@ -59,6 +59,11 @@ class Scale:
     """Tokens of the prompts that join generating sequences."""
     requests: tuple[int, int] = (48, 300)
     """Number of requests, and the maximum of their prompt and output tokens, in the overlap check."""
+    copies: tuple[int, int] = (12, 300)
+    """Number of requests, and tokens of their prompts, in the check of copied blocks."""
+    copying: tuple[int, int, int] = (256, 64, 32)
+    """Sequences, prompt tokens and steps where the cost of copies is measured. The prompts are short, because the host
+    pool has to hold all blocks."""
     graph_sizes: tuple[int, ...] = (1, 3, 8, 17, 33, 64)
     parity_lengths: tuple[int, ...] = (5, 64, 130, 333)
     parity_steps: int = 32
@@ -96,6 +101,8 @@ def tiny_scale() -> Scale:
         prompts=(2, 128),
         joining=(5,),
         requests=(6, 40),
+        copies=(3, 70),
+        copying=(4, 24, 6),
         graph_sizes=(1, 3, 4),
         parity_lengths=(3, 120),
         parity_steps=6,

@@ -14,7 +14,8 @@ from bench.gpu.engine import Served, free_unused, served
 from bench.gpu.findings import Check, Outcome, Skip
 from bench.gpu.measures import ROUNDS, SLUICE, SPARE, decode, gaps, join, prompt_rate, rates, throughput
 from bench.gpu.peers import PEERS, PeerKind, measure_peer
-from bench.gpu.scale import AGAIN, LOAD, MEASURE, TESTS, Scale
+from bench.gpu.pool_files import check_copies, copying, engines
+from bench.gpu.scale import AGAIN, LOAD, LOOPS, MEASURE, TESTS, Scale
 from bench.gpu.session import GpuSession
 from bench.gpu.shapes import Shape
 from bench.gpu.suite import run_tests
@@ -23,6 +24,8 @@ READING = 40
 """Maximum number of steps in which some sequences generate while the prompts of others are processed."""
 ENOUGH = 30.0
 """Seconds. A peer is measured only if this much of the budget remains."""
+BLOCK = 16
+"""Tokens per block where blocks are in a file."""
 SPARE_MEMORY = 4 << 30
 """Bytes of a GPU left for everything except weights and KV cache."""
 
@@ -120,6 +123,34 @@ class Stages:
         for work in self._scale.works:
             name = f"side by side, {one.shape.name}, batch {work.batch}: {SLUICE}"
             self._record(self._findings.throughput, name, throughput, one, work)
+
+    def _files(self, small: Shape, large: Shape) -> None:
+        """KV blocks in files. No other runner should be in memory."""
+        requests, longest = self._scale.copies
+        tokens = requests * 2 * longest
+        sizes = self._scale.options(requests, 2 * longest) | self._file_options(small, tokens)
+
+        def check() -> Outcome:
+            with engines(small, self._session.folder, 2, **sizes) as load:
+                return check_copies(load, requests, longest)
+
+        self._check(f"blocks of other engines, {small.name}", 2 * LOOPS, check)
+        self._do(f"copies to a file, {large.name}", 2 * LOAD + 2 * MEASURE, partial(self._copying, large))
+
+    def _copying(self, shape: Shape) -> str:
+        batch, prompt, steps = self._scale.copying
+        tokens = prompt + BLOCK + (ROUNDS + 1) * steps + SPARE + READING
+        sizes = self._scale.options(batch, tokens) | self._file_options(shape, batch * (tokens + 64))
+        with engines(shape, self._session.folder, 1, **sizes) as load, load("a") as one:
+            found = copying(one, batch, prompt, steps)
+        self._findings.decode += found
+        plain, copied = found
+        return f"{copied}; {copied.tokens_per_second / plain.tokens_per_second:.1%} of the rate without"
+
+    def _file_options(self, shape: Shape, tokens: int) -> dict[str, Any]:
+        size = tokens * shape.kv_elements * self._dtype.itemsize
+        # Small blocks, so that they fill evenly.
+        return {"device": self._device.type, "kv_host_memory": size, "tokens_per_block": BLOCK} | self._forced
 
     def _peers(self, shape: Shape) -> None:
         installed = [kind for kind in PEERS.values() if find_spec(kind.package) is not None]

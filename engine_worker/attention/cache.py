@@ -2,11 +2,13 @@
 
 import math
 import mmap
+import weakref
 from collections.abc import Iterable
 
 import torch
 from torch import Tensor
 
+from engine_worker.attention.saver import BlockSaver, Saved, side_stream
 from engine_worker.pool_files.layout import Layout
 from engine_worker.pool_files.pool_file import PoolFile
 from engine_worker.step import Move, MoveKind
@@ -64,12 +66,22 @@ class KVCache:
         num_host_blocks: int = 0,
         file: PoolFile | None = None,
     ) -> None:
-        """`file`: with `layout`, for the blocks of a CPU."""
+        """`file`: with `layout`, for the blocks of a CPU, or with `host_layout`, for those of the host pool."""
         slot = (num_kv_heads, head_dim)
         shape = (2, num_layers, num_blocks * tokens_per_block + 1, *slot)
-        slots = zeros(shape, dtype, device) if file is None else _in_file(file, shape, dtype)
+        host_shape = (num_host_blocks, 2, num_layers, tokens_per_block, *slot)
+        on_host = file is not None and file.layout.on_host
+        slots = zeros(shape, dtype, device) if file is None or on_host else _in_file(file, shape, dtype)
         self._blocks = slots[:, :, :-1].unflatten(2, (num_blocks, tokens_per_block))
-        self._host_blocks = _host_zeros((num_host_blocks, 2, num_layers, tokens_per_block, *slot), dtype, device)
+        self._saver: BlockSaver | None = None
+        self._saved: Saved | None = None
+        if file is None or not on_host:
+            self._host_blocks = self._pinned(zeros(host_shape, dtype, torch.device("cpu")), device)
+        else:
+            file.reserve_all()
+            blocks = torch.from_numpy(file.parts[0][:-1]).view(dtype)
+            self._host_blocks = self._pinned(blocks.view(host_shape), device)
+            self._saver = BlockSaver(self._blocks, self._host_blocks, side_stream(device), file.note_sum)
         self.num_blocks = num_blocks
         self.num_host_blocks = num_host_blocks
         self.tokens_per_block = tokens_per_block
@@ -82,9 +94,15 @@ class KVCache:
         return sum(layer.keys.nbytes + layer.values.nbytes for layer in self.layers)
 
     def move(self, moves: Iterable[Move]) -> None:
-        """Copy blocks of all layers, one move after the other. On CUDA the copies are queued on the current stream."""
+        """Copy blocks of all layers, one move after the other. On CUDA the copies are queued on the current stream, and
+        those to save in another one. Call it before anything else of a step is queued."""
+        saves = list[tuple[int, int]]()
+        if self._saver is not None:
+            self._saver.join()
         for kind, source, target in moves:
             match kind:
+                case MoveKind.SAVE:
+                    saves.append((source, target))
                 case MoveKind.COPY:
                     self._blocks[:, :, target] = self._blocks[:, :, source]
                 # A host block is contiguous over all layers, so that a move is one contiguous range of host memory.
@@ -92,6 +110,24 @@ class KVCache:
                     self._host_blocks[target].copy_(self._blocks[:, :, source], non_blocking=True)
                 case MoveKind.ONLOAD:
                     self._blocks[:, :, target].copy_(self._host_blocks[source], non_blocking=True)
+        # The draft model's blocks are in no file: its part of a full block may not be computed yet.
+        self._saved = self._saver.save(saves) if saves and self._saver is not None else None
+
+    def take_saved(self) -> Saved | None:
+        """The copies that the latest call of `move` has begun to save, once; None if there are none."""
+        saved, self._saved = self._saved, None
+        return saved
+
+    def _pinned(self, blocks: Tensor, device: torch.device) -> Tensor:
+        """Pin host memory if the device is a GPU, as long as this cache exists, so that copies are asynchronous."""
+        if device.type == "cuda" and blocks.nbytes:
+            # Not by torch's pinned allocator, which rounds up to a power of two and so may take almost twice the
+            # memory.
+            cudart = torch.cuda.cudart()
+            torch.cuda.check_error(cudart.cudaHostRegister(blocks.data_ptr(), blocks.nbytes, 0))
+            # At the end of the process CUDA may have been shut down already.
+            weakref.finalize(self, cudart.cudaHostUnregister, blocks.data_ptr()).atexit = False
+        return blocks
 
     @staticmethod
     def block_bytes(
@@ -108,6 +144,13 @@ def layout(num_layers: int, tokens_per_block: int, num_kv_heads: int, head_dim: 
     return Layout(name, tokens_per_block, (size,) * (2 * num_layers))
 
 
+def host_layout(num_layers: int, tokens_per_block: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> Layout:
+    """Of a file with the host blocks of a KVCache."""
+    name = f"torch {dtype} {num_layers} layers {num_kv_heads} heads of {head_dim}"
+    size = KVCache.block_bytes(num_layers, tokens_per_block, num_kv_heads, head_dim, dtype)
+    return Layout(name, tokens_per_block, (size,), on_host=True)
+
+
 def _in_file(file: PoolFile, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """A tensor of shape [2, num_layers, slots, kv_heads, head_dim] in the memory of a file."""
     parts = torch.from_numpy(file.region).view(dtype).unflatten(0, shape[:2])
@@ -121,13 +164,3 @@ def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> T
         return torch.zeros(shape, dtype=dtype, device=device)
     # torch.zeros would write them all now.
     return torch.frombuffer(mmap.mmap(-1, size), dtype=dtype).view(shape)
-
-
-def _host_zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Zeros in host memory; pinned for CUDA, so that copies are asynchronous."""
-    blocks = zeros(shape, dtype, torch.device("cpu"))
-    if device.type == "cuda" and blocks.nbytes:
-        # Not by torch's pinned allocator, which rounds up to a power of two and so may take almost twice the memory.
-        cudart = torch.cuda.cudart()
-        torch.cuda.check_error(cudart.cudaHostRegister(blocks.data_ptr(), blocks.nbytes, 0))
-    return blocks

@@ -112,7 +112,8 @@ class StepCommitter:
         if not step.before.moves:
             return []
         # Later moves may have read what the failed ones should have written, so all of them are undone together.
-        moves = [*step.before.moves, *cache.tiers.take_moves()]
+        moves = [*step.before.moves, *cache.tiers.drop_moves()]
+        cache.tiers.ended(step.before.moves)
         return cache.undo(moves, [move for each in later for move in each.before.moves])
 
     def end_missing(self, step: InFlightStep, missing: Mapping[int, str], now: float) -> None:

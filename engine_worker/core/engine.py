@@ -144,6 +144,8 @@ class Engine:
             return False
         schedule = self._schedule()
         if not (schedule.context or schedule.generation):
+            if self.cache.tiers.saving:
+                self._launch_moves(schedule, now)
             return False
         # After scheduling, which decides on moves and loads.
         moves, adapters = self.cache.tiers.take_moves(), self.cache.adapters
@@ -156,6 +158,12 @@ class Engine:
             if entry.sequence.request.scheduled_at is None:
                 self._begin(entry.sequence, now)
         return True
+
+    def _launch_moves(self, schedule: Schedule, now: float) -> None:
+        """Launch a step without sequences: what is to be saved should not wait for the next request."""
+        before = Step((), self.cache.tiers.take_moves())
+        idle = not self._in_flight
+        self._in_flight.append(InFlightStep.launch(self._runner, schedule, self.drafting, before, now, idle=idle))
 
     def _begin(self, sequence: Sequence, now: float) -> None:
         """Record the launch of the first step of the sequence's request."""

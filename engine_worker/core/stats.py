@@ -65,6 +65,9 @@ class Stats:
 
     def record_step(self, schedule: Schedule, num_drawn: int, drafts: DraftCounts, start: float, end: float) -> Report:
         context, generation = len(schedule.context), len(schedule.generation)
+        if not (context or generation):
+            # It only moved blocks.
+            return self.record_idle(end)
         context_tokens = sum(num_tokens for _, num_tokens in schedule.context) if context else 0
         self._rate.add(start, end, num_drawn)
         self.context_tokens += context_tokens

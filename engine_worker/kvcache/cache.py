@@ -8,7 +8,7 @@ from engine_worker.kvcache.fetches import Fetches, Source
 from engine_worker.kvcache.forecast import Forecast, NextBlocks
 from engine_worker.kvcache.pool import CacheCorruptError, Geometry
 from engine_worker.kvcache.prefix import UNUSED, Prefix, PrefixFinder
-from engine_worker.kvcache.tiers import Tiers
+from engine_worker.kvcache.saving import make_tiers
 from engine_worker.lora.pages import AdapterPages
 from engine_worker.pool_files.pool_file import PoolFile
 from engine_worker.request import Sequence, State
@@ -41,7 +41,7 @@ class KvCacheManager:
         blocks that running requests may need until they end."""
         self.geometry = Geometry.fit(num_blocks, tokens_per_block, window, chunk)
         self.tokens_per_block = tokens_per_block
-        self.tiers = Tiers(num_blocks, num_host_blocks, clock, event_buffer, file)
+        self.tiers = make_tiers(num_blocks, num_host_blocks, clock, event_buffer, file)
         self.pool = self.tiers.device
         self.adapters = adapters
         self.holders: dict[Sequence, None] = {}
@@ -59,7 +59,8 @@ class KvCacheManager:
         self._finder = PrefixFinder(self.tiers, self.geometry, reuse)
         self.fetches = None
         if source is not None and reuse:
-            promised = self._blocks_to_end if guaranteed else lambda: 0
+            # Otherwise copies take no blocks of the device.
+            promised = self._blocks_to_end if guaranteed and self.tiers.shared is self.pool else lambda: 0
             self.fetches = Fetches(self.tiers, self._finder, source, clock, promised)
         self._next_blocks = NextBlocks()
         self._clock = clock
@@ -157,8 +158,8 @@ class KvCacheManager:
 
     @property
     def copying(self) -> bool:
-        """Whether blocks are held by copies in progress, and soon available again."""
-        return bool(self.fetches)
+        """Whether device blocks are held by copies in progress, and soon available again."""
+        return bool(self.fetches) and self.tiers.shared is self.pool
 
     def _blocks_to_end(self) -> int:
         """Additional blocks that the requests of the holders may need until they end."""
@@ -194,7 +195,7 @@ class KvCacheManager:
         is not full is in one table only."""
         holding = [*self.holders, *self.retired]
         tables = Counter(block for holder in holding for block in holder.blocks[holder.first_block :])
-        self.tiers.check(tables + Counter(() if self.fetches is None else self.fetches.held))
+        self.tiers.check(tables, () if self.fetches is None else self.fetches.held)
         if self.adapters is not None:
             self.adapters.check(
                 holder.request.adapter_version for holder in holding if holder.request.adapter_version is not None

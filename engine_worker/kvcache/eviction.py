@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from sluice.wire.params import DEFAULT_RETENTION, RetentionParams
 
+HIGHEST_PRIORITY = 100
 COMPACT_AT = 64
 """Stale heap entries, in addition to one per block, at which they are removed."""
 

@@ -96,7 +96,7 @@ class Fetches:
 
     @property
     def held(self) -> list[int]:
-        """The device blocks that receive copies, each held once."""
+        """The shared blocks that receive copies, each held once."""
         return [target.block for fetch in dict.fromkeys(self._fetching.values()) for target in fetch.targets]
 
     def begin(self, sequences: Iterable[Sequence]) -> Fetch | None:
@@ -143,7 +143,7 @@ class Fetches:
     def _hold(self, contents: list[Content]) -> list[Target]:
         if not contents:
             return []
-        available = self._tiers.device.available
+        available = self._tiers.shared.available
         room = max(0, min(int(available * HELD_FRACTION), available - self._promised()))
         blocks = self._tiers.reserve(min(room, len(contents)))
         self.refused["memory"] += len(contents) - len(blocks)
@@ -161,7 +161,7 @@ class Fetches:
                 self.refused["missing"] += 1
             else:
                 self.fetched += 1
-                self._tiers.publish(block, content, total)
+                self._tiers.publish_copy(block, content, total)
         # The last block first, so that the tail is evicted before the head.
         for block, _ in reversed(fetch.targets):
-            self._tiers.device.release(block)
+            self._tiers.shared.release(block)

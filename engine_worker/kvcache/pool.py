@@ -110,6 +110,9 @@ class BlockPool:
         self._cached = EvictionOrder(clock, self._retain)
         self._on_priority = on_priority
         self._file = file
+        self.on_held: Callable[[Stored], None] | None = None
+        self.on_cached: Callable[[Stored], None] | None = None
+        """Called with the content of each findable block that becomes held, or cached."""
         self._stored: list[Stored | None] = [None] * num_blocks
         self._index: dict[bytes, int] = {}
         """Findable blocks by hash."""
@@ -145,6 +148,8 @@ class BlockPool:
         """Increment the reference count of a cached or held block."""
         if self.references[block] == 0:
             self._cached.remove(block)
+            if self.on_held is not None and (stored := self._stored[block]) is not None:
+                self.on_held(stored)
         self.references[block] += 1
 
     def release(self, block: int) -> None:
@@ -159,6 +164,8 @@ class BlockPool:
             self._free.append(block)
         else:
             self._cached.add(block, stored.retention)
+            if self.on_cached is not None:
+                self.on_cached(stored)
 
     def publish(self, block: int, content: Content, retention: Retention = DEFAULT, drafted: bool = False) -> bool:
         """Make a held, full and computed block findable; False, with no effect, if another block has this hash."""
@@ -195,6 +202,26 @@ class BlockPool:
             return None
         stored = self._stored[block]
         return block if stored is not None and stored.content.tokens == content.tokens else None
+
+    def get(self, digest: bytes) -> Stored | None:
+        """What is known about the block with this hash; None if there is none."""
+        block = self._index.get(digest)
+        return None if block is None else self._stored[block]
+
+    def stored(self, block: int) -> Stored | None:
+        """None if the block is not findable."""
+        return self._stored[block]
+
+    def renew(self, digest: bytes, retention: Retention) -> None:
+        """Change the retention of the block with this hash, if there is one, and make it the most recently used one.
+        `on_priority` is not called."""
+        block = self._index.get(digest)
+        if block is None or (stored := self._stored[block]) is None:
+            return
+        stored = self._stored[block] = stored._replace(retention=retention)
+        if not self.references[block]:
+            self._cached.remove(block)
+            self._cached.add(block, stored.retention)
 
     def retention(self, block: int) -> Retention | None:
         """None if the block is not findable."""

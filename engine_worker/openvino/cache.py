@@ -12,7 +12,7 @@ from engine_worker.attention.cache import zeros
 from engine_worker.openvino.graph import INPUTS
 from engine_worker.pool_files.layout import Layout
 from engine_worker.pool_files.pool_file import PoolFile
-from engine_worker.step import Move, MoveKind
+from engine_worker.step import Move
 from sluice.settings.engine import OPENVINO_BLOCK
 
 CPU = torch.device("cpu")
@@ -71,7 +71,7 @@ class BlockCache:
     def move(self, moves: Iterable[Move]) -> None:
         """Copy blocks of all layers, one move after the other."""
         for kind, source, target in moves:
-            from_host, to_host = kind is MoveKind.ONLOAD, kind is MoveKind.OFFLOAD
+            from_host, to_host = kind.from_host, kind.to_host
             for blocks, host in zip(self._blocks, self._host, strict=True):
                 (host if to_host else blocks)[target] = (host if from_host else blocks)[source]
 

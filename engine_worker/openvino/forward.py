@@ -79,6 +79,9 @@ class OpenVinoForward:
             flag = ov.Tensor(self._graph_adapters.flag, shared_memory=True)
             self._request.set_input_tensor(len(INPUTS) + len(cache.tensors), flag)
 
+    def take_saved(self) -> None:
+        """The file has the blocks themselves: nothing is saved."""
+
     def check(self) -> None:
         if self._failed:
             # When a node throws, its other threads may still be running it: a later call could crash the process.

@@ -34,6 +34,8 @@ class Layout(NamedTuple):
     tokens_per_block: int
     parts: tuple[int, ...]
     """Bytes of a block in each tensor."""
+    on_host: bool = False
+    """Whether these are blocks of the host pool; otherwise of the device pool, on a CPU."""
 
     @property
     def folder(self) -> str:

@@ -69,6 +69,8 @@ class PoolFile:
         """Leading blocks whose memory is reserved: writing to others could end the process."""
         self._shared = num_blocks
         """Leading blocks that are in the file; the memory of the others is private."""
+        self._sums: dict[int, int] = {}
+        """Sums that a GPU has computed of blocks which it has copied to the file."""
 
     def create(self, sizing: bytes) -> None:
         """Begin an empty file. Raises OSError if there is no memory for its index."""
@@ -88,10 +90,31 @@ class PoolFile:
         """Bytes of the file in memory."""
         return os.fstat(self._file).st_blocks * 512
 
+    @property
+    def num_valid(self) -> int:
+        """Blocks with a content that other engines can find."""
+        return int(np.count_nonzero(self._valid))
+
     def reserve(self, block: int) -> None:
         """Call before the first use of a block. Blocks are used in about the order of their numbers."""
         if block >= self._reserved:
             self._reserve(block)
+
+    def reserve_all(self) -> None:
+        """Reserve all blocks, because the memory is about to be pinned."""
+        if self.used_bytes >= self._places.size:
+            # Adopted. Its memory needs no room.
+            self._allocate(self.num_blocks)
+        for block in range(self.num_blocks):
+            self.reserve(block)
+
+    def note_sum(self, block: int, total: int) -> None:
+        """Note the sum of a block that was copied to the file: reading the copy again takes longer."""
+        self._sums[block] = total
+
+    def take_sum(self, block: int) -> int | None:
+        """The noted sum, once; None if there is none."""
+        return self._sums.pop(block, None)
 
     def put(self, block: int, content: Content, total: int | None = None) -> None:
         """Note that a block has this content. `total`: its `block_sum`, if that is known."""
@@ -146,8 +169,10 @@ class PoolFile:
         valid = np.flatnonzero(self._valid).tolist()
         # Reading memory that was never reserved could end the process, too.
         self._allocate(valid[-1] + 1 if valid else 0)
-        self.erase(set(range(self._reserved)) - set(valid))
-        self._erase_tails()
+        if not self.layout.on_host:
+            # Blocks of the host pool are only read where they are valid, and pinned memory must not be replaced.
+            self.erase(set(range(self._reserved)) - set(valid))
+            self._erase_tails()
         self._reserve_tails()
         self._buckets[:] = 0
         # Damage could make a version overflow.

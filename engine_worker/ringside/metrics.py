@@ -106,7 +106,11 @@ def pool_file(engine: Engine) -> Iterator[Metric]:
     yield counter(P + "kv_fetch_refused_blocks", text, refused, ("reason",))
     text = "Time for which a request waited for its KV blocks."
     yield histogram(P + "kv_fetch_seconds", text, Histogram(FETCH_SECONDS) if fetches is None else fetches.seconds)
-    yield gauge(P + "kv_file_bytes", "Memory of the KV cache's file.", {} if file is None else file.used_bytes)
+    text = "Full KV blocks copied to the host pool's file before they were evicted from the device."
+    yield counter(P + "kv_saved_blocks", text, {} if file is None else tiers.saves)
+    text = "Memory of the KV cache's file, by the pool whose blocks it has."
+    size = {} if file is None else {"host" if file.layout.on_host else "device": file.used_bytes}
+    yield gauge(P + "kv_file_bytes", text, size, ("tier",))
 
 
 def lora(engine: Engine) -> Iterator[Metric]:

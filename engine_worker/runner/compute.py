@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from engine_worker.attention.saver import Saved
 from engine_worker.lora.checkpoint import AdapterWeights
 from engine_worker.lora.device import LoadPlan
 from engine_worker.runner.batch import to_device
@@ -79,6 +80,8 @@ class StepWork(NamedTuple):
     rows: RequestedRows | None
     missing: dict[int, str]
     """Output: see `Launched.missing_adapters`."""
+    saved: list[Saved]
+    """Output: the copies that the step has begun, at most one."""
     previous: LaunchedStep | None
     """The step before, if this one depends on its results."""
     debug: DebugStep | None
@@ -169,6 +172,8 @@ class StepComputer:
             if prepared is not None:
                 work.missing.update(self._forward.missing_adapters(prepared))
         logits = self._forward.logits(work.moves, prepared, ignore_rows if rows is None else rows.add)
+        if (saved := self._forward.take_saved()) is not None:
+            work.saved.append(saved)
         if rows is not None:
             rows.finish()
         if self._extensions.debug is not None and work.debug is not None:

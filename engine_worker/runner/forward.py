@@ -6,6 +6,7 @@ from typing import Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from engine_worker.attention.saver import Saved
 from engine_worker.lora.checkpoint import AdapterWeights
 from engine_worker.lora.device import LoadPlan
 from engine_worker.runner.methods import Blocks, Rank
@@ -104,6 +105,9 @@ class Forward(Protocol[A, S]):
         """Move blocks, then compute a step. Returns [R, vocab] float32, the logits to sample from, in memory that the
         next step may overwrite; None if the step samples nothing. `take` is called for the tokens of `Slice.rows`,
         block by block."""
+
+    def take_saved(self) -> Saved | None:
+        """The copies of blocks that the latest call of `logits` has begun to save, once; None if there are none."""
 
     def check(self) -> None:
         """Called after a failed step: wait for the device. Raises RuntimeError if it can no longer compute."""

@@ -1,11 +1,12 @@
 """A launched step, whose results are copied to the host; the engine's thread waits for them."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
 
 import torch
 
+from engine_worker.attention.saver import Saved
 from engine_worker.runner.batch import map_tensors
 from engine_worker.runner.finished import Finished
 from engine_worker.runner.rows import RequestedRows
@@ -88,18 +89,24 @@ class LaunchedStep:
         results: "Future[SampledResults | None] | Finished[SampledResults | None]",
         missing: Mapping[int, str],
         rows: RequestedRows | None,
+        saved: Iterable[Saved],
         waiting: WaitTimer,
     ) -> None:
-        """`missing`: see `missing_adapters`; complete before `results` are."""
+        """`missing`: see `missing_adapters`. It and `saved` are complete before `results` are."""
         self._results = results
         self._missing = missing
         self._rows = rows
+        self._saved = saved
         self._waiting = waiting
 
     def collect(self) -> list[Drawn]:
         with self._waiting:
             results = self._results.result()
-            return [] if results is None else results.drawn()
+            drawn = [] if results is None else results.drawn()
+            # A step is complete once its copies are on the host.
+            for saved in self._saved:
+                saved.land()
+            return drawn
 
     def missing_adapters(self) -> Mapping[int, str]:
         return self._missing

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 
 from engine_worker.attention.backend import AttentionBackend, Site, capability_of
-from engine_worker.attention.cache import KVCache, layout
+from engine_worker.attention.cache import KVCache, host_layout, layout
 from engine_worker.attention.choice import ChosenBackend, choose
 from engine_worker.attention.reference import ReferenceAttention
 from engine_worker.layers.adapters import find_targets
@@ -66,7 +66,8 @@ class LoadedModel(NamedTuple):
 
     @property
     def layout(self) -> Layout:
-        return layout(self.model.config.num_layers, *self._block_sizes, self.place.dtype)
+        kind = host_layout if file_is_on_host(self.place.device) else layout
+        return kind(self.model.config.num_layers, *self._block_sizes, self.place.dtype)
 
     def new_cache(self, num_blocks: int, num_host_blocks: int = 0, file: PoolFile | None = None) -> KVCache:
         num_layers, place = self.model.config.num_layers, self.place
@@ -164,6 +165,7 @@ def load(
     """Load a model, or a rank's shard of it, then the draft model; see `load_runner`. Also returns the file with the
     model's KV cache."""
     device = find_device(config)
+    folder = usable_folder(config, device, folder)
     config = share_of_rank(config, device)
     _use_device(device, config, warn)
     with torch.inference_mode():
@@ -173,6 +175,20 @@ def load(
             models.append(_load_model(draft.checkpoint, draft_config, device, progress, shard, warn))
         caches, file = _make_caches(models, folder)
         return [_complete(model, cache, capturing, warn) for model, cache in zip(models, caches, strict=True)], file
+
+
+def file_is_on_host(device: torch.device) -> bool:
+    """Whether the pool that can be a file is the host pool: other processes cannot read a GPU's memory."""
+    return device.type == "cuda"
+
+
+def usable_folder(config: RunnerConfig, device: torch.device, folder: PoolFolder | None) -> PoolFolder | None:
+    """None if there is no pool that could be a file. Raises ValueError if the user has asked for one."""
+    if folder is None or not file_is_on_host(device) or config.kv_host_memory:
+        return folder
+    if config.needs_pool_folder:
+        raise ValueError("kv_folder: on a GPU the file has the blocks in host memory: set kv_host_memory, too (got 0)")
+    return None
 
 
 def _load_model(
@@ -257,7 +273,8 @@ def _make_caches(models: Sequence[LoadedModel], folder: PoolFolder | None) -> tu
         block_bytes,
         lambda: shard.all_min(count_blocks(config, block_bytes, num_kv_heads, context, device)),
         device,
-        None if folder is None or device.type != "cpu" else partial(folder.open, models[0].layout),
+        None if folder is None else partial(folder.open, models[0].layout),
+        on_host=file_is_on_host(device),
     )
     num_host_blocks = shard.all_min(size.num_host_blocks)
     files = [size.file, *[None for _ in models[1:]]]

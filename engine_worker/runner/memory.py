@@ -89,7 +89,7 @@ class PoolSizes(NamedTuple):
     """On the device."""
     num_host_blocks: int
     file: PoolFile | None
-    """With the blocks of the device."""
+    """With the blocks of one of the pools."""
 
 
 OpenPool = Callable[[object, Callable[[], int]], PoolFile | None]
@@ -102,9 +102,20 @@ def size_pools(
     count: Callable[[], int],
     device: torch.device,
     open_pool: OpenPool | None = None,
+    *,
+    on_host: bool = False,
 ) -> PoolSizes:
-    """The sizes of the block pools. `count`: from `count_blocks`. A file that is adopted has a size already: it
-    occupies the memory that `count` would find free. Raises MemoryTooSmallError."""
+    """The sizes of the block pools. `count`: from `count_blocks`. `on_host`: whether the file has the blocks of the
+    host pool. A file that is adopted has a size already: it occupies the memory that `count` would find free. Raises
+    MemoryTooSmallError."""
+    if open_pool is not None and on_host:
+        num_blocks = count()
+
+        def count_host() -> int:
+            return count_host_blocks(config, block_bytes, num_blocks, device)
+
+        file = open_pool((config.kv_host_memory, block_bytes), count_host)
+        return PoolSizes(num_blocks, count_host() if file is None else file.num_blocks, file)
     settings = (
         config.kv_cache_tokens, config.kv_memory_fraction, config.engines_here, config.max_batch_size, block_bytes
     )  # fmt: skip

@@ -73,11 +73,12 @@ class ModelRunner:
             "attention": forward.attention,
             "overlap": str(overlap),
         }
-        if extensions.pool_file is not None:
-            self.choices["kv_file"] = extensions.pool_file.path
         self.overlap = overlap
         self.adapters = extensions.adapters
         self.pool_file, self.pool_folder = extensions.pool_file, extensions.pool_folder
+        if self.pool_file is not None:
+            pool = "host" if self.pool_file.layout.on_host else "device"
+            self.choices |= {"kv_file": self.pool_file.path, "kv_file_pool": pool}
         self.draft_context = None if drafter is None else drafter.max_context
         self._drafter = None if drafter is None else drafter.runner
         self._images = extensions.images
@@ -193,10 +194,11 @@ class ModelRunner:
         # Before rank 0 computes: a collective waits for all ranks, so they should start together.
         if self._followers is not None:
             self._followers.send_step(step.moves, arrays, self._replicated_step(sampling), loads)
-        work = StepWork(step.moves, loads, weights, prepared, sampling, rows, {}, previous, debug)
+        work = StepWork(step.moves, loads, weights, prepared, sampling, rows, {}, [], previous, debug)
         # The caller's thread is in inference mode; the runner's thread has to enter it.
         compute = self._computer.compute if self._thread is None else self._computer.compute_in_thread
-        launched = self._latest = LaunchedStep(self._start(compute, work), work.missing, rows, self._waiting)
+        results = self._start(compute, work)
+        launched = self._latest = LaunchedStep(results, work.missing, rows, work.saved, self._waiting)
         return launched
 
     def _plan_sampling(self, step_draws: StepDraws) -> SampledDraws | None:

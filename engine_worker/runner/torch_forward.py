@@ -11,6 +11,7 @@ from torch import Tensor
 
 from engine_worker.attention.backend import AttentionBackend, AttentionInputs, synchronize
 from engine_worker.attention.cache import KVCache
+from engine_worker.attention.saver import Saved
 from engine_worker.layers.adapters import StepAdapters
 from engine_worker.layers.shard import UNSHARDED, Shard
 from engine_worker.lora.checkpoint import AdapterWeights
@@ -149,6 +150,9 @@ class TorchForward:
                 take(kept, self.model.logits(kept), rows_between(layers, start, start + len(tokens)))
         rows = hidden if tensors.last_tokens is None else hidden.index_select(0, tensors.last_tokens)
         return self.model.logits(rows) if len(rows) else None
+
+    def take_saved(self) -> Saved | None:
+        return self.cache.take_saved()
 
     def __call__(self, step: StepOnDevice, taps: Taps | None = None) -> Tensor:
         """Compute the hidden states [T, hidden], in memory that the next step may overwrite."""

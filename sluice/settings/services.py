@@ -217,6 +217,12 @@ class EngineSettings(
         return self
 
     @model_validator(mode="after")
+    def _check_folder(self) -> Self:
+        if self.needs_pool_folder and self.tensor_parallel > 1:
+            raise ValueError(f"kv_folder: is not supported with tensor_parallel > 1 (got {self.tensor_parallel})")
+        return self
+
+    @model_validator(mode="after")
     def _check_draft_model(self) -> Self:
         if self.draft_model is not None and self.tensor_parallel > 1:
             raise ValueError(f"draft_model: is not supported with tensor_parallel > 1 (got {self.tensor_parallel})")

@@ -14,7 +14,7 @@ import pytest
 import zmq
 
 import sluice.tiny_model
-from engine_worker.__main__ import progress_of
+from engine_worker.__main__ import find_pool_folder, progress_of
 from sluice.lanes.inbox import Inbox
 from sluice.lanes.lane import Lane
 from sluice.settings.read import load_settings
@@ -243,3 +243,9 @@ def test_progress_is_logged_periodically_and_at_the_end():
     assert logged[0] == ("loading", 1, 100)
     assert logged[-1] == ("loading", 100, 100)
     assert 8 <= len(logged) <= 13
+
+
+def test_ranks_that_share_a_block_do_not_use_the_launchers_folder(tmp_path):
+    settings = EngineSettings(model="m", tensor_parallel=2, default_kv_folder=str(tmp_path / "files"))
+    assert find_pool_folder(settings, lambda event, reason: pytest.fail(reason)) is None
+    assert not (tmp_path / "files").exists()

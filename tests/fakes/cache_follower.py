@@ -57,7 +57,8 @@ class CacheFollower:
 def contents(tiers: Tiers) -> dict[int, Block]:
     """The cache's actual contents, by short hash, in the form of `CacheFollower.blocks`."""
     blocks = {}
-    for tier, pool in ((Tier.DEVICE, tiers.device), (Tier.HOST, tiers.host)):
+    # What is in both is on the device.
+    for tier, pool in ((Tier.HOST, tiers.host), (Tier.DEVICE, tiers.device)):
         for block, content in pool.contents():
             retention = pool.retention(block)
             blocks[short_hash(content.hash)] = Block(content.tokens, tier, retention[0].priority)

@@ -117,10 +117,11 @@ class EngineBench:
         folder: PoolFolder | None = None,
         vocab_size: int = VOCAB,
         fingerprint: str = "fingerprint",
+        host_file: bool = False,
         **batching,
     ) -> None:
-        """`folder`: for the scripted runner's blocks. `batching`: further fields of Batching. `num_blocks` etc. apply
-        to the scripted runner, not a given one."""
+        """`folder`: for the scripted runner's blocks, or with `host_file` for those on the host, as on a GPU.
+        `batching`: further fields of Batching. `num_blocks` etc. apply to the scripted runner, not a given one."""
         self.clock = Clock()
         self.receiver = Receiver()
         overlapping = self.overlap if overlap is None else overlap
@@ -136,7 +137,7 @@ class EngineBench:
         )
         scripted.adapters = adapters
         if folder is not None:
-            scripted.keep_blocks(folder)
+            scripted.keep_blocks(folder, on_host=host_file)
         self.runner = runner or scripted
         self.inbox: list[Submit | Cancel] = []
         self.specs: dict[tuple[int, int], Submit] = {}
@@ -262,10 +263,11 @@ class EngineBench:
         if not live.requests:
             assert not live.active
         if not (live.requests or in_flight):
-            fetches = self.cache.fetches
-            assert stats.used_kv_blocks == (0 if fetches is None else len(fetches.held))
+            fetches, tiers = self.cache.fetches, self.cache.tiers
+            copying = 0 if fetches is None or tiers.shared is tiers.host else len(fetches.held)
+            assert stats.used_kv_blocks == copying
             assert not self.cache.holders
-            assert self.cache.tiers.moves or not self.cache.tiers._moving
+            assert tiers.pending or not tiers._launched
 
     def _receive(self):
         messages, self.inbox = self.inbox, []

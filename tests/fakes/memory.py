@@ -3,7 +3,7 @@
 from itertools import pairwise
 
 from engine_worker.kvcache.cache import KvCacheManager
-from engine_worker.step import Content, MoveKind
+from engine_worker.step import Content
 from tests.fakes.runner import ScriptedRunner
 from tests.fakes.scripted_cache import Slot
 from tests.fakes.scripted_tokens import VOCAB, mix
@@ -20,12 +20,12 @@ class MemoryCheck:
 
     def check(self) -> None:
         device, host = self._runner.kv_cache.blocks, self._runner.kv_cache.host_blocks
-        moves = [*self._runner.moves_in_flight(), *self._tiers.moves]
+        moves = [*self._runner.moves_in_flight(), *self._tiers.pending]
         if moves:
             device, host = device.copy(), host.copy()
             for kind, source, target in moves:
-                read = host if kind is MoveKind.ONLOAD else device
-                written = host if kind is MoveKind.OFFLOAD else device
+                read = host if kind.from_host else device
+                written = host if kind.to_host else device
                 written[target] = read[source]
         for pool, blocks in ((self._tiers.device, device), (self._tiers.host, host)):
             for block, content in pool.contents():

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from engine_worker.pool_files.folder import PoolFolder
 from engine_worker.pool_files.pool_file import PoolFile
 from engine_worker.protocol import Preparation
-from engine_worker.step import DeviceLostError, Draw, Drawn, Kept, KeptRows, Move, MoveKind, Slice, Step
+from engine_worker.step import DeviceLostError, Draw, Drawn, Kept, KeptRows, Move, Slice, Step
 from sluice.wire.calls import MethodCall, RankAnswer, failed
 from sluice.wire.errors import ErrorCode, Fault
 from sluice.wire.params import derive_seed
@@ -125,11 +125,16 @@ class ScriptedRunner:
         self._excused: set[int] = set()
         """Ids of slices whose context may be arbitrary, because a step before them failed."""
 
-    def keep_blocks(self, folder: PoolFolder) -> None:
-        """Keep the device blocks in a file. Call before the first step."""
-        file = folder.open(FileBlocks.layout(self.tokens_per_block), "", lambda: self.num_blocks)
+    def keep_blocks(self, folder: PoolFolder, *, on_host: bool = False) -> None:
+        """Keep the device blocks, or as on a GPU the host blocks, in a file. Call before the first step."""
+        layout, num_blocks = FileBlocks.layout(self.tokens_per_block, on_host=on_host), self.num_blocks
+        file = folder.open(layout, "", lambda: self.num_host_blocks if on_host else num_blocks)
         self.pool_folder, self.pool_file = folder, file
-        if file is not None:
+        if file is None:
+            return
+        if on_host:
+            self.num_host_blocks, self.kv_cache.host_blocks = file.num_blocks, FileBlocks(file)
+        else:
             self.num_blocks, self.kv_cache.blocks = file.num_blocks, FileBlocks(file)
 
     def prepare(self, spec: Submit, *, running: bool = False) -> Preparation | None:
@@ -199,7 +204,7 @@ class ScriptedRunner:
         self.steps.append(Step(tuple(with_own_tokens(part) for part in step.slices), step.moves, step.loads))
         if fail == "before":
             self._raise_injected()
-        if self.fail_moving and any(move.kind is not MoveKind.OFFLOAD for move in step.moves):
+        if self.fail_moving and any(not move.kind.to_host for move in step.moves):
             self.fail_moving = False
             self._move(step.moves[: len(step.moves) // 2])
             self._raise_injected()

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from engine_worker.pool_files.layout import Layout
 from engine_worker.pool_files.pool_file import PoolFile
-from engine_worker.step import Move, MoveKind, Slice
+from engine_worker.step import Move, Slice
 from tests.fakes.scripted_tokens import VOCAB, mix, shown_to_model
 
 Slot = tuple[int, int] | None
@@ -45,14 +45,14 @@ class FileSlots(Sequence[Slot]):
 
 
 class FileBlocks:
-    """The device blocks of a scripted cache, in a pool file."""
+    """The blocks of one pool of a scripted cache, in a pool file."""
 
     def __init__(self, file: PoolFile) -> None:
         self._words = file.parts[0].view(np.uint64).reshape(file.num_blocks + 1, -1, 2)
 
     @staticmethod
-    def layout(tokens_per_block: int) -> Layout:
-        return Layout("scripted", tokens_per_block, (16 * tokens_per_block,))
+    def layout(tokens_per_block: int, *, on_host: bool = False) -> Layout:
+        return Layout("scripted", tokens_per_block, (16 * tokens_per_block,), on_host)
 
     def __getitem__(self, block: int) -> FileSlots:
         return FileSlots(self._words[block])
@@ -83,13 +83,13 @@ class ScriptedCache:
         self.window = window
         self.tokens_per_block = tokens_per_block
         self.blocks: list[list[Slot]] | FileBlocks = [[None] * tokens_per_block for _ in range(num_blocks)]
-        self.host_blocks: list[list[Slot]] = [[None] * tokens_per_block for _ in range(num_host_blocks)]
+        self.host_blocks: list[list[Slot]] | FileBlocks = [[None] * tokens_per_block for _ in range(num_host_blocks)]
         self._violations = violations
 
     def move(self, moves: Iterable[Move]) -> None:
         for kind, source, target in moves:
-            read = self.host_blocks if kind is MoveKind.ONLOAD else self.blocks
-            written = self.host_blocks if kind is MoveKind.OFFLOAD else self.blocks
+            read = self.host_blocks if kind.from_host else self.blocks
+            written = self.host_blocks if kind.to_host else self.blocks
             written[target] = read[source].copy()
 
     def write(self, part: Slice, initial: int) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from engine_worker.step import Draw, Drawn, KeptRows, MoveKind, Slice, Step
+from engine_worker.step import Draw, Drawn, KeptRows, Slice, Step
 from tests.fakes.scripted_cache import SlotIndex
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class ScriptedLaunch:
         self._kept: list[list[KeptRows]] = []
         self.error: Exception | None = None
         size = runner.tokens_per_block
-        targets = [move.target for move in step.moves if move.kind is not MoveKind.OFFLOAD]
+        targets = [move.target for move in step.moves if not move.kind.to_host]
         self.written: set[SlotIndex] = {(block, offset) for block in targets for offset in range(size)}
         """Slots that the step writes, by its moves and slices."""
         self.slots: set[SlotIndex] = set()
@@ -74,10 +74,10 @@ class ScriptedLaunch:
         """Slots that hold arbitrary data after this step's moves, because `failed` wrote nothing."""
         size = self._runner.tokens_per_block
         lost = failed.written.copy()
-        lost_on_host = {(move.target, i) for move in failed.moves if move.kind is MoveKind.OFFLOAD for i in range(size)}
+        lost_on_host = {(move.target, i) for move in failed.moves if move.kind.to_host for i in range(size)}
         for kind, source, target in self.moves:
-            read = lost_on_host if kind is MoveKind.ONLOAD else lost
-            written = lost_on_host if kind is MoveKind.OFFLOAD else lost
+            read = lost_on_host if kind.from_host else lost
+            written = lost_on_host if kind.to_host else lost
             for i in range(size):
                 (written.add if (source, i) in read else written.discard)((target, i))
         return lost

@@ -58,7 +58,7 @@ def test_a_disk_is_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         ({"device": "cuda"}, "device is cuda, without kv_host_memory"),
         ({"tensor_parallel": 2}, "tensor_parallel is 2"),
         ({"kv_folder": "none"}, "kv_folder is none"),
-        ({"kv_folder": "/dev/shm/mine", "tensor_parallel": 2}, "kv_folder is set"),
+        ({"kv_folder": "/dev/shm/mine", "device": "cuda"}, "kv_folder is set"),
     ],
 )
 def test_settings_without_files(space, settings: dict[str, str], reason: str) -> None:

@@ -177,3 +177,11 @@ def test_credentials_in_a_url_are_omitted() -> None:
 def test_a_users_folder_for_the_kv_cache_replaces_the_launchers(flags, folder, needed):
     settings = load_settings(EngineSettings, ("--model", "m", *flags))
     assert (settings.pool_folder, settings.needs_pool_folder) == (folder, needed)
+
+
+def test_ranks_that_share_a_block_have_no_file():
+    with pytest.raises(ValueError, match=r"kv_folder: is not supported with tensor_parallel > 1 \(got 2\)"):
+        EngineSettings(model="m", kv_folder="/dev/shm/mine", tensor_parallel=2)
+    # The launcher's folder is no reason to refuse.
+    for folder in ({"kv_folder": "none"}, {"default_kv_folder": "/dev/shm/mine"}):
+        EngineSettings(model="m", tensor_parallel=2, **folder)

@@ -103,7 +103,7 @@ def test_no_engine_is_held_while_the_large_one_loads(session, monkeypatch):
 
     monkeypatch.setattr(stages, "served", served)
     made = Plan(session, replace(tiny_scale(), large=tiny()), new=False)
-    for name in ("_record", "_rates", "_tests", "_peers"):
+    for name in ("_record", "_rates", "_files", "_tests", "_peers"):
         monkeypatch.setattr(made, name, lambda *_: "")
     made.run()
     assert alive == [0, 1, 2, 0, 0, 0]

@@ -11,6 +11,7 @@ import torch
 
 from bench.gpu.__main__ import main
 from bench.gpu.findings import Findings
+from bench.gpu.measures import COPYING, NOT_COPYING
 from bench.gpu.page import markdown
 from bench.gpu.suite import RANKS
 from bench.gpu.trials import subjects
@@ -46,11 +47,13 @@ def test_everything_is_checked_and_measured(run):
         "overlap = none",
         "graphs = eager",
         "no fallback",
+        "blocks of other engines",
     }
     assert all(check.passed for check in findings.checks)
     both = ("as served", "temperature 1", "top-p 0.9, peaked", "top-p 0.9, flat")
-    assert {(each.mode, each.batch) for each in findings.decode} == {("eager", 1), *product(both, (1, 4))}
-    assert len(findings.decode) == 9
+    copies = {(mode, 4) for mode in (COPYING, NOT_COPYING)}
+    assert {(each.mode, each.batch) for each in findings.decode} == {("eager", 1), *product(both, (1, 4)), *copies}
+    assert len(findings.decode) == 11
     assert all(each.tokens_per_second > 0 and each.bytes_per_second > 0 for each in findings.decode)
     assert [each.prompts for each in findings.context] == [2]
     joins = {("as served", 1, 5), ("as served", 4, 5), ("eager", 1, 5)}

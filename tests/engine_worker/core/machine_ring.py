@@ -237,5 +237,4 @@ def check_entries(bench: EngineBench) -> None:
     entries = {block: file._hash[block].tobytes() for block in np.flatnonzero(file._valid).tolist()}
     findable = {block: content.hash for block, content in tiers.device.contents()}
     assert entries.items() <= findable.items()
-    arriving = tiers._moving
-    assert {block for block in findable if block not in entries} <= set(arriving), "a block has no entry"
+    assert {block for block in findable if block not in entries} <= tiers._targets(), "a block has no entry"

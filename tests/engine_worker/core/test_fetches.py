@@ -234,7 +234,7 @@ def test_copies_leave_alone_what_is_still_being_moved(ring: Ring) -> None:
         second.submit([90 - shift - token for token in PROMPT], max_tokens=12)
     for _ in range(40):
         second.step()
-        if second.cache.tiers.moves:
+        if second.cache.tiers.pending:
             break
     number = second.submit(PROMPT, max_tokens=4)
     second.run()

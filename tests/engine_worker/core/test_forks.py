@@ -97,9 +97,9 @@ def test_the_source_of_a_copy_may_end_before_the_copy_is_made():
     """The source ends, and other sequences allocate blocks, before the step that makes the copy."""
     bench = EngineBench(num_blocks=16, max_batch_size=4, max_tokens_per_step=4)
     request = bench.submit(range(6), max_tokens=8, n=4)
-    while not (copies := [move for move in bench.cache.tiers.moves if move.kind is MoveKind.COPY]):
+    while not (copies := [move for move in bench.cache.tiers.pending if move.kind is MoveKind.COPY]):
         bench.engine._scheduler.schedule(bench.engine.live.active)
-        if not bench.cache.tiers.moves:
+        if not bench.cache.tiers.pending:
             bench.step()
     source = bench.engine.live.requests[request].sequences[0]
     assert source.blocks[1] in [move.source for move in copies]

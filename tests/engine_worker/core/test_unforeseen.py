@@ -142,7 +142,7 @@ def test_pending_moves_are_undone_with_a_failed_step(monkeypatch):
 
     def holds_then_pauses(scheduler, named):
         scheduler.hold([named[evicting]])
-        decided.extend(scheduler.context.cache.tiers.moves)
+        decided.extend(scheduler.context.cache.tiers.pending)
         scheduler.pause([named[running]])
 
     Scripted.plans.append(holds_then_pauses)

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine_worker.kvcache.tiers import Journal
+from engine_worker.kvcache.journal import Journal
 from sluice.wire.hashing import short_hash
 from sluice.wire.heartbeats import CacheChanges
 

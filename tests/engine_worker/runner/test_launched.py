@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from engine_worker.runner import launched
-from engine_worker.runner.launched import SampledResults
+from engine_worker.runner.finished import Finished
+from engine_worker.runner.launched import LaunchedStep, SampledResults, WaitTimer
 from engine_worker.sampling.sampler import NO_RULES, Sampled
 
 
@@ -40,3 +41,29 @@ def test_a_cpu_has_no_events(events):
     empty = torch.zeros(0)
     SampledResults(Sampled(empty, empty, None, None), [], NO_RULES, overlapped=True)
     assert events == []
+
+
+class Recorded:
+    """Results, and copies that were begun with them."""
+
+    def __init__(self) -> None:
+        self.log: list[str] = []
+
+    def drawn(self) -> list:
+        self.log.append("drawn")
+        return []
+
+    def land(self) -> None:
+        self.log.append("landed")
+
+
+def test_a_step_is_complete_once_its_copies_are_on_the_host():
+    step = Recorded()
+    LaunchedStep(Finished.of(lambda: step), {}, None, [step], WaitTimer()).collect()
+    assert step.log == ["drawn", "landed"]
+
+
+def test_copies_without_results_are_awaited_too():
+    step = Recorded()
+    assert LaunchedStep(Finished.of(lambda: None), {}, None, [step], WaitTimer()).collect() == []
+    assert step.log == ["landed"]
