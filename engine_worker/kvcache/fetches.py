@@ -5,7 +5,8 @@ goes wrong with a copy is a miss: the request computes the block.
 """
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable
+from collections import abc
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
@@ -99,13 +100,21 @@ class Fetches:
         """The shared blocks that receive copies, each held once."""
         return [target.block for fetch in dict.fromkeys(self._fetching.values()) for target in fetch.targets]
 
-    def begin(self, sequences: Iterable[Sequence]) -> Fetch | None:
+    def begin(self, sequences: abc.Sequence[Sequence]) -> Fetch | None:
         """Begin to copy the blocks that these sequences lack; None if there is nothing to copy."""
         if self._source.empty:
             return None
         wanted = {content.hash: content for sequence in sequences for content in self._present(sequence)}
+        if not wanted:
+            return None
         awaited = dict.fromkeys(self._fetching[digest] for digest in wanted if digest in self._fetching)
+        # Not at the cost of the cached blocks before them.
+        device, cached = self._tiers.device, [block for each in sequences for block in self._finder.find(each).held]
+        for block in cached:
+            device.hold(block)
         targets = self._hold([content for digest, content in wanted.items() if digest not in self._fetching])
+        for block in reversed(cached):
+            device.release(block)
         if not (targets or awaited):
             return None
         copied = self._reader.submit(self._copy, targets) if targets else None

@@ -140,3 +140,13 @@ def test_adopted_blocks_count_as_not_drafted(shared_memory: Path) -> None:
     assert bench.cache.tiers.adopted == len(PROMPT) // SIZE
     assert fetched(bench, speculation=Speculation(3)) == 0
     assert bench.runner.drafter.computed >= len(PROMPT)
+
+
+def test_copies_do_not_evict_the_blocks_before_them(folder: Path) -> None:
+    bench = engine(folder, num_blocks=14)
+    for prompt in (PROMPT[:20], [token + 50 for token in range(28)]):
+        bench.submit(prompt, max_tokens=1)
+        bench.run()
+    before = bench.runner.computed
+    assert fetched(bench) == 4 + ALL - 5
+    assert bench.runner.computed - before == SIZE + 3
