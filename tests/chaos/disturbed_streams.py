@@ -44,7 +44,7 @@ class PoolFileRing:
     folder: Path
     block: int
     """Tokens per block."""
-    tokens: int = 160
+    tokens: int = 400
     """Of each stream."""
     exact: bool = False
     """Whether log-probabilities must have the same bits."""
