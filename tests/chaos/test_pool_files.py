@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from bench.deaths.precisions import PRECISIONS
+from tests.chaos.disturbed_streams import PoolFileRing
 from tests.fakes.ports import start_with_metrics
 from tests.fakes.processes import LIMIT
-from tests.chaos.disturbed_streams import PoolFileRing
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.long]
 
