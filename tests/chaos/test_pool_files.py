@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from bench.deaths.precisions import PRECISIONS
+from tests.chaos.disturbed_streams import PoolFileRing
 from tests.fakes.ports import start_with_metrics
 from tests.fakes.processes import LIMIT
-from tests.system.disturbed_streams import PoolFileRing
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.timeout(600), pytest.mark.long]
 
 PEER_TIMEOUT = 5.0
 """Seconds; long enough that a busy machine makes no live peer count as lost."""
@@ -65,25 +65,21 @@ async def test_streams_of_a_killed_engine_continue_from_its_blocks(tiny: PoolFil
     tiny.wait_until_ready()
 
 
-@pytest.mark.long
 async def test_streams_wait_for_a_restart_if_all_engines_are_killed(tiny: PoolFileRing) -> None:
     assert await tiny.disturb(lambda _: kill(tiny, *BOTH)) <= tiny.limit
     tiny.wait_until_ready()
 
 
-@pytest.mark.long
 async def test_streams_of_a_crash_loop_continue_from_their_blocks(tiny: PoolFileRing) -> None:
     assert await tiny.disturb(lambda name: kill_twice(tiny, name)) <= 2 * tiny.limit
     tiny.wait_until_ready()
 
 
-@pytest.mark.long
 async def test_streams_of_a_draining_engine_continue_from_its_blocks(tiny: PoolFileRing) -> None:
     assert await tiny.disturb(lambda name: os.kill(tiny.ring.pids[name], signal.SIGTERM)) <= tiny.limit
     tiny.wait_until_ready()
 
 
-@pytest.mark.long
 async def test_streams_of_a_frozen_engine_continue_from_its_blocks(tiny: PoolFileRing) -> None:
     frozen = list[int]()
 
@@ -98,7 +94,6 @@ async def test_streams_of_a_frozen_engine_continue_from_its_blocks(tiny: PoolFil
     tiny.wait_until_ready()
 
 
-@pytest.mark.long
 async def test_streams_of_a_real_model_continue_with_the_same_bits(real: PoolFileRing) -> None:
     """On a twin, and then after the restart of both engines."""
     assert await real.disturb(lambda name: kill(real, name)) <= real.limit
