@@ -95,7 +95,7 @@ def _look_up(reader: PoolFolder, digests: list[bytes]) -> float:
     began = time.process_time()
     for _ in range(LOOKUPS):
         if reader.empty or bisect_left(digests, True, key=lambda digest: not reader.has(digest)):
-            raise RuntimeError("a block was found that nobody has")
+            raise RuntimeError("the look-up found a block that no engine has")
     return 1e6 * (time.process_time() - began) / LOOKUPS
 
 

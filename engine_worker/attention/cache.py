@@ -114,7 +114,7 @@ class KVCache:
         self._saved = self._saver.save(saves) if saves and self._saver is not None else None
 
     def take_saved(self) -> Saved | None:
-        """The copies that the latest call of `move` has begun to save, once; None if there are none."""
+        """Remove and return the copies that the latest call of `move` began; None: it began none."""
         saved, self._saved = self._saved, None
         return saved
 

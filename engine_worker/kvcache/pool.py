@@ -204,7 +204,7 @@ class BlockPool:
         return block if stored is not None and stored.content.tokens == content.tokens else None
 
     def get(self, digest: bytes) -> Stored | None:
-        """What is known about the block with this hash; None if there is none."""
+        """The index's record of the block with this hash; None: no block has it."""
         block = self._index.get(digest)
         return None if block is None else self._stored[block]
 

@@ -108,15 +108,16 @@ class PoolFolder:
             file = _lock(path)
             if file is None:
                 continue
-            num_blocks = _num_blocks(file, layout, sizing)
-            if num_blocks is None and not path.name.startswith(f"{self._name}."):
+            # The bytes of another layout may have the same sizes, and mean something else.
+            num_blocks = _num_blocks(file, layout, sizing) if path.parent == self._folder else None
+            if num_blocks is None and not self._is_own(path):
                 # Its owner may have other settings, and come back.
                 os.close(file)
                 continue
             adopted = None if num_blocks is None else PoolFile(file, str(path), layout, num_blocks, self._warn)
             # An engine that died before it was ready may have died of this file, or of the memory that it occupies.
             if adopted is not None and not adopted.begin_adoption():
-                if not path.name.startswith(f"{self._name}."):
+                if not self._is_own(path):
                     # A launcher finds an engine's files by their names.
                     adopted.rename(self._new_path())
                 return adopted
@@ -124,14 +125,13 @@ class PoolFolder:
         return None
 
     def _candidates(self) -> Iterator[Path]:
-        """This engine's former files, then those of others with this layout. Those of unknown layouts are useless."""
-        own = f"{self._name}."
-        for path in self._root.glob(f"*/*{SUFFIX}"):
-            if path.name.startswith(own):
-                yield path
-        for path in self._folder.glob(f"*{SUFFIX}"):
-            if not path.name.startswith(own):
-                yield path
+        """This engine's former files, also of other layouts, then those of others with this layout."""
+        yield from filter(self._is_own, self._root.glob(f"*/*{SUFFIX}"))
+        yield from (path for path in self._folder.glob(f"*{SUFFIX}") if not self._is_own(path))
+
+    def _is_own(self, path: Path) -> bool:
+        """Whether this engine, or a former one with its name, has created the file or taken it over."""
+        return path.name.removesuffix(SUFFIX).rpartition(".")[0] == self._name
 
     def _create(self, layout: Layout, sizing: bytes, num_blocks: int) -> PoolFile:
         path = self._new_path()

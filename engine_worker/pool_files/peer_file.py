@@ -39,7 +39,7 @@ class PeerFile:
             os.close(self._file)
             raise
         self._num_blocks = num_blocks
-        # Only when nobody uses it any more: another thread may be reading.
+        # Closed with the last reference: another thread may still be reading.
         weakref.finalize(self, os.close, self._file)
 
     def find(self, digest: bytes) -> Found | None:

@@ -113,7 +113,7 @@ class PoolFile:
         self._sums[block] = total
 
     def take_sum(self, block: int) -> int | None:
-        """The noted sum, once; None if there is none."""
+        """Remove and return the noted sum; None: no sum was noted."""
         return self._sums.pop(block, None)
 
     def put(self, block: int, content: Content, total: int | None = None) -> None:
@@ -226,34 +226,39 @@ class PoolFile:
         self._reserved = max(self._reserved, end)
 
     def erase(self, blocks: Iterable[int]) -> None:
-        """Set blocks to zeros: attention reads slots that nobody has written, and what is not a number would spread."""
+        """Set blocks to zeros: attention also reads unwritten slots, and a NaN there would spread."""
         for block in blocks:
             for part in self.parts:
                 part[block] = 0
 
     def _erase_tails(self) -> None:
         """Set everything after the reserved blocks to zeros, and free its memory."""
+        for part in self.parts:
+            # To the end of the last reserved page; the pages after it are freed.
+            rest = part[self._reserved :].reshape(-1)
+            rest[: in_pages(self._reserved * part.shape[1]) - self._reserved * part.shape[1]] = 0
+        for begin, size in self._pages_after(self._reserved):
+            self._map.madvise(mmap.MADV_REMOVE, begin, size)
+
+    def _pages_after(self, num_blocks: int) -> Iterator[tuple[int, int]]:
+        """For each part that has any: (offset, bytes) of the pages after those of its first `num_blocks` blocks."""
         for start, size in zip(self._places.parts, self.layout.parts, strict=True):
-            reserved = start + self._reserved * size
-            begin, end = start + in_pages(self._reserved * size), start + in_pages((self.num_blocks + 1) * size)
-            # To the end of the last reserved page.
-            np.frombuffer(self._map, np.uint8, min(begin, end) - reserved, reserved)[:] = 0
+            begin, end = (start + in_pages(count * size) for count in (num_blocks, self.num_blocks + 1))
             if begin < end:
-                self._map.madvise(mmap.MADV_REMOVE, begin, end - begin)
+                yield begin, end - begin
 
     def _check_room(self, size: int) -> None:
         """Raises OSError: a full file system would harm others, and their files would end them."""
-        room = os.fstatvfs(self._file)
-        if (room.f_bavail * room.f_frsize - size) < SPARE_FRACTION * room.f_blocks * room.f_frsize:
-            raise OSError(f"{room.f_bavail * room.f_frsize >> 20} MiB are left")
+        system = os.fstatvfs(self._file)
+        free = system.f_bavail * system.f_frsize
+        if free - size < SPARE_FRACTION * system.f_blocks * system.f_frsize:
+            raise OSError(f"{free >> 20} MiB are left")
 
     def _use_private(self, reason: str) -> None:
         """Take private memory for all blocks that are not reserved."""
         self._shared, self._reserved = self._reserved, self.num_blocks
-        for start, size in zip(self._places.parts, self.layout.parts, strict=True):
-            begin, end = start + in_pages(self._shared * size), start + in_pages((self.num_blocks + 1) * size)
-            if begin < end:
-                replace_by_private(self._map, begin, end - begin)
+        for begin, size in self._pages_after(self._shared):
+            replace_by_private(self._map, begin, size)
         self._warn(f"{reason}: {self._shared} of {self.num_blocks} blocks are in the file")
 
     def _reserve_tails(self) -> None:

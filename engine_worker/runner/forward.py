@@ -107,7 +107,7 @@ class Forward(Protocol[A, S]):
         block by block."""
 
     def take_saved(self) -> Saved | None:
-        """The copies of blocks that the latest call of `logits` has begun to save, once; None if there are none."""
+        """Remove and return the copies of blocks that the latest call of `logits` began; None: it began none."""
 
     def check(self) -> None:
         """Called after a failed step: wait for the device. Raises RuntimeError if it can no longer compute."""

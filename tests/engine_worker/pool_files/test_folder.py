@@ -53,12 +53,22 @@ def test_a_file_may_be_adopted_again_and_again(shared_memory: Path) -> None:
         assert list(file.adopted()) == [(0, content(1))]
 
 
+def test_the_name_of_another_engine_may_begin_with_this_ones(shared_memory: Path) -> None:
+    _, file = open_file(shared_memory, "a.b")
+    store(file, 0, 1)
+    file.close()
+    _, fresh = open_file(shared_memory, "a", sizing="other")
+    assert fresh.path != file.path
+    assert Path(file.path).exists()
+
+
 @pytest.mark.parametrize("change", ["sizing", "layout"])
 def test_an_engines_useless_file_is_deleted(shared_memory: Path, change: str) -> None:
     _, file = open_file(shared_memory, "a")
     file.close()
     layout = LAYOUT._replace(name="other") if change == "layout" else LAYOUT
-    _, fresh = open_file(shared_memory, "a", sizing=change, layout=layout)
+    _, fresh = open_file(shared_memory, "a", sizing=change if change == "sizing" else "", layout=layout)
+    assert fresh.path != file.path
     assert list(fresh.adopted()) == []
     assert files(shared_memory) == [Path(fresh.path).name]
 
