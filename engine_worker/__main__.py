@@ -50,6 +50,7 @@ from sluice.telemetry.probes import Startup
 from sluice.telemetry.server import MAX_CONNECTIONS, MetricsPort
 
 if TYPE_CHECKING:
+    from engine_worker.kvcache.keepers import Keepers
     from engine_worker.pool_files.folder import PoolFolder
     from engine_worker.runner.config import RunnerConfig
 
@@ -96,7 +97,7 @@ def serve(
 ) -> None:
     """Serve until a signal arrives and the engine has drained. Raises SystemExit if it cannot listen."""
     try:
-        worker = Worker(settings, checkpoint, runner, log, metrics_port)
+        worker = Worker(settings, checkpoint, runner, log, metrics_port, find_keepers(settings, runner))
     except (OSError, ValueError) as error:
         raise SystemExit(str(error)) from error
     # Objects created so far live as long as the process: exclude them from garbage collection, which interrupts steps.
@@ -187,6 +188,17 @@ def find_pool_folder(settings: EngineSettings, warn: Callable[[str, str], None])
             raise
         warn("kv_file_limited", str(error))
         return None
+
+
+def find_keepers(settings: EngineSettings, runner: Runner) -> "Keepers | None":
+    """The keepers of all machines; None unless this one has a keeper, and this engine a file whose blocks it keeps."""
+    if settings.kv_keeper is None or runner.pool_file is None or not settings.kv_fetch:
+        return None
+    from engine_worker.keeper.client import KeeperClient
+    from engine_worker.keeper.kept_blocks import KeptBlocks
+
+    settings.security.check(settings.kv_keeper)
+    return KeptBlocks(KeeperClient(settings.security), settings.kv_keeper, runner.pool_file)
 
 
 def with_weights(

@@ -21,6 +21,7 @@ from engine_worker.core.stats import Stats
 from engine_worker.core.tensors import TensorGate
 from engine_worker.hooks import Hooks, Report
 from engine_worker.kvcache.cache import KvCacheManager
+from engine_worker.kvcache.keepers import Keepers, KeeperSearches
 from engine_worker.lora.pages import AdapterPages
 from engine_worker.protocol import Runner
 from engine_worker.recompute import choose_recompute
@@ -48,9 +49,13 @@ class Engine:
         hooks: Hooks,
         clock: Callable[[], float],
         log: BoundLogger,
+        keepers: Keepers | None = None,
     ) -> None:
-        """`clock`: monotonic seconds. Raises ValueError on inconsistent limits and on an unusable custom scheduler."""
-        self.cache = _build_cache(runner, batching, clock)
+        """`clock`: monotonic seconds. `keepers`: None: no keeper is asked for blocks. Raises ValueError on inconsistent limits and on an unusable custom scheduler."""
+        searches = None
+        if keepers is not None:
+            searches = KeeperSearches(keepers, runner.tokens_per_block, lambda: self.stats.context_rate, clock)
+        self.cache = _build_cache(runner, batching, clock, searches)
         context = SchedulerContext(
             self.cache,
             batching.max_batch_size,
@@ -251,7 +256,9 @@ class Engine:
             self._hooks.report_stats(report)
 
 
-def _build_cache(runner: Runner, batching: Batching, clock: Callable[[], float]) -> KvCacheManager:
+def _build_cache(
+    runner: Runner, batching: Batching, clock: Callable[[], float], searches: KeeperSearches | None
+) -> KvCacheManager:
     return KvCacheManager(
         runner.num_blocks,
         runner.tokens_per_block,
@@ -264,5 +271,6 @@ def _build_cache(runner: Runner, batching: Batching, clock: Callable[[], float])
         adapters=None if runner.adapters is None else AdapterPages(runner.adapters),
         file=runner.pool_file,
         source=runner.pool_folder,
+        searches=searches,
         guaranteed=batching.capacity_scheduler_policy in NO_EVICTION,
     )

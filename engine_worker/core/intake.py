@@ -107,7 +107,7 @@ class Intake:
         )
         if preparation is not None:
             self._preparing[request] = preparation
-        fetch = None if self._fetches is None else self._fetches.begin(request.waiting())
+        fetch = None if self._fetches is None else self._fetches.begin(request.waiting(), _keepers(submit))
         if fetch is not None:
             self._fetching[request] = fetch
         held = preparation is not None or fetch is not None
@@ -227,6 +227,11 @@ class Intake:
         if requested is not None:
             return requested
         return self._limits.max_draft_tokens or (EXPECTED_DRAFTS if extras.speculation.draft_token_ids else 0)
+
+
+def _keepers(submit: Submit) -> list[str]:
+    """Keepers that may have blocks of the request."""
+    return [] if submit.extras is None else submit.extras.kv_keepers
 
 
 def _is_plain(submit: Submit) -> bool:

@@ -17,6 +17,8 @@ REFRESH_SECONDS = 0.5
 """Interval between two reports of a running request."""
 REFRESHED_PER_STEP = 4
 """Requests that a step may refresh in any case. Each costs about three microseconds."""
+CONTEXT_RATE_WEIGHT = 0.2
+"""Of a new step in `Stats.context_rate`."""
 REFRESHED_PER_SECOND = 150
 """Requests that a step may refresh per second of its duration, if that is more."""
 STEP_SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
@@ -52,6 +54,8 @@ class Stats:
         self._micro_batches = micro_batches
         self._unix_zero = unix_zero
         self._rate = Rate()
+        self.context_rate = 0.0
+        """Prompt tokens per second of recent steps that only computed prompts. 0: there was none."""
         self._refresh: deque[Request] = deque()
         """Running requests that are still to be reported in this round, a few per step."""
         self._refresh_at = 0.0
@@ -71,6 +75,8 @@ class Stats:
         context_tokens = sum(num_tokens for _, num_tokens in schedule.context) if context else 0
         self._rate.add(start, end, num_drawn)
         self.context_tokens += context_tokens
+        if context_tokens and not generation and end > start:
+            self.context_rate += ((context_tokens / (end - start)) - self.context_rate) * CONTEXT_RATE_WEIGHT
         self.generated_tokens += num_drawn
         self.draft_tokens += drafts.drafted
         self.accepted_draft_tokens += drafts.accepted

@@ -6,6 +6,7 @@ from time import monotonic
 from engine_worker.kvcache.eviction import higher, requested
 from engine_worker.kvcache.fetches import Fetches, Source
 from engine_worker.kvcache.forecast import Forecast, NextBlocks
+from engine_worker.kvcache.keepers import KeeperSearches
 from engine_worker.kvcache.pool import CacheCorruptError, Geometry
 from engine_worker.kvcache.prefix import UNUSED, Prefix, PrefixFinder
 from engine_worker.kvcache.saving import make_tiers
@@ -33,11 +34,12 @@ class KvCacheManager:
         adapters: AdapterPages | None = None,
         file: PoolFile | None = None,
         source: Source | None = None,
+        searches: KeeperSearches | None = None,
         guaranteed: bool = False,
     ) -> None:
         """`window`, `chunk`: see Geometry. `clock`: seconds, for retentions. `event_buffer`, `file`: see Tiers.
         `adapters`: device pages of LoRA adapters; a holder with an adapter also holds the adapter's pages. `source`:
-        where to look for blocks that are not cached; None: nowhere. `guaranteed`: whether the scheduler relies on the
+        where to look for blocks that are not cached; None: nowhere. `searches`: see Fetches. `guaranteed`: whether the scheduler relies on the
         blocks that running requests may need until they end."""
         self.geometry = Geometry.fit(num_blocks, tokens_per_block, window, chunk)
         self.tokens_per_block = tokens_per_block
@@ -61,7 +63,7 @@ class KvCacheManager:
         if source is not None and reuse:
             # Otherwise copies take no blocks of the device.
             promised = self._blocks_to_end if guaranteed and self.tiers.shared is self.pool else lambda: 0
-            self.fetches = Fetches(self.tiers, self._finder, source, clock, promised)
+            self.fetches = Fetches(self.tiers, self._finder, source, clock, promised, searches)
         self._next_blocks = NextBlocks()
         self._clock = clock
 

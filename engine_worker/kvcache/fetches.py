@@ -5,12 +5,14 @@ goes wrong with a copy is a miss: the request computes the block.
 """
 
 from bisect import bisect_left
-from collections import abc
 from collections.abc import Callable
+from collections.abc import Sequence as Seq
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple, Protocol
 
+from engine_worker.kvcache.copies import KEEPER, MACHINE, Copies, Target
+from engine_worker.kvcache.keepers import KeeperSearches, Search
 from engine_worker.kvcache.prefix import PrefixFinder
 from engine_worker.kvcache.tiers import Tiers
 from engine_worker.request import Sequence
@@ -41,31 +43,15 @@ class Source(Protocol):
         """Delete the blocks of engines that have ended."""
 
 
-class Target(NamedTuple):
-    """A held block that receives a copy."""
+class Fetch(NamedTuple):
+    """What a request waits for: copies for itself, and for other requests that need the same blocks."""
 
-    block: int
-    content: Content
-
-
-@dataclass(eq=False, slots=True)
-class Fetch:
-    """The blocks of a request that are being copied."""
-
-    targets: list[Target]
-    copied: "Future[list[int | None]] | None"
-    """The sum of each copy; None: it failed. No future: nothing is copied for this request alone."""
-    awaited: "list[Fetch]"
-    """Fetches of other requests that copy blocks which this request needs, too."""
-    started_at: float
-    dropped: bool = False
-    """Whether the cache was flushed meanwhile: the copies do not count."""
-    published: bool = False
-    """Whether its copies have ended, and the blocks are findable."""
+    copies: list[Copies]
+    searches: Seq[Search] = ()
 
     @property
     def done(self) -> bool:
-        return self.published and all(fetch.published for fetch in self.awaited)
+        return all(copies.published for copies in self.copies) and all(search.done for search in self.searches)
 
 
 class Fetches:
@@ -76,70 +62,80 @@ class Fetches:
         source: Source,
         clock: Callable[[], float],
         promised: Callable[[], int],
+        searches: KeeperSearches | None = None,
     ) -> None:
-        """`clock`: seconds. `promised`: blocks that must remain available, because running requests may need them."""
-        self.fetched = 0
-        """Blocks copied since the start."""
-        self.refused = {"missing": 0, "memory": 0}
-        """Blocks that were not copied: no longer there or not whole, or without memory for them."""
+        """`clock`: seconds. `promised`: blocks that must remain available, because running requests may need them.
+        `searches`: None: no keeper is asked."""
+        self.sources = {MACHINE: 0} if searches is None else {MACHINE: 0, KEEPER: 0}
+        """Blocks copied since the start, by source."""
         self.seconds = Histogram(FETCH_SECONDS)
+        self._refused = {"missing": 0, "memory": 0}
         self._clock = clock
         self._tiers = tiers
         self._finder = finder
         self._source = source
         self._promised = promised
-        self._fetching: dict[bytes, Fetch] = {}
+        self._searches = searches
+        self._fetching: dict[bytes, Copies] = {}
         """By block hash."""
         self._reader = ThreadPoolExecutor(1, "kv-reader")
 
     def __bool__(self) -> bool:
-        return bool(self._fetching)
+        return bool(self._fetching or self._searches)
 
     @property
     def held(self) -> list[int]:
         """The shared blocks that receive copies, each held once."""
-        return [target.block for fetch in dict.fromkeys(self._fetching.values()) for target in fetch.targets]
+        return [target.block for copies in dict.fromkeys(self._fetching.values()) for target in copies.targets]
 
-    def begin(self, sequences: abc.Sequence[Sequence]) -> Fetch | None:
-        """Begin to copy the blocks that these sequences lack; None if there is nothing to copy."""
-        if self._source.empty:
+    @property
+    def fetched(self) -> int:
+        """Blocks copied since the start."""
+        return sum(self.sources.values())
+
+    @property
+    def refused(self) -> dict[str, int]:
+        """Blocks that were not copied: no longer there or not whole, without memory for them, or computed faster."""
+        return self._refused if self._searches is None else {**self._refused, "slow": self._searches.slow}
+
+    def begin(self, sequences: Seq[Sequence], keepers: Seq[str] = ()) -> Fetch | None:
+        """Begin to copy the blocks that these sequences lack; None if there is nothing to copy. `keepers`: addresses of
+        keepers that may have them."""
+        if self._source.empty and self._searches is None:
             return None
-        wanted = {content.hash: content for sequence in sequences for content in self._present(sequence)}
-        if not wanted:
-            return None
-        awaited = dict.fromkeys(self._fetching[digest] for digest in wanted if digest in self._fetching)
-        # Not at the cost of the cached blocks before them.
-        device, cached = self._tiers.device, [block for each in sequences for block in self._finder.find(each).held]
-        for block in cached:
-            device.hold(block)
-        targets = self._hold([content for digest, content in wanted.items() if digest not in self._fetching])
-        for block in reversed(cached):
-            device.release(block)
-        if not (targets or awaited):
-            return None
-        copied = self._reader.submit(self._copy, targets) if targets else None
-        fetch = Fetch(targets, copied, list(awaited), self._clock(), published=copied is None)
-        self._fetching |= {target.content.hash: fetch for target in targets}
-        return fetch
+        absent = {sequence: self._finder.absent(sequence) for sequence in sequences}
+        present = {sequence: self._present(contents) for sequence, contents in absent.items()}
+        wanted = {content.hash: content for contents in present.values() for content in contents}
+        copies = self._copy(sequences, wanted, lambda targets: self._reader.submit(self._copy_here, targets), MACHINE)
+        searches = list[Search]()
+        if self._searches is not None:
+            rest = ((sequence, contents[len(present[sequence]) :]) for sequence, contents in absent.items())
+            searches = self._searches.begin(rest, keepers)
+        return Fetch(copies, searches) if copies or searches else None
 
     def publish(self) -> None:
-        """Make the blocks of fetches that have ended findable."""
-        for fetch in dict.fromkeys(self._fetching.values()):
-            if fetch.copied is not None and fetch.copied.done():
-                self._publish(fetch, fetch.copied.result())
+        """Make the blocks of copies that have ended findable."""
+        for copies in dict.fromkeys(self._fetching.values()):
+            if copies.totals.done():
+                self._publish(copies, copies.totals.result())
+        if self._searches:
+            self._copy_found(self._searches)
 
     def drop(self) -> None:
         """The cache is flushed: copies in progress do not count, nor do the files of engines that have ended."""
-        for fetch in self._fetching.values():
-            fetch.dropped = True
+        for copies in self._fetching.values():
+            copies.dropped = True
         self._source.delete_dead()
+        if self._searches is not None:
+            self._searches.drop()
 
     def close(self) -> None:
         self._reader.shutdown(cancel_futures=True)
+        if self._searches is not None:
+            self._searches.close()
 
-    def _present(self, sequence: Sequence) -> list[Content]:
-        """The blocks that the sequence lacks and that can be copied."""
-        absent = self._finder.absent(sequence)
+    def _present(self, absent: list[Content]) -> list[Content]:
+        """The first of these blocks, as many as can be copied from other engines of this machine."""
         if not (absent and self._has(absent[0].hash)):
             return []
         # Engines evict the end of a prefix first, so this searches for the end of what is there. A hole before it,
@@ -149,28 +145,60 @@ class Fetches:
     def _has(self, digest: bytes) -> bool:
         return digest in self._fetching or self._source.has(digest)
 
+    def _copy_found(self, searches: KeeperSearches) -> None:
+        """Copy what keepers have."""
+        for search, (keeper, num_blocks) in searches.take_ended():
+            found = search.wanted[:num_blocks]
+            # Another request may have computed some of them meanwhile.
+            wanted = {content.hash: content for content in found if not self._tiers.holds(content)}
+            search.copies += self._copy([search.sequence], wanted, partial(searches.copy, keeper), KEEPER)
+
+    def _copy(
+        self,
+        sequences: Seq[Sequence],
+        wanted: dict[bytes, Content],
+        copy: "Callable[[list[Target]], Future[list[int | None]]]",
+        source: str,
+    ) -> list[Copies]:
+        """Begin to copy these blocks, as far as there is memory; returns all copies that these sequences wait for."""
+        if not wanted:
+            return []
+        awaited = dict.fromkeys(self._fetching[digest] for digest in wanted if digest in self._fetching)
+        # Not at the cost of the cached blocks before them.
+        device, cached = self._tiers.device, [block for each in sequences for block in self._finder.find(each).held]
+        for block in cached:
+            device.hold(block)
+        targets = self._hold([content for digest, content in wanted.items() if digest not in self._fetching])
+        for block in reversed(cached):
+            device.release(block)
+        if not targets:
+            return list(awaited)
+        copies = Copies(targets, copy(targets), self._clock(), source)
+        self._fetching |= {target.content.hash: copies for target in targets}
+        return [copies, *awaited]
+
     def _hold(self, contents: list[Content]) -> list[Target]:
         if not contents:
             return []
         available = self._tiers.shared.available
         room = max(0, min(int(available * HELD_FRACTION), available - self._promised()))
         blocks = self._tiers.reserve(min(room, len(contents)))
-        self.refused["memory"] += len(contents) - len(blocks)
+        self._refused["memory"] += len(contents) - len(blocks)
         return list(map(Target, blocks, contents))
 
-    def _copy(self, targets: list[Target]) -> list[int | None]:
+    def _copy_here(self, targets: list[Target]) -> list[int | None]:
         return [self._source.copy(content.hash, block) for block, content in targets]
 
-    def _publish(self, fetch: Fetch, totals: list[int | None]) -> None:
-        self.seconds.observe(self._clock() - fetch.started_at)
-        fetch.published = True
-        for (block, content), total in zip(fetch.targets, totals, strict=True):
+    def _publish(self, copies: Copies, totals: list[int | None]) -> None:
+        self.seconds.observe(self._clock() - copies.started_at)
+        copies.published = True
+        for (block, content), total in zip(copies.targets, totals, strict=True):
             del self._fetching[content.hash]
-            if total is None or fetch.dropped:
-                self.refused["missing"] += 1
+            if total is None or copies.dropped:
+                self._refused["missing"] += 1
             else:
-                self.fetched += 1
+                self.sources[copies.source] += 1
                 self._tiers.publish_copy(block, content, total)
         # The last block first, so that the tail is evicted before the head.
-        for block, _ in reversed(fetch.targets):
+        for block, _ in reversed(copies.targets):
             self._tiers.shared.release(block)

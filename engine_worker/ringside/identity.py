@@ -28,6 +28,8 @@ class Identity:
     """Fingerprint of the tokenizer files."""
     version: str = BUILD_VERSION
     kv_group: str = ""
+    kv_keeper: str = ""
+    kv_layout: str = ""
     """See `EngineHeartbeat`."""
 
     def sizes(self, stats: StepStats) -> dict[str, int]:
@@ -58,6 +60,8 @@ class Identity:
             offers=limits.offers,
             version=self.version,
             kv_group=self.kv_group,
+            kv_keeper=self.kv_keeper,
+            kv_layout=self.kv_layout,
             phase=settings.phase,
         )
 

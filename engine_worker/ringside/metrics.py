@@ -99,10 +99,15 @@ def pool_file(engine: Engine) -> Iterator[Metric]:
     tiers, fetches, file = engine.cache.tiers, engine.cache.fetches, engine.cache.tiers.file
     text = "KV blocks taken over at the start, which another engine had computed."
     yield counter(P + "kv_adopted_blocks", text, {} if file is None else tiers.adopted)
-    fetched = {} if fetches is None else {"machine": fetches.fetched}
-    yield counter(P + "kv_fetched_blocks", "KV blocks copied from other engines.", fetched, ("source",))
+    fetched = {} if fetches is None else fetches.sources
+    yield counter(
+        P + "kv_fetched_blocks",
+        "KV blocks copied from other engines of this machine, or from keepers.",
+        fetched,
+        ("source",),
+    )
     refused = {} if fetches is None else fetches.refused
-    text = "KV blocks not copied: no longer there or not whole (missing), or no memory for them."
+    text = "KV blocks not copied: no longer there or not whole (missing), no memory for them, or computed in less time (slow)."
     yield counter(P + "kv_fetch_refused_blocks", text, refused, ("reason",))
     text = "Time for which a request waited for its KV blocks."
     yield histogram(P + "kv_fetch_seconds", text, Histogram(FETCH_SECONDS) if fetches is None else fetches.seconds)

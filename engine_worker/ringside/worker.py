@@ -11,6 +11,7 @@ from structlog.stdlib import BoundLogger
 
 from engine_worker.core.engine import Engine
 from engine_worker.hooks import Hooks
+from engine_worker.kvcache.keepers import Keepers
 from engine_worker.kvcache.pool import CacheCorruptError
 from engine_worker.protocol import Runner
 from engine_worker.ringside import metrics
@@ -64,8 +65,9 @@ class Worker:
         runner: Runner,
         log: BoundLogger,
         metrics_port: MetricsPort | None = None,
+        keepers: Keepers | None = None,
     ) -> None:
-        """Binds the inbox. Raises ListenError, OSError, KeysError, InsecureError; ValueError on an unusable
+        """Binds the inbox. `keepers`: see Engine. Raises ListenError, OSError, KeysError, InsecureError; ValueError on an unusable
         stats_callback or scheduler."""
         self._settings = settings
         self._runner = runner
@@ -78,7 +80,8 @@ class Worker:
         self.address = settings.address(self._inbox.address)
         self.epoch = secrets.randbits(63)
         self.limits = limits_of(settings, checkpoint, runner)
-        folder = runner.pool_folder
+        folder, file = runner.pool_folder, runner.pool_file
+        self._keepers = keepers
         self._identity = Identity(
             settings,
             self.limits,
@@ -86,6 +89,8 @@ class Worker:
             self.epoch,
             checkpoint.tokenizer_fingerprint,
             kv_group="" if folder is None else folder.group,
+            kv_keeper="" if keepers is None else keepers.own,
+            kv_layout="" if file is None else file.layout.folder,
         )
         self._connect_core()
         self._connect_routers()
@@ -153,7 +158,7 @@ class Worker:
         self._stats_log = StatsLog()
         box = self._mailbox
         hooks = Hooks(box.get_requests, box.send_responses, box.poll_stop_ids, self._stats_log.append, box.tensor_room)
-        self._engine = Engine(self._runner, self.limits, settings, hooks, time.monotonic, log)
+        self._engine = Engine(self._runner, self.limits, settings, hooks, time.monotonic, log, self._keepers)
 
     def _connect_routers(self) -> None:
         """Create the handlers of routers' messages other than requests, and the heartbeats that answer them."""

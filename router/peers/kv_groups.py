@@ -17,11 +17,27 @@ COPIED_PER_COMPUTED = 10
 """Tokens that an engine copies in the time in which it computes one."""
 
 
-class Computed(NamedTuple):
-    """What earlier attempts of a request have computed: the prompt and some output, all of it in one group."""
+class KvSite(NamedTuple):
+    """Where an engine's blocks are, and so who can copy them. All fields empty: nobody can."""
 
     group: str = ""
-    """The group (`EngineHeartbeat.kv_group`) of the engine that did. Empty: nothing can be copied."""
+    keeper: str = ""
+    layout: str = ""
+    """See `EngineHeartbeat`."""
+
+    @classmethod
+    def of(cls, heartbeat: EngineHeartbeat) -> "KvSite":
+        return cls(heartbeat.kv_group, heartbeat.kv_keeper, heartbeat.kv_layout)
+
+
+NOWHERE = KvSite()
+
+
+class Computed(NamedTuple):
+    """What earlier attempts of a request have computed: the prompt and some output, all of it on one machine."""
+
+    site: KvSite = NOWHERE
+    """Of the engine that did."""
     output_tokens: int = 0
 
 
@@ -29,7 +45,7 @@ NOT_COMPUTED = Computed()
 
 
 class _Lost(NamedTuple):
-    group: str
+    site: KvSite
     until: float
     cache: PrefixIndex
 
@@ -42,10 +58,10 @@ class LostCaches:
     _lost: OrderedDict[int, _Lost] = field(default_factory=OrderedDict)
     """By the engine's epoch, in order of their loss."""
 
-    def keep(self, epoch: int, group: str, cache: PrefixIndex) -> None:
-        """An engine was lost. Nothing is kept of one without a group."""
-        if group:
-            self._lost[epoch] = _Lost(group, self._clock() + LOST_SECONDS, cache)
+    def keep(self, epoch: int, site: KvSite, cache: PrefixIndex) -> None:
+        """An engine was lost. Nothing is kept of one whose blocks nobody can copy."""
+        if site != NOWHERE:
+            self._lost[epoch] = _Lost(site, self._clock() + LOST_SECONDS, cache)
         while len(self._lost) > MAX_LOST:
             self._lost.popitem(last=False)
 
@@ -57,11 +73,11 @@ class LostCaches:
         """All prefix caches are flushed."""
         self._lost.clear()
 
-    def of_group(self, group: str) -> list[PrefixIndex]:
+    def all(self) -> list[tuple[KvSite, PrefixIndex]]:
         now = self._clock()
         while self._lost and next(iter(self._lost.values())).until <= now:
             self._lost.popitem(last=False)
-        return [lost.cache for lost in self._lost.values() if lost.group == group]
+        return [(lost.site, lost.cache) for lost in self._lost.values()]
 
 
 class Missing(NamedTuple):
@@ -97,10 +113,10 @@ class Copies:
     """Leading blocks that a group has, by group and hashes of the prompt's blocks."""
 
     def missing(self, heartbeat: EngineHeartbeat, chain: Chain) -> Missing:
-        group, later = heartbeat.kv_group, self.computed.output_tokens if self.computed.group else 0
+        group, later = heartbeat.kv_group, self.computed.output_tokens if self.computed.site.group else 0
         if not group:
             return Missing(self.prompt_tokens + later, 0)
-        if group == self.computed.group:
+        if group == self.computed.site.group:
             blocks, later = len(chain), -(-later // COPIED_PER_COMPUTED)
         else:
             if (group, chain) not in self._copied:

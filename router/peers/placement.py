@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from operator import itemgetter
 from random import random
 
-from router.peers.kv_groups import NOT_COMPUTED, Computed, Copies, LostCaches
+from router.peers.keepers import keepers_for
+from router.peers.kv_groups import NOT_COMPUTED, NOWHERE, Computed, Copies, KvSite, LostCaches
 from router.peers.prefix_index import Chain, PrefixIndex
 from sluice.wire.hashing import Domain, block_chain, root_hash, short_hash
 from sluice.wire.heartbeats import DetokenizerHeartbeat, EngineHeartbeat
@@ -37,13 +38,14 @@ class Choice:
     uncached_tokens: int
     """Tokens that the engine must compute before the next one; copied tokens count a tenth."""
     chain: Chain
+    keepers: tuple[str, ...] = ()
+    """Keepers of other machines that the engine should ask for blocks."""
 
 
 @dataclass(slots=True)
 class _EngineLoad:
     cache: PrefixIndex
-    group: str = ""
-    """See `EngineHeartbeat.kv_group`."""
+    site: KvSite = NOWHERE
     requests: int = 0
     sequences: int = 0
     context_tokens: int = 0
@@ -81,7 +83,7 @@ class Placement:
     def on_engine_heartbeat(self, heartbeat: EngineHeartbeat) -> None:
         """Update the engine's load. `update_cache` then applies the reported changes of its cache."""
         load = self._engine(heartbeat.epoch)
-        load.group = heartbeat.kv_group
+        load.site = KvSite.of(heartbeat)
         # Requests beyond our own belong to other routers.
         load.others = max(0, heartbeat.stats.active_requests - load.requests)
         if heartbeat.cache is not None:
@@ -106,7 +108,7 @@ class Placement:
     def forget(self, epoch: int) -> None:
         load = self._engines.pop(epoch, None)
         if load is not None:
-            self._lost.keep(epoch, load.group, load.cache)
+            self._lost.keep(epoch, load.site, load.cache)
         self._streams.pop(epoch, None)
         self._other_streams.pop(epoch, None)
 
@@ -137,7 +139,8 @@ class Placement:
         loads = [(load, heartbeat) for load, heartbeat in loads if load.all_sequences <= limit]
         engine, uncached, chain = self._least_work(loads, prompt, domain, virtual, computed)
         reached = [heartbeat.epoch for heartbeat in detokenizers if heartbeat.address not in engine.cut_off]
-        return Choice(engine.epoch, self._fewest_streams(reached), sequences, uncached, chain)
+        keepers = self._keepers(KvSite.of(engine), computed.site, chain) if engine.kv_keeper else ()
+        return Choice(engine.epoch, self._fewest_streams(reached), sequences, uncached, chain, keepers)
 
     def charge(self, choice: Choice) -> None:
         """Count a submitted request, and expect its blocks in the engine's cache."""
@@ -187,7 +190,7 @@ class Placement:
             if chain is None:
                 chain = chains[kind] = _chain(heartbeat, prompt, domain, virtual)
             # Number of blocks that must be cached on this engine for it to beat the best engine so far.
-            if heartbeat.kv_group or computed.group:
+            if heartbeat.kv_group or computed.site.group:
                 missing = copies.missing(heartbeat, chain)
                 needed = -(-missing.cached_for(least - work) // size)
                 uncached = missing.tokens(load.cache.prefix(chain, now, needed) * size)
@@ -200,8 +203,14 @@ class Placement:
         return best
 
     def _group_caches(self, group: str) -> list[PrefixIndex]:
-        living = [load.cache for load in self._engines.values() if load.group == group]
-        return living + self._lost.of_group(group)
+        return [cache for site, cache in self._caches() if site.group == group]
+
+    def _keepers(self, reader: KvSite, computed: KvSite, chain: Chain) -> tuple[str, ...]:
+        return keepers_for(reader, computed, self._caches(), chain)
+
+    def _caches(self) -> list[tuple[KvSite, PrefixIndex]]:
+        """Of living engines, and of recently lost ones."""
+        return [(load.site, load.cache) for load in self._engines.values()] + self._lost.all()
 
     def _fewest_streams(self, epochs: Iterable[int]) -> int:
         return min((self._streams[epoch] + self._other_streams[epoch], random(), epoch) for epoch in epochs)[2]

@@ -164,7 +164,7 @@ class AttemptSender:
             request.domain,
             request.spec.sequences,
             request.virtual,
-            Computed(request.computed_in, request.log.received),
+            Computed(request.computed_at, request.log.received),
         )
         engine = next(peer for peer in candidates.engines if peer.epoch == choice.engine)
         detokenizer = next(peer for peer in candidates.detokenizers if peer.epoch == choice.detokenizer)
@@ -215,7 +215,7 @@ class AttemptSender:
             ended=request.log.ended,
             alone=alone,
             tenant=request.tenant,
-            extras=_extras(request),
+            extras=_extras(request, attempt),
         )
 
     def _send_cancel(self, request: RequestState, sequence: int | None = None) -> None:
@@ -223,11 +223,12 @@ class AttemptSender:
         self._cancels.send(attempt.engine, Cancel(request.number, attempt.number, attempt.engine.epoch, sequence))
 
 
-def _extras(request: RequestState) -> Extras | None:
+def _extras(request: RequestState, attempt: Attempt) -> Extras | None:
     extras = Extras(
         retention=request.retention,
         client_id=request.spec.client_id,
         tables=request.tables,
+        kv_keepers=list(attempt.choice.keepers),
         **request.submitted_parts(),
     )
     return None if extras == NO_EXTRAS else extras

@@ -57,12 +57,11 @@ def _divide(engines: Iterable[EnginePeer]) -> tuple[list[EnginePeer], list[Engin
     """(engines that generate, engines that only prefill). An engine of the prefill phase generates too if no other
     engine could copy its blocks."""
     generating = [peer for peer in engines if _phase(peer) != "prefill"]
-    readers = {_copies_from(peer) for peer in generating}
+    readable = {source for peer in generating for source in _sources(peer)}
     prefilling: list[EnginePeer] = []
     for peer in engines:
         if _phase(peer) == "prefill":
-            group, _ = source = _copies_from(peer)
-            (prefilling if group and source in readers else generating).append(peer)
+            (prefilling if _sources(peer) & readable else generating).append(peer)
     return generating, prefilling
 
 
@@ -70,9 +69,14 @@ def _phase(peer: EnginePeer) -> Phase:
     return "both" if peer.heartbeat is None else peer.heartbeat.phase
 
 
-def _copies_from(peer: EnginePeer) -> tuple[str, str]:
-    """The group and the model whose blocks the engine can copy."""
-    return ("", "") if peer.heartbeat is None else (peer.heartbeat.kv_group, peer.heartbeat.fingerprint)
+def _sources(peer: EnginePeer) -> set[tuple[str, str]]:
+    """Blocks that the engine can copy, and those that others can copy from it: (group, model) for its machine, and with
+    a keeper (layout, model) for all others."""
+    heartbeat = peer.heartbeat
+    if heartbeat is None:
+        return set()
+    names = {heartbeat.kv_group, heartbeat.kv_layout if heartbeat.kv_keeper else ""} - {""}
+    return {(name, heartbeat.fingerprint) for name in names}
 
 
 def _can_continue_elsewhere(request: RequestState) -> bool:

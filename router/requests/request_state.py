@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from router.parse.model import Began
 from router.parse.spec import Spec
+from router.peers.kv_groups import NOWHERE, KvSite
 from router.requests.admission import Permit
 from router.requests.attempt import Attempt, LostAttempt
 from router.requests.part import Part
@@ -128,8 +129,8 @@ class RequestState:
         """When the request's first token arrived over the ring."""
         self.terminal_at: float | None = None
         """When the last row of all sequences arrived over the ring."""
-        self.computed_in = ""
-        """Group (`EngineHeartbeat.kv_group`) of the latest engine that has computed the prompt."""
+        self.computed_at = NOWHERE
+        """Where the latest engine that has computed the prompt has its blocks."""
         self.prefill_engine: str | None = None
         """Name of the engine that has computed the prompt and handed over."""
         self._preparation: asyncio.Timeout | None = None
@@ -297,7 +298,7 @@ class RequestState:
     def on_first_token(self) -> None:
         self._attempt = replace(self.attempt, has_tokens=True)
         if self.attempt.engine.heartbeat is not None:
-            self.computed_in = self.attempt.engine.heartbeat.kv_group
+            self.computed_at = KvSite.of(self.attempt.engine.heartbeat)
         if self.first_tokens_at is None:
             self.first_tokens_at = time.monotonic()
 

@@ -220,6 +220,8 @@ class EngineSettings(
     def _check_folder(self) -> Self:
         if self.needs_pool_folder and self.tensor_parallel > 1:
             raise ValueError(f"kv_folder: is not supported with tensor_parallel > 1 (got {self.tensor_parallel})")
+        if self.kv_keeper is not None and (self.pool_folder is None or not self.kv_fetch):
+            raise ValueError("kv_keeper: needs kv_folder, and kv_fetch")
         return self
 
     @model_validator(mode="after")

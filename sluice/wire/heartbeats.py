@@ -120,6 +120,11 @@ class EngineHeartbeat(Message, frozen=True):
     kv_group: Name = ""
     """Engines with the same group copy blocks from each other's KV cache, even after the death of the one that computed
     them. Empty: none do."""
+    kv_keeper: Name = ""
+    """Address of the keeper that hands out this engine's KV blocks to engines of other machines. Empty: there is none,
+    and this engine asks no others."""
+    kv_layout: Name = ""
+    """What the bytes of its blocks mean: blocks of another layout are of no use to it."""
     phase: Phase = "both"
     challenge: Number = 0
     """See `Hello`."""

@@ -4,7 +4,10 @@ Messages are msgspec Structs in MessagePack. `request` is a random number chosen
 is used only for logs.
 """
 
+from typing import Annotated
+
 import msgspec
+from msgspec import Meta
 
 from sluice.wire.adapters import (
     Adapter,
@@ -34,6 +37,8 @@ from sluice.wire.rows import PROMPT_END_TOKENS, Open, TextBatch, TokenBatch
 from sluice.wire.tables import PromptTables
 from sluice.wire.tensors import TensorBatch, TensorParams
 
+MAX_KEEPERS = 2
+"""Keepers that a request names."""
 PROBATION_TOKENS = 4
 """New tokens per sequence beyond which an attempt has made progress, so that the request is not suspected of killing
 its engine. More than 0, because the last rows are lost with an engine that dies: a retry may produce them again and die
@@ -55,6 +60,8 @@ class Extras(msgspec.Struct, frozen=True, omit_defaults=True):
     adapter: Adapter | None = None
     """None: the model without an adapter."""
     tables: PromptTables | None = None
+    kv_keepers: Annotated[list[Name], Meta(max_length=MAX_KEEPERS)] = []
+    """Addresses of keepers on other machines that may have KV blocks of the request, the likeliest first."""
 
 
 NO_EXTRAS = Extras()

@@ -252,13 +252,13 @@ def test_a_request_that_only_awaits_the_copies_of_another(twin: EngineBench) -> 
     gate = Gate(twin)
     first, second = twin.submit(PROMPT, max_tokens=4), twin.submit(PROMPT, max_tokens=4, seed=1)
     twin.step()
-    [fetch] = dict.fromkeys(twin.cache.fetches._fetching.values())
+    [copies] = dict.fromkeys(twin.cache.fetches._fetching.values())
     publish = twin.cache.fetches.publish
 
     def ends_after_publish() -> None:
         publish()
         gate.opened.set()
-        fetch.copied.result(10)
+        copies.totals.result(10)
 
     twin.cache.fetches.publish = ends_after_publish
     twin.step()

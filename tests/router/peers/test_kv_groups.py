@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.peers import kv_groups
-from router.peers.kv_groups import COPIED_PER_COMPUTED, Computed
+from router.peers.kv_groups import COPIED_PER_COMPUTED, Computed, KvSite
 from router.peers.placement import Placement
 from sluice.wire.hashing import Domain
 from tests.router.peers.test_placement import DETOKENIZERS, engine, report
@@ -104,7 +104,7 @@ def test_after_a_loss_the_twin_continues_even_if_nothing_was_reported():
     """The blocks of a request that has tokens are in the file of the lost engine, reported or not."""
     placement = Placement(1000)
     engines = [member(epoch, "g" if epoch == 7 else f"g{epoch}") for epoch in range(1, 9)]
-    computed = Computed("g", 500)
+    computed = Computed(KvSite("g"), 500)
     for _ in range(20):
         choice = choose(placement, engines, computed=computed)
         assert (choice.engine, choice.uncached_tokens) == (7, 320 // COPIED_PER_COMPUTED + 500 // COPIED_PER_COMPUTED)
@@ -117,7 +117,7 @@ def test_an_engine_without_a_group_may_have_blocks_of_its_own_after_a_loss():
     idle, busy = member(1, ""), member(2, "")
     report(placement, busy, PROMPT[:48])
     placement.charge(choose(placement, [busy], prompt=[]))
-    choice = choose(placement, [idle, busy], computed=Computed("g", 100))
+    choice = choose(placement, [idle, busy], computed=Computed(KvSite("g"), 100))
     assert (choice.engine, choice.uncached_tokens) == (2, 320 - 48 + 100)
 
 
@@ -151,6 +151,6 @@ def test_no_other_engine_would_continue_sooner(engines, group, later):
         copied = shared - own
         rest = 330 - shared + (-(-later // COPIED_PER_COMPUTED) if has_all else later if group else 0)
         costs[heartbeat.epoch] = requests * 32, rest + -(-copied // COPIED_PER_COMPUTED)
-    choice = choose(placement, heartbeats, prompt=prompt, computed=Computed(group, later))
+    choice = choose(placement, heartbeats, prompt=prompt, computed=Computed(KvSite(group), later))
     assert sum(costs[choice.engine]) == min(map(sum, costs.values()))
     assert choice.uncached_tokens == costs[choice.engine][1]
