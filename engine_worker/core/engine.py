@@ -51,7 +51,8 @@ class Engine:
         log: BoundLogger,
         keepers: Keepers | None = None,
     ) -> None:
-        """`clock`: monotonic seconds. `keepers`: None: no keeper is asked for blocks. Raises ValueError on inconsistent limits and on an unusable custom scheduler."""
+        """`clock`: monotonic seconds. `keepers`: None: no keeper is asked for blocks. Raises ValueError on inconsistent
+        limits and on an unusable custom scheduler."""
         searches = None
         if keepers is not None:
             searches = KeeperSearches(keepers, runner.tokens_per_block, lambda: self.stats.context_rate, clock)

@@ -39,8 +39,8 @@ class KvCacheManager:
     ) -> None:
         """`window`, `chunk`: see Geometry. `clock`: seconds, for retentions. `event_buffer`, `file`: see Tiers.
         `adapters`: device pages of LoRA adapters; a holder with an adapter also holds the adapter's pages. `source`:
-        where to look for blocks that are not cached; None: nowhere. `searches`: see Fetches. `guaranteed`: whether the scheduler relies on the
-        blocks that running requests may need until they end."""
+        where to look for blocks that are not cached; None: nowhere. `searches`: see Fetches. `guaranteed`: whether
+        the scheduler relies on the blocks that running requests may need until they end."""
         self.geometry = Geometry.fit(num_blocks, tokens_per_block, window, chunk)
         self.tokens_per_block = tokens_per_block
         self.tiers = make_tiers(num_blocks, num_host_blocks, clock, event_buffer, file)

@@ -67,8 +67,8 @@ class Worker:
         metrics_port: MetricsPort | None = None,
         keepers: Keepers | None = None,
     ) -> None:
-        """Binds the inbox. `keepers`: see Engine. Raises ListenError, OSError, KeysError, InsecureError; ValueError on an unusable
-        stats_callback or scheduler."""
+        """Binds the inbox. `keepers`: see Engine. Raises ListenError, OSError, KeysError, InsecureError; ValueError on
+        an unusable stats_callback or scheduler."""
         self._settings = settings
         self._runner = runner
         self._log = log

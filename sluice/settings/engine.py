@@ -162,9 +162,9 @@ class KvCacheSize:
     """With `kv_folder`, copy blocks that other engines of this machine have computed, instead of computing them again.
     """
     kv_keeper: Annotated[str | None, NotEmpty()] = None
-    """Address of this machine's keeper, as engines of other machines reach it, such as tcp://10.0.0.7:5900. It hands out
-    the blocks of `kv_folder`, and engines with this setting ask the keepers of other machines. See docs/kv_cache.md.
-    """
+    """Address of this machine's keeper, as engines of other machines reach it, such as tcp://10.0.0.7:5900: it hands
+    out the blocks in `kv_folder`. Engines with this setting ask the keepers of other machines, too. See
+    docs/kv_cache.md."""
     phase: Literal["both", "prefill", "decode"] = "both"
     """Part of a request that this engine computes, if the router finds engines for both: prefill computes the prompt
     and the first token, decode everything after it. See docs/kv_cache.md."""
