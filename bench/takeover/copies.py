@@ -7,8 +7,9 @@ from pathlib import Path
 
 import msgspec
 
-from engine_worker.pool_files.folder import SETTLED_SECONDS, PoolFolder
+from engine_worker.pool_files.folder import PoolFolder
 from engine_worker.pool_files.layout import Layout
+from engine_worker.pool_files.peer_files import SETTLED_SECONDS
 from engine_worker.pool_files.pool_file import PoolFile
 from engine_worker.step import Content
 

@@ -2,25 +2,21 @@
 
 import fcntl
 import os
-import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
-from typing import Final
 from urllib.parse import quote
 
 import numpy as np
 
 from engine_worker.pool_files.layout import HEADER, SIZING_BYTES, Layout, Places, num_blocks_of
+from engine_worker.pool_files.layout_file import write_layout
 from engine_worker.pool_files.memory import check_folder
-from engine_worker.pool_files.peer_file import PeerFile
+from engine_worker.pool_files.peer_files import SUFFIX, PeerFiles
 from engine_worker.pool_files.pool_file import PoolFile, Warn
 
-SUFFIX: Final = ".pool"
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-SETTLED_SECONDS: Final = 0.1
-"""Age at which a folder's time of change surely tells changes apart; file systems count in ticks."""
 
 
 class PoolFolder:
@@ -37,9 +33,7 @@ class PoolFolder:
         self._fetch = fetch
         self._folder = path
         self._own: PoolFile | None = None
-        self._peers: dict[str, PeerFile] = {}
-        self._seen = -1
-        """Time of change of the folder when its files were last listed; -1: to be listed again."""
+        self._peers: PeerFiles | None = None
 
     def open(self, layout: Layout, sizing: object, count_blocks: Callable[[], int]) -> PoolFile | None:
         """Adopt the file of a dead engine with this layout, or create one. `sizing`: the settings that decide on the
@@ -49,11 +43,13 @@ class PoolFolder:
         digest = blake2b(repr(sizing).encode(), digest_size=SIZING_BYTES).digest()
         try:
             self._folder.mkdir(mode=0o700, exist_ok=True)
+            write_layout(self._folder, layout)
             opened = self._adopt(layout, digest) or self._create(layout, digest, count_blocks())
         except OSError as error:
             self._warn(str(error))
             return None
         self._own = opened
+        self._peers = PeerFiles(self._folder, layout, opened.path) if self._fetch else None
         return opened
 
     @property
@@ -68,30 +64,20 @@ class PoolFolder:
     def empty(self) -> bool:
         """Whether no other engine has a file, as far as this one may read them. Looks for new files: call it in one
         thread, before `has`."""
-        if self._own is None or not self._fetch:
-            return True
-        if (changed := self._changed()) != self._seen:
-            self._seen = changed if time.time_ns() - changed > SETTLED_SECONDS * 1e9 else -1
-            self._open_peers(self._own.layout)
-        return not self._peers
+        return self._peers is None or not self._peers.refresh()
 
     def has(self, digest: bytes) -> bool:
         """Whether a block with this hash is in another engine's file."""
-        for peer in self._peers.values():
-            with suppress(OSError):  # As in `copy`.
-                if peer.find(digest) is not None:
-                    return True
-        return False
+        return self._peers is not None and any(self._peers.find(digest))
 
     def copy(self, digest: bytes, block: int) -> int | None:
         """Copy a block to a reserved block of this engine's file; returns its sum, or None if it is not there any more
         or not whole. May be called in another thread."""
         if self._own is None:
             return None
-        for peer in self._peers.values():
-            with suppress(OSError):  # The file was truncated or cannot be read: like a block that is not there.
-                found = peer.find(digest)
-                if found is not None and peer.copy(found, digest, self._own, block):
+        for found in () if self._peers is None else self._peers.find(digest):
+            with suppress(OSError):  # As in `find`.
+                if found.file.copy(found, digest, self._own, block):
                     return found.total
         # What was copied in vain may be damaged.
         self._own.erase([block])
@@ -150,23 +136,6 @@ class PoolFolder:
 
     def _new_path(self) -> Path:
         return self._folder / f"{self._name}.{os.urandom(4).hex()}{SUFFIX}"
-
-    def _changed(self) -> int:
-        try:
-            return os.stat(self._folder).st_mtime_ns
-        except OSError:  # Deleted: there is nothing to find.
-            return 0
-
-    def _open_peers(self, layout: Layout) -> None:
-        own = None if self._own is None else self._own.path
-        peers = dict[str, PeerFile]()
-        for path in sorted(str(path) for path in self._folder.glob(f"*{SUFFIX}") if str(path) != own):
-            # Not yet complete, or none of ours: it is tried again with the next change.
-            with suppress(OSError, ValueError):
-                peers[path] = self._peers.get(path) or PeerFile(path, layout)
-        # Replaced, because the reader's thread may be using the old one. Files that are gone are closed: they would
-        # keep their memory.
-        self._peers = peers
 
 
 def _lock(path: Path) -> int | None:

@@ -12,19 +12,24 @@ MAP_FIXED = 0x10
 
 
 def check_folder(folder: Path) -> None:
-    """Create the folder if it is missing. Raises ValueError unless it is in memory and only this user can enter it: KV
-    blocks are the text of prompts."""
+    """Create the folder if it is missing. Raises ValueError unless it is in memory and only this user can enter it."""
+    check_private(folder, "kv_folder")
+    if not is_in_memory(folder):
+        raise ValueError(f"kv_folder: {folder} must be in memory (tmpfs), such as in /dev/shm")
+
+
+def check_private(folder: Path, setting: str) -> None:
+    """Create the folder if it is missing. Raises ValueError unless only this user can enter it: KV blocks are the text
+    of prompts."""
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
         status = folder.lstat()
     except OSError as error:
-        raise ValueError(f"kv_folder: {error}") from error
+        raise ValueError(f"{setting}: {error}") from error
     if not stat.S_ISDIR(status.st_mode):
-        raise ValueError(f"kv_folder: {folder} is not a folder")
+        raise ValueError(f"{setting}: {folder} is not a folder")
     if status.st_uid != os.getuid() or status.st_mode & 0o077:
-        raise ValueError(f"kv_folder: {folder} must belong to this user, and others must have no access (mode 700)")
-    if not is_in_memory(folder):
-        raise ValueError(f"kv_folder: {folder} must be in memory (tmpfs), such as in /dev/shm")
+        raise ValueError(f"{setting}: {folder} must belong to this user, and others must have no access (mode 700)")
 
 
 def replace_by_private(region: mmap.mmap, start: int, size: int) -> None:

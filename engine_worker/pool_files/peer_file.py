@@ -9,6 +9,7 @@ import weakref
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from engine_worker.pool_files.layout import BUCKET, Layout, Places, bucket_of, num_blocks_of
 from engine_worker.pool_files.pool_file import PoolFile
@@ -60,6 +61,23 @@ class PeerFile:
                 return False
         # The owner may have replaced the block meanwhile, in part or whole.
         return self._entry(found.block, digest) == found and target.sum(block) == found.total
+
+    def read(self, found: Found, digest: bytes) -> memoryview | None:
+        """The parts of a block one after the other. None if it is no longer there. Not verified: whoever uses the bytes
+        must compare their sum. Raises OSError."""
+        data, at = np.empty(self._layout.block_bytes, np.uint8).data, 0
+        for start, size in zip(self._places.parts, self._layout.parts, strict=True):
+            if os.preadv(self._file, [data[at : at + size]], start + found.block * size) != size:
+                return None
+            at += size
+        return data if self._entry(found.block, digest) == found else None
+
+    def entries(self) -> NDArray[np.void]:
+        """All entries, as they are now. One that is being written is neither its old nor its new content. Raises
+        OSError."""
+        dtype = self._layout.entry
+        data = os.pread(self._file, self._num_blocks * dtype.itemsize, self._places.entries)
+        return np.frombuffer(data[: len(data) // dtype.itemsize * dtype.itemsize], dtype)
 
     def _entry(self, block: int, digest: bytes) -> Found | None:
         dtype = self._layout.entry

@@ -190,6 +190,18 @@ class PoolFile:
             yield block, Content(digest, tuple(entry["tokens"].tolist()), parent, entry["adapter"].decode())
         self._header["starts"] = 0
 
+    def write(self, block: int, data: "bytes | memoryview", total: int) -> bool:
+        """Copy the parts of a block, one after the other in `data`, to a reserved block. False if they are not whole:
+        `total` is the sum that they must have. Then `erase` the block."""
+        if len(data) != self.layout.block_bytes:
+            return False
+        source, start = np.frombuffer(data, np.uint8), 0
+        for part in self.parts:
+            end = start + part.shape[1]
+            part[block] = source[start:end]
+            start = end
+        return self.sum(block) == total
+
     def _as_words(self) -> "Iterator[tuple[NDArray[np.unsignedinteger], NDArray[np.uint64]]]":
         """For each length of a part: the parts as [parts, blocks, words], and the weights of their sums."""
         starts, sizes = np.array(self._places.parts), np.array(self.layout.parts)

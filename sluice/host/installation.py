@@ -19,6 +19,7 @@ NEEDED = {
     "router": ("grpc_reflection", "jinja2", "prometheus_client", "tokenizers"),
     "detok": ("prometheus_client", "tokenizers"),
     "engine": ("numpy", "prometheus_client", "safetensors", "torch", "transformers"),
+    "keeper": ("numpy", "prometheus_client"),
     "gateway": ("httptools", "prometheus_client", "starlette", "uvicorn", "uvloop"),
 }
 """Packages of each extra, by the name under which they are imported."""

@@ -1,10 +1,7 @@
 """The receiving end of a service's lanes. Drops malformed frames and reports gaps between the others."""
 
-import os
-import time
 from collections import OrderedDict
 from collections.abc import Mapping
-from pathlib import Path
 from types import MappingProxyType
 from typing import Generic, NamedTuple, TypeVar
 
@@ -13,15 +10,13 @@ import structlog
 import zmq
 
 from sluice.host.limited_log import LimitedLog
-from sluice.host.socket_file import IN_USE, ListenError, SocketFile
-from sluice.lanes.keys import KEYS_SECONDS, PLAIN, KeyPair, Security, ZapHandler
-from sluice.lanes.lane import MAX_FRAME_BYTES, end_half_open, is_ipv6, open_frame
+from sluice.lanes.keys import PLAIN, Security
+from sluice.lanes.lane import MAX_FRAME_BYTES, open_frame
+from sluice.lanes.listener import Listener, sender_of
 from sluice.wire.message import Message
 
 MAX_KNOWN_LANES = 4096
 """Bounds the memory for lanes, because lane numbers are received from peers, which could forge any number of them."""
-HANDSHAKE_MILLISECONDS = 5000
-"""Timeout of a connection's handshake. Without it, silent connections would exhaust the file descriptors."""
 MAX_RECEIVED_BYTES = 4 << 20
 """Bytes after which `receive` returns, so that large frames do not keep a service from its other work."""
 
@@ -58,7 +53,6 @@ class Inbox(Generic[M]):
         max_bytes: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
         """`max_bytes`: maximum size of a frame by the role of its sender, if it is known and the role has a limit."""
-        security.check(address)
         self._senders = senders
         self._max_bytes = max_bytes
         self._log = LimitedLog(structlog.get_logger())
@@ -67,29 +61,16 @@ class Inbox(Generic[M]):
         """Number of gaps in lanes from which frames had been received before."""
         self._expected: OrderedDict[int, int] = OrderedDict()
         self._decoder: msgspec.msgpack.Decoder[M] = msgspec.msgpack.Decoder(messages)
-        self._socket = context.socket(zmq.PULL)
-        self._socket.set(zmq.IPV6, is_ipv6(address))
-        end_half_open(self._socket, sends=False)
-        self._socket.set(zmq.RCVHWM, capacity)
-        self._socket.set(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
-        self._socket.set(zmq.LINGER, 0)
-        self._socket.set(zmq.HANDSHAKE_IVL, HANDSHAKE_MILLISECONDS)
-        self._zap: ZapHandler | None = None
+        self._listener = Listener(
+            context, zmq.PULL, address, security, capacity=capacity, max_frame_bytes=MAX_FRAME_BYTES, sends=False
+        )
+        self._socket = self._listener.socket
         self._keys = security.keys
-        self._bound_with: KeyPair | None = None
-        self._file: SocketFile | None = None
-        self._keys_at = time.monotonic()
-        self.address = address
-        try:
-            # The handler must exist before the bind, so that it can refuse the first connection.
-            if self._keys is not None:
-                self._zap = ZapHandler(context, self._socket, self._keys)
-            path = _path(address)
-            self._file = None if path is None else SocketFile(path)
-            self._bind()
-        except (zmq.ZMQError, ListenError):
-            self.close()
-            raise
+
+    @property
+    def address(self) -> str:
+        """Where it is bound, without placeholders."""
+        return self._listener.address
 
     @property
     def fd(self) -> int:
@@ -104,7 +85,7 @@ class Inbox(Generic[M]):
     @property
     def refused(self) -> int:
         """Number of connections that were refused because their key is not admitted."""
-        return self._zap.refused if self._zap is not None else 0
+        return self._listener.refused
 
     def wait(self, seconds: float) -> bool:
         """Wait for a frame. Returns whether one can be received."""
@@ -138,48 +119,11 @@ class Inbox(Generic[M]):
 
     def renew(self) -> None:
         """Bind again if the service's key has changed. `receive` calls this; services that rarely receive must too."""
-        now = time.monotonic()
-        if self._keys is None or now - self._keys_at < KEYS_SECONDS:
-            return
-        self._keys_at = now
-        if self._bound_with is not None and self._bound_with != self._keys.own:
-            # This also closes connections that use the former key. Their lanes reconnect with the new key.
-            self._socket.unbind(self.address)
-            self._bound_with = None
-        if self._bound_with is None:
-            try:
-                self._bind()
-            except ListenError as error:
-                if not error.in_use:
-                    raise
+        self._listener.renew()
 
     def close(self) -> None:
         """Close the socket and remove an ipc file. Idempotent."""
-        self._socket.close()
-        if self._zap is not None:
-            self._zap.join()
-        if self._file is not None:
-            self._file.close()
-            self._file = None
-
-    def _bind(self) -> None:
-        own = self._keys.own if self._keys is not None else None
-        if own is not None:
-            self._socket.set(zmq.CURVE_SERVER, 1)
-            self._socket.set(zmq.CURVE_SECRETKEY, own.secret)
-        listener = -1 if self._file is None else self._file.listen()
-        try:
-            # ZeroMQ takes ownership of this descriptor when it binds. -1: ZeroMQ creates one.
-            self._socket.set(zmq.USE_FD, listener)
-            self._socket.bind(self.address)
-        except zmq.ZMQError as error:
-            if listener >= 0:
-                os.close(listener)
-            in_use = error.errno == zmq.EADDRINUSE
-            reason = IN_USE if in_use else zmq.strerror(error.errno or 0)
-            raise ListenError(self.address, reason, in_use) from error
-        self.address = bytes(self._socket.get(zmq.LAST_ENDPOINT)).decode()
-        self._bound_with = own
+        self._listener.close()
 
     def _accept(self, frame: bytes | memoryview, received: "list[M | Gap]", sealed: "zmq.Frame | None" = None) -> None:
         """`sealed`: the frame, if it came from the holder of a key."""
@@ -214,24 +158,10 @@ class Inbox(Generic[M]):
 
     def _reject(self, reason: str, sealed: "zmq.Frame | None") -> None:
         self.malformed += 1
-        sender = {} if sealed is None else {"role": _role(sealed), "sender": _sender(sealed)}
+        sender = {} if sealed is None else {"role": _role(sealed), "sender": sender_of(sealed)}
         self._log.warning("frame_rejected", reason=reason, **sender)
 
 
 def _role(sealed: zmq.Frame) -> str:
     """The role that `ZapHandler` has found for the sender's key."""
     return str(sealed.get("User-Id"))
-
-
-def _sender(sealed: zmq.Frame) -> str:
-    """The sender's IP address. Empty on this machine."""
-    try:
-        return str(sealed.get("Peer-Address"))
-    except zmq.ZMQError:
-        return ""
-
-
-def _path(address: str) -> Path | None:
-    """Path of the socket's file. None for other transports."""
-    path = address.removeprefix("ipc://")
-    return None if path == address or path.startswith("@") else Path(path)

@@ -63,8 +63,11 @@ class Keys:
     content stays in effect.
     """
 
-    def __init__(self, folder: Path, role: Role) -> None:
+    def __init__(self, folder: Path, role: Role, senders: tuple[Role, ...] | None = None) -> None:
+        """`senders`: the roles whose keys the service admits. Default: those whose messages an inbox of this role
+        receives."""
         self.role = role
+        self._senders = SENDERS[role] if senders is None else senders
         self._folder = folder
         self._own = _read_secret(folder, role)
         self._public = {other: _read(_public(folder, other)) for other in ROLES}
@@ -94,7 +97,7 @@ class Keys:
 
     def admits(self, key: bytes) -> Role | None:
         """The role that this public key belongs to. None unless that role may send to this service."""
-        return next((role for role in SENDERS[self.role] if key in self.public(role)), None)
+        return next((role for role in self._senders if key in self.public(role)), None)
 
     def _warn(self, role: Role | None, error: KeysError) -> None:
         """Log once that a file is unreadable. `role` as in `_unreadable`."""

@@ -244,17 +244,7 @@ class Lane:
             # Without IMMEDIATE, ZeroMQ queues messages for a connection that may never be established, and the sender
             # would not notice until the queue is full, after a minute of keep-alives.
             socket.set(zmq.IMMEDIATE, 1)
-            if self._keys is None:
-                socket.connect(endpoint)
-                return socket
-            own, servers = self._keys
-            socket.set(zmq.CURVE_PUBLICKEY, own.public)
-            socket.set(zmq.CURVE_SECRETKEY, own.secret)
-            if len(servers) > 1:
-                socket.set(zmq.RECONNECT_IVL, RECONNECT_SLOWLY)
-            for server in servers:
-                socket.set(zmq.CURVE_SERVERKEY, server)
-                socket.connect(endpoint)
+            connect(socket, endpoint, self._keys)
         except zmq.ZMQError:
             self._stop_watching(socket)
             socket.close()
@@ -301,13 +291,37 @@ class Lane:
                 self._socket = self._open()
                 self._connected, self._moved_at = False, now
 
-    def _current_keys(self) -> tuple[KeyPair, tuple[bytes, ...]] | None:
-        keys, peer = self._security.keys, self._security.peer
-        if keys is None:
-            return None
-        if peer is None:
-            raise InsecureError(f"the role of the peer at {self.address} is unknown, so its key cannot be verified")
-        return keys.own, keys.public(peer)
+    def _current_keys(self) -> "LaneKeys | None":
+        return current_keys(self._security, self.address)
+
+
+LaneKeys = tuple[KeyPair, tuple[bytes, ...]]
+"""The pair of this end, and the keys that the other end may have, the newest first."""
+
+
+def current_keys(security: Security, address: str) -> LaneKeys | None:
+    """None: without keys. Raises InsecureError if it is unknown whose key the other end should have."""
+    keys, peer = security.keys, security.peer
+    if keys is None:
+        return None
+    if peer is None:
+        raise InsecureError(f"the role of the peer at {address} is unknown, so its key cannot be verified")
+    return keys.own, keys.public(peer)
+
+
+def connect(socket: "zmq.Socket[Any]", endpoint: str, keys: LaneKeys | None) -> None:
+    """Connect with each key that the other end may have; one of the connections is established. Raises ZMQError."""
+    if keys is None:
+        socket.connect(endpoint)
+        return
+    own, servers = keys
+    socket.set(zmq.CURVE_PUBLICKEY, own.public)
+    socket.set(zmq.CURVE_SECRETKEY, own.secret)
+    if len(servers) > 1:
+        socket.set(zmq.RECONNECT_IVL, RECONNECT_SLOWLY)
+    for server in servers:
+        socket.set(zmq.CURVE_SERVERKEY, server)
+        socket.connect(endpoint)
 
 
 def is_ipv6(address: str) -> bool:

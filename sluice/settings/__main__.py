@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 from sluice.settings.describe import Setting, sections_of
-from sluice.settings.services import SERVICES
+from sluice.settings.services import PROCESSES
 
 INTRODUCTION = """# Settings
 
@@ -13,7 +13,7 @@ A service looks for the value of a setting in four places and uses the first tha
 
 1. a flag: `python -m router --max-live 100`
 2. an environment variable: `SLUICE_ROUTER_MAX_LIVE=100`. The prefixes of the other services are `SLUICE_ENGINE_`,
-   `SLUICE_DETOK_` and `SLUICE_GATEWAY_`.
+   `SLUICE_DETOK_`, `SLUICE_GATEWAY_` and `SLUICE_KEEPER_`.
 3. the YAML file that `--config FILE` names: `max_live: 100`
 4. the default
 
@@ -34,13 +34,13 @@ def page() -> str:
     """The page, in Markdown. Sections that several services share come first, under the names of those services."""
     services_by_title: dict[str, list[str]] = {}
     tables: dict[str, str] = {}
-    for service, cls in SERVICES.items():
+    for service, cls in PROCESSES.items():
         for title, settings in sections_of(cls).items():
             services_by_title.setdefault(title, []).append(service)
             tables[title] = _table(settings)
     parts = [INTRODUCTION]
     for services in sorted(map(tuple, services_by_title.values()), key=len, reverse=True):
-        heading = f"## {_joined(services).capitalize() if len(services) < len(SERVICES) else 'All services'}"
+        heading = f"## {_joined(services).capitalize() if len(services) < len(PROCESSES) else 'All services'}"
         if heading in parts:
             continue
         parts.append(heading)

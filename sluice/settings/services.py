@@ -34,6 +34,7 @@ from sluice.settings.engine import (
 )
 from sluice.settings.fields import NotEmpty, PositiveInt, Range
 from sluice.settings.gateway import GatewaySettings
+from sluice.settings.keeper import KeeperSettings
 from sluice.settings.process import STRICT, ProcessSettings, is_loopback
 from sluice.settings.router import (
     AccessSettings,
@@ -302,3 +303,5 @@ RING: Mapping[str, type[ServiceSettings]] = {
     "detokenizer": DetokenizerSettings,
 }
 SERVICES: Mapping[str, type[ProcessSettings]] = {**RING, "gateway": GatewaySettings}
+"""What `sluice serve` starts."""
+PROCESSES: Mapping[str, type[ProcessSettings]] = {**SERVICES, "keeper": KeeperSettings}

@@ -13,7 +13,7 @@ from engine_worker.sampling.callbacks import CallbackError
 from router import errors as router
 from sluice.client import InvalidRequest, RankAnswer, Violation
 from sluice.executor import CollectiveRpcError, RequestError
-from sluice.lanes.inbox import ListenError
+from sluice.host.socket_file import ListenError
 from sluice.launch import RingError
 from sluice.llm import UnsupportedNameError
 from sluice.trtllm import OptionError, UnsupportedOptionError

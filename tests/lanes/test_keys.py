@@ -10,8 +10,8 @@ import pytest
 import zmq
 from structlog.testing import capture_logs
 
-from sluice.lanes import inbox as inboxes
 from sluice.lanes import lane as lanes
+from sluice.lanes import listener as listeners
 from sluice.lanes.inbox import Gap, Inbox
 from sluice.lanes.keys import ROLES, InsecureError, Keys, Security, generate, retire
 from sluice.lanes.lane import Lane
@@ -32,7 +32,7 @@ def address(request, tmp_path):
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     monkeypatch.setattr(lanes, "KEYS_SECONDS", 0.02)
-    monkeypatch.setattr(inboxes, "KEYS_SECONDS", 0.02)
+    monkeypatch.setattr(listeners, "KEYS_SECONDS", 0.02)
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import pytest
 from sluice.settings.__main__ import page
 from sluice.settings.describe import ADVANCED_TITLE, sections_of, settings_of
 from sluice.settings.read import load_settings
-from sluice.settings.services import SERVICES, EngineSettings
+from sluice.settings.services import PROCESSES, EngineSettings
 
 PAGE = Path(__file__).parents[2] / "docs" / "settings.md"
 
@@ -18,7 +18,7 @@ def test_the_page_is_as_generated() -> None:
 
 def test_every_setting_is_listed_unless_only_the_launcher_sets_it() -> None:
     text = page()
-    for cls in SERVICES.values():
+    for cls in PROCESSES.values():
         for setting in settings_of(cls).values():
             assert setting.description
             assert (f"| `{setting.name}` |" in text) is not setting.launcher_only
@@ -51,10 +51,12 @@ def test_advanced_settings_are_listed_apart_in_the_page_and_in_the_help(capsys) 
         ("router", "tenant_weights", "JSON object", "empty"),
         ("router", "drain_timeout", "number", "10"),
         ("router", "model", "text", "required"),
+        ("keeper", "kv_folder", "text", "required"),
+        ("keeper", "disk_bytes", "bytes", "16GiB"),
     ],
 )
 def test_types_and_defaults_are_written_as_users_write_them(
     service: str, name: str, type_name: str, default: str
 ) -> None:
-    setting = settings_of(SERVICES[service])[name]
+    setting = settings_of(PROCESSES[service])[name]
     assert (setting.type_name, setting.default) == (type_name, default)

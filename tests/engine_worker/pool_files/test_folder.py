@@ -4,13 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from engine_worker.pool_files.folder import SETTLED_SECONDS, PoolFolder
+from engine_worker.pool_files.folder import PoolFolder
+from engine_worker.pool_files.peer_files import SETTLED_SECONDS, SUFFIX
 from engine_worker.pool_files.pool_file import PoolFile
 from tests.engine_worker.pool_files.files import LAYOUT, content, digest, ignore, open_file, store
 
 
 def files(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.glob("*/*"))
+    return sorted(path.name for path in folder.glob(f"*/*{SUFFIX}"))
 
 
 def test_a_living_engines_file_is_not_adopted(shared_memory: Path) -> None:
@@ -111,7 +112,8 @@ def test_a_file_that_takes_long_to_create_is_found(shared_memory: Path, monkeypa
     def slowly(file: PoolFile, sizing: bytes) -> None:
         time.sleep(2 * SETTLED_SECONDS)
         assert view.empty
-        assert view._seen != -1
+        assert view._peers is not None
+        assert view._peers._seen != -1
         create(file, sizing)
 
     monkeypatch.setattr(PoolFile, "create", slowly)

@@ -3,10 +3,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from engine_worker.pool_files.folder import PoolFolder
 from engine_worker.pool_files.layout import HEADER, Places
+from engine_worker.pool_files.peer_file import PeerFile
 from engine_worker.pool_files.pool_file import PoolFile
 from tests.engine_worker.pool_files.files import (
     LAYOUT,
@@ -15,6 +17,7 @@ from tests.engine_worker.pool_files.files import (
     digest,
     holds,
     open_file,
+    pattern,
     store,
 )
 
@@ -55,7 +58,8 @@ def test_a_block_that_its_owner_has_replaced_is_refused(shared_memory: Path) -> 
     view, other = open_file(shared_memory, "b")
     other.reserve(0)
     assert not view.empty
-    [peer] = view._peers.values()
+    assert view._peers is not None
+    [peer] = view._peers
     found = peer.find(digest(7))
     assert found is not None
     file.clear(3)
@@ -254,7 +258,7 @@ def test_without_room_for_the_index_the_memory_is_private(shared_memory: Path, m
     monkeypatch.setattr("os.posix_fallocate", fail)
     assert PoolFolder(shared_memory, "a", reasons.append).open(LAYOUT, "", lambda: NUM_BLOCKS) is None
     assert reasons == ["[Errno 28] no room"]
-    assert not list(shared_memory.glob("*/*"))
+    assert not list(shared_memory.glob("*/*.pool"))
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can mount a file system")
@@ -278,3 +282,43 @@ def test_a_full_file_system_ends_nothing(shared_memory: Path) -> None:
 
 def fail(*_: object) -> None:
     raise OSError(28, "no room")
+
+
+def parts_of(number: int) -> bytes:
+    """The parts of content `number`, one after the other."""
+    return b"".join(pattern(number, part).tobytes() for part in range(len(LAYOUT.parts)))
+
+
+def test_a_block_that_comes_from_elsewhere_is_written_and_verified(shared_memory: Path) -> None:
+    _, file = open_file(shared_memory, "a")
+    store(file, 0, 1)
+    file.reserve(1)
+    assert file.write(1, memoryview(parts_of(1)), file.sum(0))
+    assert holds(file, 1, 1)
+    assert not file.write(1, parts_of(2), file.sum(0))
+    assert not file.write(1, parts_of(1)[:-1], file.sum(0))
+    assert not file.write(1, parts_of(1) + b"x", file.sum(0))
+
+
+def test_a_block_is_read_whole(shared_memory: Path) -> None:
+    _, file = open_file(shared_memory, "a")
+    store(file, 3, 1)
+    peer = PeerFile(file.path, LAYOUT)
+    found = peer.find(digest(1))
+    assert found is not None
+    assert peer.read(found, digest(1)) == parts_of(1)
+    # Replaced meanwhile, even by the same.
+    file.clear(3)
+    store(file, 3, 1)
+    assert peer.read(found, digest(1)) is None
+    os.truncate(file.path, 8192)
+    assert peer.read(found, digest(1)) is None
+
+
+def test_all_entries_are_read_at_once(shared_memory: Path) -> None:
+    _, file = open_file(shared_memory, "a")
+    store(file, 3, 1)
+    entries = PeerFile(file.path, LAYOUT).entries()
+    assert len(entries) == NUM_BLOCKS
+    assert np.flatnonzero(entries["valid"]).tolist() == [3]
+    assert entries["hash"][3].tobytes() == digest(1)
