@@ -107,7 +107,7 @@ def pool_file(engine: Engine) -> Iterator[Metric]:
         ("source",),
     )
     refused = {} if fetches is None else fetches.refused
-    text = "KV blocks not copied: no longer there or not whole (missing), no memory for them, or computed faster (slow)."
+    text = "KV blocks not copied: no longer there or not whole (missing), no memory, or computed faster (slow)."
     yield counter(P + "kv_fetch_refused_blocks", text, refused, ("reason",))
     text = "Time for which a request waited for its KV blocks."
     yield histogram(P + "kv_fetch_seconds", text, Histogram(FETCH_SECONDS) if fetches is None else fetches.seconds)

@@ -1,6 +1,7 @@
 """An engine with a scripted or given runner, lanes in memory, and a clock that advances only with steps and by hand."""
 
 import time
+from collections.abc import Callable
 from dataclasses import asdict
 
 import structlog
@@ -8,7 +9,9 @@ import structlog
 from engine_worker.core.engine import Engine
 from engine_worker.core.refusals import EngineLimits, longest_sequence
 from engine_worker.hooks import Hooks, Report
+from engine_worker.kvcache.keepers import Keepers
 from engine_worker.pool_files.folder import PoolFolder
+from engine_worker.pool_files.pool_file import PoolFile
 from engine_worker.protocol import Runner
 from engine_worker.request import State
 from engine_worker.ringside.mailbox import Mailbox
@@ -59,6 +62,7 @@ def spec_of(
     tensors: TensorParams = NO_TENSORS,
     adapter: Adapter | None = None,
     tables: PromptTables = NO_TABLES,
+    kv_keepers: tuple[str, ...] = (),
     **stopping,
 ) -> Submit:
     return submit_of(
@@ -85,6 +89,7 @@ def spec_of(
         tensors=tensors or None,
         adapter=adapter,
         tables=None if tables == NO_TABLES else tables,
+        kv_keepers=list(kv_keepers),
     )
 
 
@@ -119,10 +124,12 @@ class EngineBench:
         vocab_size: int = VOCAB,
         fingerprint: str = "fingerprint",
         host_file: bool = False,
+        keepers: Callable[[PoolFile], Keepers] | None = None,
         **batching,
     ) -> None:
         """`folder`: for the scripted runner's blocks, or with `host_file` for those on the host, as on a GPU.
-        `batching`: further fields of Batching. `num_blocks` etc. apply to the scripted runner, not a given one."""
+        `keepers`: makes them for its file. `batching`: further fields of Batching. `num_blocks` etc. apply to the
+        scripted runner, not a given one."""
         self.clock = Clock()
         self.receiver = Receiver()
         overlapping = self.overlap if overlap is None else overlap
@@ -178,6 +185,7 @@ class EngineBench:
             ),
             self.clock,
             log,
+            None if keepers is None or scripted.pool_file is None else keepers(scripted.pool_file),
         )
         draft_from_the_first_step(self.engine)
         self.cache = self.engine.cache

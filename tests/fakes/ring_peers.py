@@ -150,6 +150,8 @@ class FakeEngine(FakePeer):
         self.quarantine: int | None = None
         self.phase: Phase = "both"
         self.kv_group = ""
+        self.kv_keeper = ""
+        self.kv_layout = ""
         super().__init__(ring, name)
         self.restart()
 
@@ -200,6 +202,8 @@ class FakeEngine(FakePeer):
             max_batch_size=self.max_batch_size,
             challenge=hello.challenge,
             kv_group=self.kv_group,
+            kv_keeper=self.kv_keeper,
+            kv_layout=self.kv_layout,
             phase=self.phase,
             prompt_adapters=self.prompt_adapters.changes_since(hello.prompt_adapters_known),
         )

@@ -11,6 +11,7 @@ from sluice.v1 import sampling_pb2
 from sluice.wire.errors import FinishReason
 from sluice.wire.stats import StepStats
 from tests.fakes.ring_scripts import TIMES, end, generate, token_at
+from tests.fakes.submits import extras_of
 from tests.router.conftest import nothing_left, refused
 from tests.router.requests.broken_attempts import IDS, LENGTH, Script, check_whole, midway, tokens
 
@@ -374,6 +375,18 @@ async def test_a_request_continues_where_its_blocks_can_be_copied(ring, start):
         die(script.attempts[0].engine)
         check_whole(await asyncio.wait_for(task, 30), script.attempts[0].submit, 1)
         assert script.attempts[1].engine.kv_group == script.attempts[0].engine.kv_group
+
+
+async def test_engines_of_other_machines_continue_with_the_blocks_of_a_keeper(divided, ring):
+    for engine in ring.engines.values():
+        engine.kv_group, engine.kv_keeper, engine.kv_layout = engine.name, f"tcp://{engine.name}:1", "l"
+        await engine.report_state()
+    await asyncio.sleep(0.1)
+    check_whole(await divided.events(long_spec()), ring.calls[0].submit, 1)
+    first, second = calls_in_order(ring)
+    assert first.submit.stopping.hands_over
+    assert second.engine.phase == "decode"
+    assert extras_of(second.submit).kv_keepers == ["tcp://p:1"]
 
 
 async def test_many_requests_are_handed_over_at_once(divided, ring):

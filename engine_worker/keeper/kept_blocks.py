@@ -1,0 +1,39 @@
+"""Keepers as this engine's cache uses them: blocks that they have become blocks of its pool file."""
+
+from collections.abc import Sequence
+
+from engine_worker.keeper.client import KeeperClient
+from engine_worker.pool_files.pool_file import PoolFile
+
+
+class KeptBlocks:
+    """Implements `kvcache.keepers.Keepers`."""
+
+    def __init__(self, client: KeeperClient, own: str, file: PoolFile) -> None:
+        """`own`: address of the keeper on this machine."""
+        self.own = own
+        self._client = client
+        self._file = file
+
+    def find(self, address: str, digests: Sequence[bytes]) -> int:
+        return self._client.find(address, self._file.layout, digests)
+
+    def read(self, address: str, digests: Sequence[bytes], blocks: Sequence[int]) -> list[int]:
+        sums = list[int]()
+
+        def store(index: int, total: int, data: memoryview) -> bool:
+            whole = self._file.write(blocks[index], data, total)
+            if whole:
+                sums.append(total)
+            return whole
+
+        self._client.read(address, self._file.layout, digests, store)
+        # What was written in part may be damaged.
+        self._file.erase(blocks[len(sums) :])
+        return sums
+
+    def drop(self) -> None:
+        self._client.drop(self.own)
+
+    def close(self) -> None:
+        self._client.close()
