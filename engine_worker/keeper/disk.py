@@ -28,7 +28,7 @@ from sluice.host.limited_log import LimitedLog
 
 FORMAT: Final = 1
 HEADER: Final = struct.Struct("<8sIIQ")
-"""Magic, format, CRC of the bytes, and the block's sum."""
+"""Magic, format, CRC, and the block's sum."""
 MAGIC: Final = b"SLUICEKB"
 SUFFIX, NEW, DROPPED = ".block", ".new", ".dropped"
 USE_SECONDS: Final = 60.0
@@ -112,7 +112,7 @@ class DiskTier:
             if size > self._max_bytes:
                 return False
             with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-                file.write(HEADER.pack(MAGIC, FORMAT, crc32(block.data), block.total))
+                file.write(HEADER.pack(MAGIC, FORMAT, _check(block), block.total))
                 file.write(block.data)
             with self._lock:
                 if generation != self.generation:
@@ -197,8 +197,13 @@ def _opened(data: memoryview, layout: Layout) -> StoredBlock | None:
     if len(data) != HEADER.size + layout.block_bytes:
         return None
     magic, number, check, total = HEADER.unpack_from(data)
-    content = data[HEADER.size :]
-    return StoredBlock(total, content) if (magic, number, check) == (MAGIC, FORMAT, crc32(content)) else None
+    block = StoredBlock(total, data[HEADER.size :])
+    return block if (magic, number, check) == (MAGIC, FORMAT, _check(block)) else None
+
+
+def _check(block: StoredBlock) -> int:
+    """CRC of the bytes and the sum."""
+    return crc32(block.total.to_bytes(8, "little"), crc32(block.data))
 
 
 def _listed(folder: Path) -> Iterator[tuple[Key, int]]:

@@ -5,14 +5,19 @@ after the copy. The file is read, not mapped, so that it may be truncated or del
 """
 
 import os
+import struct
 import weakref
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from engine_worker.pool_files.layout import BUCKET, Layout, Places, bucket_of, num_blocks_of
+from engine_worker.pool_files.layout import BUCKET, HASH_BYTES, Layout, Places, bucket_of, num_blocks_of
 from engine_worker.pool_files.pool_file import PoolFile
+
+
+HEAD: Final = struct.Struct(f"<QQ8xQ{HASH_BYTES}s")
+"""The beginning of an entry: version, valid, sum and hash. numpy would take ten times as long."""
 
 
 class Found(NamedTuple):
@@ -40,6 +45,7 @@ class PeerFile:
             os.close(self._file)
             raise
         self._num_blocks = num_blocks
+        self._entry_bytes, self._block_bytes = layout.entry.itemsize, layout.block_bytes
         # Closed with the last reference: another thread may still be reading.
         weakref.finalize(self, os.close, self._file)
 
@@ -65,7 +71,7 @@ class PeerFile:
     def read(self, found: Found, digest: bytes) -> memoryview | None:
         """The parts of a block one after the other. None if it is no longer there. Not verified: whoever uses the bytes
         must compare their sum. Raises OSError."""
-        data, at = np.empty(self._layout.block_bytes, np.uint8).data, 0
+        data, at = np.empty(self._block_bytes, np.uint8).data, 0
         for start, size in zip(self._places.parts, self._layout.parts, strict=True):
             if os.preadv(self._file, [data[at : at + size]], start + found.block * size) != size:
                 return None
@@ -80,11 +86,8 @@ class PeerFile:
         return np.frombuffer(data[: len(data) // dtype.itemsize * dtype.itemsize], dtype)
 
     def _entry(self, block: int, digest: bytes) -> Found | None:
-        dtype = self._layout.entry
-        data = os.pread(self._file, dtype.itemsize, self._places.entries + block * dtype.itemsize)
-        if len(data) < dtype.itemsize:
+        data = os.pread(self._file, HEAD.size, self._places.entries + block * self._entry_bytes)
+        if len(data) < HEAD.size:
             return None
-        entry = np.frombuffer(data, dtype)[0]
-        if not entry["valid"] or entry["hash"].tobytes() != digest:
-            return None
-        return Found(self, block, int(entry["version"]), int(entry["sum"]))
+        version, valid, total, content = HEAD.unpack(data)
+        return Found(self, block, version, total) if valid and content == digest else None

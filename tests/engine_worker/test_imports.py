@@ -11,6 +11,7 @@ WITHOUT_TORCH = [
     "engine_worker.core.intake",
     "sluice.settings.engine",
     "engine_worker.core.engine",
+    "engine_worker.keeper.__main__",
     "engine_worker.kvcache.cache",
     "engine_worker.ringside.outbox",
     "engine_worker.request",

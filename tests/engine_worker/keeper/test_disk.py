@@ -1,0 +1,168 @@
+import os
+from pathlib import Path
+
+import pytest
+
+from engine_worker.keeper import disk as disks
+from engine_worker.keeper.disk import HEADER, DiskTier
+from tests.engine_worker.keeper.keepers import digests, stored
+from tests.engine_worker.pool_files.files import LAYOUT, digest
+
+FILE_BYTES = HEADER.size + LAYOUT.block_bytes
+
+
+def tier(folder: Path, blocks: int = 100) -> DiskTier:
+    return DiskTier(folder, blocks * FILE_BYTES)
+
+
+def write(disk: DiskTier, *numbers: int) -> None:
+    for number in numbers:
+        assert disk.write(LAYOUT, digest(number), stored(number), disk.generation)
+
+
+def there(disk: DiskTier) -> list[int]:
+    return [number for number in range(10) if disk.has(LAYOUT, digest(number))]
+
+
+def files(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*/*.block"))
+
+
+def test_a_block_is_read_as_it_was_written(disk_folder: Path) -> None:
+    disk = tier(disk_folder)
+    write(disk, 1)
+    assert disk.read(LAYOUT, digest(1)) == stored(1)
+    assert disk.read(LAYOUT, digest(2)) is None
+    assert disk.read(LAYOUT._replace(name="other"), digest(1)) is None
+    assert (disk.num_blocks, disk.num_bytes) == (1, FILE_BYTES)
+    assert files(disk_folder)[0].stat().st_size == FILE_BYTES
+    assert not files(disk_folder)[0].stat().st_mode & 0o077
+
+
+def test_a_block_that_is_written_twice_counts_once(disk_folder: Path) -> None:
+    disk = tier(disk_folder)
+    write(disk, 1, 1)
+    assert (disk.num_blocks, disk.num_bytes) == (1, FILE_BYTES)
+    assert disk.read(LAYOUT, digest(1)) == stored(1)
+
+
+def test_the_block_that_was_not_used_for_longest_is_evicted(disk_folder: Path) -> None:
+    disk = tier(disk_folder, 3)
+    write(disk, 1, 2, 3)
+    assert disk.read(LAYOUT, digest(1)) is not None
+    write(disk, 4)
+    assert there(disk) == [1, 3, 4]
+    assert len(files(disk_folder)) == 3
+
+
+def test_a_chain_is_evicted_from_its_end(disk_folder: Path) -> None:
+    """Also after it was found and read, from its beginning."""
+    disk = tier(disk_folder, 4)
+    write(disk, 1, 2, 3, 4)
+    disk.use(LAYOUT, digests([1, 2, 3]))
+    for number in (1, 2, 3):
+        assert disk.read(LAYOUT, digest(number)) is not None
+    write(disk, 5, 6)
+    assert there(disk) == [1, 2, 5, 6]
+
+
+def test_a_restart_keeps_the_blocks_and_their_order(disk_folder: Path) -> None:
+    disk = tier(disk_folder)
+    write(disk, 1, 2, 3, 4)
+    disk.use(LAYOUT, digests([1, 2, 3]))
+    (disk_folder / "0123.new").write_bytes(b"left by a crash")
+    (disk_folder / LAYOUT.folder / "notes.block").write_bytes(b"no hash")
+    disk.close()
+    disk = tier(disk_folder, 3)
+    assert there(disk) == [1, 2, 3]
+    assert not list(disk_folder.glob("*.new"))
+    assert disk.num_bytes == 3 * FILE_BYTES
+    write(disk, 5)
+    assert there(disk) == [1, 2, 5]
+
+
+@pytest.mark.parametrize("at", [0, 8, 12, 16, HEADER.size, FILE_BYTES - 1])
+def test_a_damaged_block_is_missing_and_deleted(disk_folder: Path, at: int) -> None:
+    disk = tier(disk_folder)
+    write(disk, 1)
+    [file] = files(disk_folder)
+    data = bytearray(file.read_bytes())
+    data[at] ^= 1
+    file.write_bytes(data)
+    assert disk.read(LAYOUT, digest(1)) is None
+    assert not file.exists()
+    assert (disk.damaged, disk.num_blocks, disk.num_bytes) == (1, 0, 0)
+
+
+@pytest.mark.parametrize("size", [0, 3, HEADER.size, FILE_BYTES - 1, FILE_BYTES + 1])
+def test_a_file_of_another_size_is_missing_and_deleted(disk_folder: Path, size: int) -> None:
+    disk = tier(disk_folder)
+    write(disk, 1)
+    [file] = files(disk_folder)
+    os.truncate(file, size)
+    assert disk.read(LAYOUT, digest(1)) is None
+    assert not file.exists()
+
+
+def test_a_file_that_has_gone_is_missing(disk_folder: Path) -> None:
+    disk = tier(disk_folder)
+    write(disk, 1)
+    files(disk_folder)[0].unlink()
+    assert disk.read(LAYOUT, digest(1)) is None
+    assert disk.num_blocks == 0
+
+
+def test_a_full_disk_stores_nothing_and_ends_nothing(disk_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = tier(disk_folder)
+    write(disk, 1)
+
+    def fail(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(disks, "crc32", fail)
+    assert not disk.write(LAYOUT, digest(2), stored(2), disk.generation)
+    assert there(disk) == [1]
+    assert not list(disk_folder.glob("*.new"))
+    monkeypatch.undo()
+    write(disk, 2)
+
+
+def test_a_block_larger_than_the_disk_is_not_stored(disk_folder: Path) -> None:
+    disk = DiskTier(disk_folder, FILE_BYTES - 1)
+    assert not disk.write(LAYOUT, digest(1), stored(1), disk.generation)
+
+
+def test_a_drop_deletes_everything_and_refuses_what_began_before_it(disk_folder: Path) -> None:
+    disk = tier(disk_folder)
+    write(disk, 1, 2)
+    before = disk.generation
+    disk.drop()
+    assert not disk.write(LAYOUT, digest(3), stored(3), before)
+    assert there(disk) == []
+    assert disk.num_bytes == 0
+    write(disk, 4)
+    disk.clean()
+    assert len(files(disk_folder)) == 1
+    assert [path.name for path in disk_folder.iterdir()] == [LAYOUT.folder]
+
+
+def test_what_was_dropped_is_not_there_after_a_restart(disk_folder: Path) -> None:
+    disk = tier(disk_folder)
+    write(disk, 1, 2)
+    disk.drop()
+    disk.close()
+    assert there(tier(disk_folder)) == []
+
+
+def test_a_folder_that_others_can_enter_is_refused(disk_folder: Path) -> None:
+    disk_folder.chmod(0o750)
+    with pytest.raises(ValueError, match=r"disk_folder: .* others must have no access"):
+        tier(disk_folder)
+
+
+def test_two_keepers_never_use_one_folder(disk_folder: Path) -> None:
+    disk = tier(disk_folder)
+    with pytest.raises(ValueError, match="another keeper uses"):
+        tier(disk_folder)
+    disk.close()
+    tier(disk_folder)

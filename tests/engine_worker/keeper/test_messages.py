@@ -1,0 +1,95 @@
+from typing import Any
+
+import msgspec
+import pytest
+
+from engine_worker.keeper.messages import (
+    ANSWER_BYTES,
+    MAX_BLOCK_BYTES,
+    MAX_FIND,
+    MAX_QUESTION_BYTES,
+    MAX_READ,
+    DropBlocks,
+    FindBlocks,
+    LayoutForm,
+    Question,
+    ReadBlocks,
+    blocks_per_answer,
+    body_of,
+    encode,
+    form_of,
+)
+from engine_worker.pool_files.layout import Layout
+from tests.engine_worker.pool_files.files import LAYOUT, digest
+
+FORM = form_of(LAYOUT)
+
+
+def decoded(frame: bytes) -> Question:
+    question: Question = msgspec.msgpack.decode(body_of(frame), type=Question)
+    return question
+
+
+@pytest.mark.parametrize(
+    "question", [FindBlocks(1, FORM, [digest(1)]), ReadBlocks(2, FORM, [digest(2), digest(3)]), DropBlocks(3)]
+)
+def test_questions_arrive_as_they_were_sent(question: Question) -> None:
+    assert decoded(encode(question)) == question
+    assert FORM.layout == LAYOUT
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        FindBlocks(1, FORM, [b"short"]),
+        FindBlocks(1, FORM, [bytes(17)]),
+        FindBlocks(1, FORM, [bytes(16)] * (MAX_FIND + 1)),
+        ReadBlocks(1, FORM, [bytes(16)] * (MAX_READ + 1)),
+        DropBlocks(-1),
+        *(
+            ReadBlocks(1, LayoutForm(*fields), [])
+            for fields in (
+                ("n" * 1025, 16, (1,), False),
+                ("n", 0, (1,), False),
+                ("n", 1025, (1,), False),
+                ("n", 16, (), False),
+                ("n", 16, (0,), False),
+                ("n", 16, (1,) * 4097, False),
+                ("n", 16, (1,), 7),
+            )
+        ),
+    ],
+)
+def test_what_is_out_of_bounds_is_refused(question: Any) -> None:
+    with pytest.raises(msgspec.ValidationError):
+        decoded(encode(question))
+
+
+def test_a_block_that_is_too_large_is_refused() -> None:
+    with pytest.raises(ValueError, match=f"at most {MAX_BLOCK_BYTES} bytes"):
+        form_of(Layout("large", 16, (MAX_BLOCK_BYTES, 1)))
+    body = msgspec.msgpack.encode(["DropBlocks", 1])
+    assert decoded(encode(DropBlocks(1))[:4] + body) == DropBlocks(1)
+    with pytest.raises(msgspec.ValidationError, match="parts"):
+        msgspec.msgpack.decode(
+            msgspec.msgpack.encode(["ReadBlocks", 1, ["large", 16, [MAX_BLOCK_BYTES, 1], False], []]), type=Question
+        )
+
+
+def test_a_frame_of_another_version_is_refused() -> None:
+    with pytest.raises(ValueError, match="not a frame of this version"):
+        body_of(b"SK\xff\xff" + encode(DropBlocks(1))[4:])
+    with pytest.raises(ValueError, match="not a frame of this version"):
+        body_of(b"")
+
+
+def test_the_largest_question_is_accepted() -> None:
+    form = LayoutForm("ü" * 1024, 1024, (MAX_BLOCK_BYTES // 4096,) * 4096, True)
+    assert len(encode(FindBlocks((1 << 64) - 1, form, [bytes(16)] * MAX_FIND))) < MAX_QUESTION_BYTES
+
+
+@pytest.mark.parametrize(
+    ("size", "count"), [(1, MAX_READ), (1 << 20, 8), (ANSWER_BYTES - 1, 1), (ANSWER_BYTES + 1, 1), (40 << 20, 1)]
+)
+def test_an_answer_has_at_least_one_block(size: int, count: int) -> None:
+    assert blocks_per_answer(Layout("", 16, (size,))) == count
