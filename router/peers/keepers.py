@@ -21,9 +21,10 @@ def keepers_for(
     found = [computed.keeper] if _can_ask(reader, computed) else []
     longest, keeper = 0, ""
     for site, cache in caches:
-        if _can_ask(reader, site) and (blocks := cache.num_reported(chain, 0)) > longest:
+        # The first one may be lost together with its machine.
+        if _can_ask(reader, site) and site.keeper not in found and (blocks := cache.num_reported(chain, 0)) > longest:
             longest, keeper = blocks, site.keeper
-    return tuple(dict.fromkeys([*found, *filter(None, [keeper])]))[:MAX_KEEPERS]
+    return tuple([*found, *filter(None, [keeper])][:MAX_KEEPERS])
 
 
 def _can_ask(reader: KvSite, owner: KvSite) -> bool:

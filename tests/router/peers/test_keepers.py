@@ -41,6 +41,14 @@ def test_the_one_that_has_computed_the_request_is_asked_first(placement: Placeme
     assert keepers(placement, member(3, "c"), Computed(KvSite.of(member(1, "a")), 5)) == ("tcp://a:1",)
 
 
+def test_another_one_is_named_in_case_the_first_is_lost(placement: Placement) -> None:
+    report(placement, member(1, "a"), PROMPT)
+    report(placement, member(2, "b"), PROMPT[:160])
+    placement.forget(1)
+    before = Computed(KvSite.of(member(1, "a")), 5)
+    assert keepers(placement, member(3, "c"), before) == ("tcp://a:1", "tcp://b:1")
+
+
 def test_a_lost_engine_counts_for_a_while(placement: Placement) -> None:
     report(placement, member(1, "a"), PROMPT)
     placement.forget(1)

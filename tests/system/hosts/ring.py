@@ -71,6 +71,9 @@ class Service:
 class Ring:
     """Starts services and registers their addresses in the DNS. Not thread-safe."""
 
+    model = tiny_model.path()
+    counts = COUNTS
+
     def __init__(self, network: Network, folder: Path, naming: Naming = "dns") -> None:
         self.network = network
         self.keys = MountedKeys(folder / "keys")
@@ -82,7 +85,7 @@ class Ring:
 
     def __enter__(self) -> Self:
         try:
-            for role, count in COUNTS.items():
+            for role, count in self.counts.items():
                 for i in range(count):
                     self.launch(f"{role}-{i}")
             for service in list(self.services.values()):
@@ -188,7 +191,7 @@ class Ring:
         return service
 
     def _flags(self, seat: str, role: Role, machine: Machine, **overrides: Any) -> list[str]:
-        settings = {"model": tiny_model.path(), "id": seat, "listen": f"tcp://{machine.host}:{RING_PORT}"}
+        settings = {"model": self.model, "id": seat, "listen": f"tcp://{machine.host}:{RING_PORT}"}
         settings |= {"keys": self.keys.mount(role), **SETTINGS[role], **overrides}
         if role == "router":
             settings |= {"host": machine.ip, "engines": self._entries("engine"), "detokenizers": self._entries("detok")}
@@ -201,7 +204,7 @@ class Ring:
     def _entries(self, role: Role) -> str:
         if self._naming == "dns":
             return f"dns://{host_name(role)}:{RING_PORT}"
-        return ",".join(f"tcp://{host_name(f'{role}-{i}')}:{RING_PORT}" for i in range(COUNTS[role]))
+        return ",".join(f"tcp://{host_name(f'{role}-{i}')}:{RING_PORT}" for i in range(self.counts[role]))
 
 
 def _role(seat: str) -> Role:
