@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from engine_worker.pool_files.layout import BUCKET, HASH_BYTES, Layout, Places, bucket_of, num_blocks_of
 from engine_worker.pool_files.pool_file import PoolFile
 
-
 HEAD: Final = struct.Struct(f"<QQ8xQ{HASH_BYTES}s")
 """The beginning of an entry: version, valid, sum and hash. numpy would take ten times as long."""
 
