@@ -4,6 +4,7 @@ from collections import Counter
 from types import SimpleNamespace as Stub
 
 import detok_service.metrics
+import engine_worker.keeper.metrics
 import engine_worker.ringside.metrics
 import gateway.metrics
 import router.metrics
@@ -71,6 +72,11 @@ def test_detokenizer():
 
 def test_gateway():
     assert shown(gateway.metrics.read(Counters(), Stub(used=0, refused=0))) == documented("sluice_gateway_")
+
+
+def test_keeper():
+    keeper = Stub(answers=Counter(), read=Counter(), refused=0)
+    assert shown(engine_worker.keeper.metrics.read(keeper, None)) == documented("sluice_keeper_")
 
 
 def test_names_follow_the_conventions():

@@ -31,7 +31,7 @@ from engine_worker.keeper.messages import (
 from sluice.lanes import listener as listeners
 from sluice.lanes.keys import ROLES, InsecureError, Keys, Security, generate
 from tests.engine_worker.keeper.keepers import RunningKeeper, digests, stored
-from tests.engine_worker.pool_files.files import LAYOUT, NUM_BLOCKS, digest, open_file, store
+from tests.engine_worker.pool_files.files import LAYOUT, NUM_BLOCKS, content, digest, open_file, store
 from tests.examples import examples
 
 FORM = form_of(LAYOUT)
@@ -135,6 +135,30 @@ def test_an_answer_is_bounded(peer: Peer, shared_memory: Path, monkeypatch: pyte
         answer, data = peer.ask(ReadBlocks(1, FORM, digests(range(NUM_BLOCKS))))
         assert isinstance(answer, Blocks)
         assert len(answer.sums) == len(data) == count
+
+
+def test_an_engine_that_does_not_read_its_answers_harms_nobody(
+    keeper: RunningKeeper, peer: Peer, shared_memory: Path
+) -> None:
+    """Answers that it does not read are dropped."""
+    layout = LAYOUT._replace(name="large", parts=(1 << 20,))
+    _, file = open_file(shared_memory, "a", layout=layout)
+    file.reserve(0)
+    file.put(0, content(1))
+    for number in range(60):
+        peer.send(encode(ReadBlocks(number, form_of(layout), digests([1]))))
+    other, end = Peer(keeper.address), time.monotonic() + SECONDS
+    while keeper.keeper.answers["read"] < 60:
+        assert other.ask(FindBlocks(1, form_of(layout), digests([1]))) == (FoundBlocks(1, 1), [])
+        assert time.monotonic() < end
+    other.close()
+    # Later questions are answered again.
+    received = [peer.receive()[0].number]
+    peer.send(encode(DropBlocks(60)))
+    while received[-1] != 60:
+        received.append(peer.receive()[0].number)
+    assert received == sorted(received)
+    assert received[0] == 0
 
 
 def test_a_drop_is_confirmed(keeper: RunningKeeper, peer: Peer) -> None:
