@@ -34,6 +34,8 @@ from tests.system.hosts.ring import Ring, Service
 KEEPER_PORT, METRICS_PORT = 7001, 9001
 BEGUN = 40
 """Output tokens before a disturbance."""
+REPORTED_SECONDS = 2.0
+"""A heartbeat reports new blocks within a second."""
 BLOCK_TOKENS = "sluice_engine_kv_block_tokens"
 IN_FLIGHT = 16
 """Tokens that may be computed beyond those in a partly filled block: of steps whose rows were lost."""
@@ -175,6 +177,8 @@ class Cases:
         async with connect(self.ring.addresses) as client:
             warm = StreamRequest("warm", request.prompt, {**request.options, "max_tokens": 1})
             await read_stream(client, warm)
+        # Until the router knows what the engine has.
+        await asyncio.sleep(REPORTED_SECONDS)
         first = max((s.seat for s in self.ring.of("engine")), key=self._computed_since)
         self._kill(first)
         # The output is computed again.
