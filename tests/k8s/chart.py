@@ -70,7 +70,9 @@ class Pod:
     @property
     def keeper(self) -> Object | None:
         """The container of the keeper, if the pod has one."""
-        return next((each for each in self.template["spec"].get("initContainers", ()) if each["name"] == "keeper"), None)
+        return next(
+            (each for each in self.template["spec"].get("initContainers", ()) if each["name"] == "keeper"), None
+        )
 
     @property
     def ports(self) -> dict[str, int]:
