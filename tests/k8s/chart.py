@@ -68,6 +68,13 @@ class Pod:
         return self.template["spec"]["containers"][0]  # type: ignore[no-any-return]
 
     @property
+    def keeper(self) -> Object | None:
+        """The container of the keeper, if the pod has one."""
+        return next(
+            (each for each in self.template["spec"].get("initContainers", ()) if each["name"] == "keeper"), None
+        )
+
+    @property
     def ports(self) -> dict[str, int]:
         return {each["name"]: each["containerPort"] for each in self.container.get("ports", ())}
 

@@ -72,18 +72,20 @@ def test_each_selector_selects_its_own_pods_and_no_others(name: str) -> None:
 @pytest.mark.parametrize("name", [name for name in VALUE_SETS if name != "team"])
 def test_pods_are_restricted(name: str) -> None:
     for pod in pods(objects_of(name)):
-        spec, container = pod.template["spec"], pod.container
+        spec, own = pod.template["spec"], [pod.container, *filter(None, [pod.keeper])]
         assert spec["securityContext"] | {"fsGroup": 10001} == spec["securityContext"]
         assert spec["securityContext"]["runAsNonRoot"]
         assert spec["securityContext"]["runAsUser"] == 10001
-        assert container["securityContext"] == {
-            "allowPrivilegeEscalation": False,
-            "readOnlyRootFilesystem": True,
-            "capabilities": {"drop": ["ALL"]},
-        }
+        for container in own:
+            assert container["securityContext"] == {
+                "allowPrivilegeEscalation": False,
+                "readOnlyRootFilesystem": True,
+                "capabilities": {"drop": ["ALL"]},
+            }
         assert spec["automountServiceAccountToken"] is False
-        assert all("subPath" not in mount for mount in container["volumeMounts"])
-        assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in spec["volumes"]}
+        mounts = [mount for container in own for mount in container["volumeMounts"]]
+        assert all("subPath" not in mount for mount in mounts)
+        assert {mount["name"] for mount in mounts} == {volume["name"] for volume in spec["volumes"]}
 
 
 @pytest.mark.parametrize("name", VALUE_SETS)
@@ -138,9 +140,9 @@ def quantity(text: str | int) -> float:
 
 @pytest.mark.parametrize("name", VALUE_SETS)
 def test_no_request_exceeds_its_limit(name: str) -> None:
-    for pod in pods(objects_of(name)):
-        limits = pod.container["resources"]["limits"]
-        for resource, text in pod.container["resources"]["requests"].items():
+    for container in (each for pod in pods(objects_of(name)) for each in (pod.container, pod.keeper) if each):
+        limits = container["resources"]["limits"]
+        for resource, text in container["resources"]["requests"].items():
             assert quantity(text) <= quantity(limits.get(resource, text)), resource
         assert {"cpu", "memory"} <= limits.keys()
 

@@ -1,38 +1,51 @@
 """The services run with the commands, environment variables, ConfigMaps and mounted keys of the chart's pods.
 
 Pods have addresses of the loopback network and separate temporary folders. The router's settings name these addresses
-instead of the cluster's host names.
+instead of the cluster's host names. A keeper has the network, memory and keys of its pod.
 """
 
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import urllib.request
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 from urllib.error import HTTPError
 
 import pytest
+import yaml
 
 from sluice import tiny_model
 from sluice.client import Client
 from sluice.lanes.keys import ROLES, generate
 from tests.fakes.processes import LIMIT, wait_until
-from tests.k8s.chart import Pod, kinds, objects_from, pods
+from tests.k8s.chart import RELEASE, Object, kinds, objects_from, pods
 
 NETWORK = f"127.{os.getpid() // 256 % 256}.{os.getpid() % 256}"
-ADDRESSES = {"router": f"{NETWORK}.2", "engine": f"{NETWORK}.3", "detok": f"{NETWORK}.4"}
 RING_PORT, GRPC_PORT, METRICS_PORT = 17000, 15051, 19100
-VALUES = {
+KEEPER_PORT, KEEPER_METRICS_PORT = 17001, 19101
+VALUES: dict[str, Any] = {
     "ring": {"port": RING_PORT},
     "metrics": {"port": METRICS_PORT},
     "model": {"source": "hostPath", "hostPath": "/unused", "path": ""},
     "router": {"port": GRPC_PORT, "drainSeconds": 5},
     "engine": {"gpu": {"count": 0}, "settings": {"threads": 1}},
 }
+PHASES: dict[str, Any] = {
+    "engine": {
+        **VALUES["engine"],
+        "keeper": {"enabled": True, "port": KEEPER_PORT, "metricsPort": KEEPER_METRICS_PORT},
+    },
+    "engines": [{"name": "prefill", "phase": "prefill"}, {"name": "decode", "phase": "decode"}],
+}
+PROMPT = "def fibonacci(n):\n    return n\n\n" * 40
+"""Long enough to be handed over."""
 
 pytestmark = [
     pytest.mark.process,
@@ -48,45 +61,42 @@ def replaced(text: str, here: Mapping[str, str]) -> str:
 
 
 class Running:
-    """A service as in its pod, with files below a separate folder."""
+    """A container as in its pod, with files below a separate folder."""
 
-    def __init__(self, pod: Pod, config: dict[str, str], keys: Path, folder: Path, memory: Path) -> None:
-        self.address = ADDRESSES[pod.component]
-        self._log = folder / "log"
-        (folder / "keys" / "secret").mkdir(parents=True)
-        shutil.copy(keys / "secret" / f"{pod.component}.key", folder / "keys" / "secret")
-        shutil.copytree(keys / "public", folder / "keys" / "public")
+    def __init__(self, container: Object, address: str, config: Mapping[str, str], folder: Path, memory: Path) -> None:
+        """`config`: the files of the ConfigMap. `folder`: the pod's, which has its keys. `memory`: its /dev/shm."""
+        self.address = address
+        self._ports = {each["name"]: each["containerPort"] for each in container["ports"]}
+        self._log = folder / f"{container['name']}.log"
         here = {
+            "$(POD_NAME)": folder.name,
+            "$(POD_IP)": address,
+            "/etc/sluice/config": str(folder),
             "/etc/sluice/keys": f"{folder}/keys",
             "/models": str(tiny_model.path()),
-            "0.0.0.0": self.address,
+            "0.0.0.0": address,
             "/dev/shm/sluice": str(memory),
         }
         for file, text in config.items():
             (folder / file).write_text(replaced(text, here))
-        command = [sys.executable if word == "python" else word for word in pod.container["command"]]
+        environment = {each["name"]: replaced(each["value"], here) for each in container["env"] if "value" in each}
+        command = [sys.executable if word == "python" else word for word in container["command"]]
         with self._log.open("w") as log:
-            self._process = subprocess.Popen(command, env=self._environment(pod, folder), stderr=log)
-
-    def _environment(self, pod: Pod, folder: Path) -> dict[str, str]:
-        here = {"$(POD_NAME)": pod.component, "$(POD_IP)": self.address, "/etc/sluice/config": str(folder)}
-        variables = {each["name"]: replaced(each["value"], here) for each in pod.container["env"] if "value" in each}
-        if pod.component == "router":
-            for setting, peer in (("ENGINES", "engine"), ("DETOKENIZERS", "detok")):
-                variables[f"SLUICE_ROUTER_{setting}"] = f"tcp://{ADDRESSES[peer]}:{RING_PORT}"
-        return {**os.environ, **variables}
+            self._process = subprocess.Popen(command, env={**os.environ, **environment}, stderr=log)
 
     @property
     def log(self) -> str:
         return self._log.read_text()
 
-    def probe(self, path: str) -> int:
+    def get(self, path: str, port: str = "metrics") -> tuple[int, str]:
+        """Status, 0 without an answer, and content."""
         try:
-            return int(urllib.request.urlopen(f"http://{self.address}:{METRICS_PORT}{path}", timeout=5).status)
+            with urllib.request.urlopen(f"http://{self.address}:{self._ports[port]}{path}", timeout=5) as answer:
+                return int(answer.status), answer.read().decode()
         except HTTPError as error:
-            return error.code
+            return error.code, ""
         except OSError:
-            return 0
+            return 0, ""
 
     def stop(self) -> int:
         self._process.send_signal(signal.SIGTERM)
@@ -97,28 +107,71 @@ class Running:
         self._process.wait()
 
 
-@pytest.fixture
-def ring(tmp_path: Path) -> Iterator[dict[str, Running]]:
-    objects = objects_from(VALUES)
+@contextmanager
+def started(values: Mapping[str, Any], tmp_path: Path) -> Iterator[dict[str, Running]]:
+    """All containers of a release, by pod and, for keepers, container."""
+    objects = objects_from({**VALUES, **values})
     (config,) = kinds(objects, "ConfigMap")
     for role in ROLES:
         generate(tmp_path / "keys", role)
+    own = {pod.owner["metadata"]["name"].removeprefix(f"{RELEASE}-"): pod for pod in pods(objects)}
+    addresses = {name: f"{NETWORK}.{host}" for host, name in enumerate(own, start=2)}
     running: dict[str, Running] = {}
-    with TemporaryDirectory(dir="/dev/shm") as memory:
-        try:
-            for pod in pods(objects):
-                folder = tmp_path / pod.component
-                running[pod.component] = Running(pod, config["data"], tmp_path / "keys", folder, Path(memory))
-            yield running
-        finally:
-            for each in running.values():
-                each.remove()
+    with ExitStack() as stack:
+        for name, pod in own.items():
+            memory = Path(stack.enter_context(TemporaryDirectory(dir="/dev/shm")))
+            folder = tmp_path / name
+            mount_keys(tmp_path / "keys", folder, pod.component)
+            files = {file: with_peers(text, addresses) for file, text in config["data"].items()}
+            for container in filter(None, (pod.keeper, pod.container)):
+                key = f"{name}-keeper" if container is pod.keeper else name
+                running[key] = Running(container, addresses[name], files, folder, memory)
+                stack.callback(running[key].remove)
+        yield running
 
 
-def test_a_stream_and_the_shutdown(ring: dict[str, Running]) -> None:
-    for each in ring.values():
-        assert wait_until(lambda each=each: each.probe("/readyz") == 200), each.log  # type: ignore[misc]
-        assert wait_until(lambda each=each: each.probe("/livez") == 200), each.log  # type: ignore[misc]
-    with Client(f"{ADDRESSES['router']}:{GRPC_PORT}") as client:
-        assert client.generate("def f(", max_tokens=8, seed=1).text
-    assert {name: each.stop() for name, each in ring.items()} == dict.fromkeys(ring, 0)
+def mount_keys(keys: Path, folder: Path, role: str) -> None:
+    """As the volumes with the Secrets."""
+    (folder / "keys" / "secret").mkdir(parents=True)
+    shutil.copy(keys / "secret" / f"{role}.key", folder / "keys" / "secret")
+    shutil.copytree(keys / "public", folder / "keys" / "public")
+
+
+def with_peers(text: str, addresses: Mapping[str, str]) -> str:
+    """A settings file with addresses in place of the cluster's names."""
+    settings = yaml.safe_load(text)
+    for setting, component in (("engines", "engine"), ("detokenizers", "detok")):
+        if setting in settings:
+            of_component = [address for name, address in addresses.items() if name.startswith(component)]
+            settings[setting] = [f"tcp://{address}:{RING_PORT}" for address in of_component]
+    return yaml.safe_dump(settings)
+
+
+def check_ready(ring: Mapping[str, Running]) -> None:
+    for name, each in ring.items():
+        port = "keeper-metrics" if name.endswith("keeper") else "metrics"
+        for path in ("/readyz", "/livez"):
+            assert wait_until(lambda each=each, path=path, port=port: each.get(path, port)[0] == 200), each.log  # type: ignore[misc]
+
+
+def test_a_stream_and_the_shutdown(tmp_path: Path) -> None:
+    with started({}, tmp_path) as ring:
+        check_ready(ring)
+        with Client(f"{ring['router'].address}:{GRPC_PORT}") as client:
+            assert client.generate("def f(", max_tokens=8, seed=1).text
+        assert {name: each.stop() for name, each in ring.items()} == dict.fromkeys(ring, 0)
+
+
+def test_a_decode_engine_copies_blocks_from_the_keeper_of_another_pod(tmp_path: Path) -> None:
+    with started(PHASES, tmp_path) as ring:
+        check_ready(ring)
+        # A router is ready with one engine.
+        for engine in ("engine-prefill", "engine-decode"):
+            assert wait_until(lambda engine=engine: f'"peer": "{engine}"' in ring["router"].log)  # type: ignore[misc]
+        with Client(f"{ring['router'].address}:{GRPC_PORT}") as client:
+            assert client.generate(PROMPT, max_tokens=8, seed=1).text
+        assert 'outcome="continued"} 1.0' in ring["router"].get("/metrics")[1]
+        _, metrics = ring["engine-prefill-keeper"].get("/metrics", "keeper-metrics")
+        (blocks,) = re.findall(r'keeper_blocks_read_total{tier="memory"} ([0-9.]+)', metrics)
+        assert float(blocks) > 0
+        assert {name: each.stop() for name, each in ring.items()} == dict.fromkeys(ring, 0)

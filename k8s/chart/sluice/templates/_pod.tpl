@@ -66,10 +66,14 @@ spec:
     {{- end }}
   {{- end }}
   {{- $copies := and (ne .component "gateway") (eq (default dict .model).source "s3") }}
-  {{- if or $copies $spec.initContainers }}
+  {{- $keeper := (default dict $spec.keeper).enabled }}
+  {{- if or $copies $keeper $spec.initContainers }}
   initContainers:
     {{- if $copies }}
     {{- include "sluice.modelFromS3" . | nindent 4 }}
+    {{- end }}
+    {{- if $keeper }}
+    {{- include "sluice.keeper" . | nindent 4 }}
     {{- end }}
     {{- with $spec.initContainers }}
     {{- toYaml . | nindent 4 }}
@@ -177,6 +181,11 @@ changed at each start. */ -}}
     - {name: tmp, mountPath: /tmp}
 {{- end -}}
 
+{{- define "sluice.podHost" -}}
+{{/* The pod's own address in a URL. */ -}}
+{{- ternary "[$(POD_IP)]" "$(POD_IP)" (eq .Values.ring.ipFamily "IPv6") -}}
+{{- end -}}
+
 {{- define "sluice.podEnv" -}}
 {{- $prefix := printf "SLUICE_%s" (upper .component) -}}
 - {name: POD_NAME, valueFrom: {fieldRef: {fieldPath: metadata.name}}}
@@ -185,7 +194,7 @@ changed at each start. */ -}}
 - {name: {{ $prefix }}_ID, value: $(POD_NAME)}
 {{- if ne .component "gateway" }}
 - name: {{ $prefix }}_LISTEN
-  value: tcp://{{ ternary "[$(POD_IP)]" "$(POD_IP)" (eq .root.Values.ring.ipFamily "IPv6") }}:{{ .root.Values.ring.port }}
+  value: tcp://{{ include "sluice.podHost" .root }}:{{ .root.Values.ring.port }}
 {{- end }}
 - {name: HOME, value: /tmp}
 {{- if ne .component "gateway" }}
@@ -203,18 +212,19 @@ changed at each start. */ -}}
 {{- end -}}
 
 {{- define "sluice.probes" -}}
+{{- $port := default "metrics" .probedPort -}}
 {{- $inFront := has .component (list "router" "gateway") -}}
 startupProbe:
-  httpGet: {path: /livez, port: metrics}
+  httpGet: {path: /livez, port: {{ $port }}}
   periodSeconds: 5
   timeoutSeconds: 5
   failureThreshold: {{ max 6 (ceil (divf .startupSeconds 5)) }}
 readinessProbe:
-  httpGet: {path: /readyz, port: metrics}
+  httpGet: {path: /readyz, port: {{ $port }}}
   periodSeconds: {{ ternary 2 5 $inFront }}
   timeoutSeconds: 5
 livenessProbe:
-  httpGet: {path: /livez, port: metrics}
+  httpGet: {path: /livez, port: {{ $port }}}
   periodSeconds: 10
   timeoutSeconds: 5
   failureThreshold: 3

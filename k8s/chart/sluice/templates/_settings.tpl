@@ -61,10 +61,13 @@
   "tensor_parallel" (mul (max 1 $gpus) ($spec.multiNode.size | int) | int)) -}}
 {{- if ne $spec.phase "both" }}{{- $_ := set $own "phase" $spec.phase -}}{{- end -}}
 {{- $merged := mustMergeOverwrite $own (deepCopy $spec.settings) -}}
-{{/* The file outlives the container, so that a restarted one takes it over. On a GPU it needs kv_host_memory. */ -}}
-{{- if and (eq $merged.device "cpu") (eq ($merged.tensor_parallel | int) 1) (not $merged.kv_folder) -}}
+{{/* The file outlives the container, so that a restarted one takes it over. On a GPU it needs kv_host_memory, and the
+chart chooses it only for a keeper. */ -}}
+{{- $hasFile := and (eq ($merged.tensor_parallel | int) 1) (or (eq $merged.device "cpu") $spec.keeper.enabled) -}}
+{{- if and $hasFile (not $merged.kv_folder) -}}
 {{- $_ := set $merged "kv_folder" "/dev/shm/sluice" -}}
 {{- end -}}
+{{- if $spec.keeper.enabled }}{{- include "sluice.checkKeeper" $merged -}}{{- end -}}
 {{- $merged | toYaml -}}
 {{- end -}}
 
