@@ -190,6 +190,7 @@ class RequestPipeline:
             first_token_seconds=None if first_token is None else round(first_token, 6),
             engine=request.engine,
             detokenizer=request.detokenizer,
+            **({} if request.attempts < 2 else {"recomputed_tokens": request.recomputed_tokens}),
             **({} if request.prefill_engine is None else {"prefill_engine": request.prefill_engine}),
             **refusal,
         )

@@ -131,6 +131,8 @@ class RequestState:
         """When the last row of all sequences arrived over the ring."""
         self.computed_at = NOWHERE
         """Where the latest engine that has computed the prompt has its blocks."""
+        self.recomputed_tokens = 0
+        """Prompt tokens that later attempts have computed, because their engines had no copy of them."""
         self.prefill_engine: str | None = None
         """Name of the engine that has computed the prompt and handed over."""
         self._preparation: asyncio.Timeout | None = None
@@ -289,6 +291,8 @@ class RequestState:
 
     def on_started(self, started: Started) -> None:
         """The engine has started the attempt. On the first start, cached tokens are refunded to the tenant."""
+        if self.log.started is not None and not self.attempt.started:
+            self.recomputed_tokens += max(0, len(self.prompt) - started.cached_tokens)
         # Later attempts get no refund: they find the prompt cached because the first attempt has computed it.
         if self.attempts == 1 and self.log.started is None and self._permit is not None:
             self._permit.credit_cached(min(started.cached_tokens, len(self.prompt)))

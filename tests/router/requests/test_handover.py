@@ -77,6 +77,7 @@ async def test_a_long_prompt_is_computed_by_one_engine_and_continued_by_another(
     line = await ended(client)
     assert (line["prefill_engine"], line["engine"], line["attempts"]) == ("p", decode.engine.name, 2)
     assert (line["outcome"], line["cached_tokens"]) == ("LENGTH", len(PROMPT) // 2)
+    assert line["recomputed_tokens"] == len(PROMPT) // 2
     counters = client.router.ring.counters
     assert (counters.handovers, counters.recoveries) == ({"continued": 1}, {})
     assert client.lines("attempt_given_up") == []

@@ -118,6 +118,9 @@ async def test_every_loss_in_every_phase(two_of_each, ring, phase, loss):
     await client.until(lambda: nothing_left(client))
     (line,) = client.lines()
     assert (line["attempts"], line["outcome"]) == (2, "LENGTH")
+    prompt = len(second.prompt)
+    # Half of the prompt was cached there. Of an attempt that has not started, nothing is computed again.
+    assert line["recomputed_tokens"] == (0 if phase == "silent" else prompt - prompt // 2)
     assert len(client.lines("attempt_given_up")) == sum(client.router.ring.counters.recoveries.values()) == 1
     # The peers that are still alive were notified that the first attempt was given up.
     if not loss.startswith(("restart", "silence")):
