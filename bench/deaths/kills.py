@@ -87,12 +87,15 @@ def soak_plan(minutes: float, every: float, **others: Any) -> KillPlan:
 
 
 async def kill(ring: Ring, plan: KillPlan, on_kill: Callable[[], None]) -> list[Death]:
-    """Sends SIGKILL to random services, each role equally often, regardless of the state of the ring."""
+    """Sends SIGKILL to random services, each role equally often, regardless of the state of the ring. Raises
+    RuntimeError if none of a role is left."""
     deaths: list[Death] = []
     began, source = time.monotonic(), random.Random(plan.seed)
     for _ in range(plan.kills):
         await asyncio.sleep(source.uniform(0.5, 1.5) * plan.seconds_between)
         role = source.choice(("router", "engine", "detok"))
+        if role in ring.missing:
+            raise RuntimeError(f"the launcher gave up every {role}: it failed to start too often")
         while not (alive := [c for c in ring.children.values() if c.role == role and c.alive]):
             await asyncio.sleep(POLL_SECONDS)
         child = source.choice(alive)

@@ -31,6 +31,8 @@ NEARLY = 1e-3
 RESUME_SECONDS = 120.0
 PEER_SECONDS = 2.0
 """Seconds without heartbeats after which routers consider a peer dead."""
+MAX_FAILED_STARTS = 100
+"""A service that is killed while it starts, several times in a row, is not broken."""
 ENGINE: Mapping[str, Any] = {
     "kv_cache_tokens": 32_768,
     "max_batch_size": 64,
@@ -74,6 +76,7 @@ class StreamsPlan(Plan, frozen=True):
                 **engine,
             },
             router_args={"peer_timeout": PEER_SECONDS, **(router or {})},
+            max_failed_starts=MAX_FAILED_STARTS,
             **options,
         )
 

@@ -9,6 +9,7 @@ if __name__ == "__main__":
     require_extra("engine_worker.keeper", "keeper")
 
 import threading
+import time
 from functools import partial
 
 from engine_worker.keeper import metrics
@@ -27,6 +28,8 @@ from sluice.telemetry.service_status import ProgressBeacon, ServiceStatus, Statu
 
 IDLE_SECONDS = 0.1
 """Longest wait for questions, and so until SIGTERM is noticed."""
+LINGER_SECONDS = 0.5
+"""Time without a question after which nothing is being copied any more."""
 MAX_ENGINES = 256
 """Connections of engines for which descriptors are needed."""
 
@@ -59,6 +62,10 @@ def main() -> None:
     status_file.report(ServiceStatus("ready", keeper.address))
     while not stopped.is_set():
         beacon.touch(progressed=keeper.serve(IDLE_SECONDS))
+    # Engines may still be copying what an engine of this machine has left that drained.
+    end, answered = time.monotonic() + settings.drain_timeout, -1
+    while answered < (answered := keeper.answers.total()) and time.monotonic() < end:
+        beacon.touch(progressed=keeper.serve(LINGER_SECONDS))
     if sweep is not None:
         sweep.stop()
     metrics_port.close()
