@@ -62,15 +62,20 @@ def main() -> None:
     status_file.report(ServiceStatus("ready", keeper.address))
     while not stopped.is_set():
         beacon.touch(progressed=keeper.serve(IDLE_SECONDS))
-    # Engines may still be copying what an engine of this machine has left that drained.
-    end, answered = time.monotonic() + settings.drain_timeout, -1
-    while answered < (answered := keeper.answers.total()) and time.monotonic() < end:
-        beacon.touch(progressed=keeper.serve(LINGER_SECONDS))
+    _finish(keeper, settings.drain_timeout)
     if sweep is not None:
         sweep.stop()
     metrics_port.close()
     keeper.close()
     log.info("stopped", **keeper.answers)
+
+
+def _finish(keeper: Keeper, seconds: float) -> None:
+    """Answer engines that are still copying what a draining engine of this machine has left."""
+    end, answered = time.monotonic() + seconds, -1
+    while answered < keeper.answers.total() and time.monotonic() < end:
+        answered = keeper.answers.total()
+        keeper.serve(LINGER_SECONDS)
 
 
 if __name__ == "__main__":
