@@ -11,7 +11,7 @@ from tests.engine_worker.core.machine_oracle import Oracle
 from tests.fakes.engine import EngineBench
 from tests.fakes.submits import extras_of
 
-COMPLETE = {FinishReason.EOS, FinishReason.STOP_TOKEN, FinishReason.LENGTH}
+COMPLETE = {FinishReason.EOS, FinishReason.STOP_TOKEN, FinishReason.LENGTH, FinishReason.HANDED_OVER}
 REFUSED = {"CONTEXT_OVERFLOW", "OVERLOADED", "INVALID_ARGUMENT"}
 
 

@@ -80,6 +80,7 @@ REQUESTS = {
     "retention": st.one_of(st.just(RetentionParams()), retentions()),
     "ends": st.one_of(st.just(()), st.lists(st.integers(0, 96), max_size=8).map(tuple)),
     "min_tokens": st.integers(0, 4),
+    "hands_over": st.sampled_from([False, False, False, True]),
     "time_limit": st.sampled_from([None, None, None, 0.0, 0.05, 0.3]),
     "lane": st.sampled_from(LANES),
     "copies": st.sampled_from([2, 1, 3, 6]),
