@@ -29,8 +29,8 @@ from sluice.host.host_names import Endpoint, HostNames
 from sluice.lanes.keys import Security
 from sluice.lanes.lane import connect, current_keys, end_half_open, is_ipv6
 
-ANSWER_SECONDS: Final = 1.0
-"""Timeout of an answer, and of a connection."""
+ANSWER_SECONDS: Final = 2.0
+"""Timeout of an answer, which may have 8 MB, and of a connection."""
 NAME_SECONDS: Final = 0.01
 """Interval at which the address of a host name is looked for while the DNS is asked."""
 DEPTH: Final = 2

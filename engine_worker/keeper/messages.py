@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from engine_worker.pool_files.layout import HASH_BYTES, Layout
-from sluice.wire.message import VERSION, Count, Message, Name, Number
+from sluice.wire.message import VERSION, Count, Message, Number
 
 PREFIX: Final = b"SK" + VERSION.to_bytes(2, "little")
 """A frame of another version is malformed."""
@@ -20,6 +20,8 @@ MAX_READ: Final = 4096
 ANSWER_BYTES: Final = 8 << 20
 """Bytes of the blocks in an answer; more only if a single block is larger."""
 MAX_BLOCK_BYTES: Final = 64 << 20
+MAX_NAME: Final = 1 << 15
+"""Characters. That of a model with 30 layers has 1,400."""
 MAX_QUESTION_BYTES: Final = 1 << 20
 """More than the largest question: MAX_FIND hashes, and a layout."""
 
@@ -30,12 +32,15 @@ Sum = Annotated[int, Meta(ge=0)]
 class LayoutForm(msgspec.Struct, frozen=True, array_like=True):
     """A `Layout` in a message."""
 
-    name: Name
+    name: str
+    """Names the shape of each layer's tensors."""
     tokens_per_block: Annotated[int, Meta(ge=1, le=1024)]
     parts: Annotated[tuple[Annotated[int, Meta(ge=1, le=1 << 30)], ...], Meta(min_length=1, max_length=4096)]
     on_host: bool
 
     def __post_init__(self) -> None:
+        if len(self.name) > MAX_NAME:
+            raise ValueError(f"name: a layout's name must have at most {MAX_NAME} characters (got {len(self.name)})")
         if sum(self.parts) > MAX_BLOCK_BYTES:
             raise ValueError(f"parts: a block must have at most {MAX_BLOCK_BYTES} bytes (got {sum(self.parts)})")
 

@@ -7,6 +7,7 @@ from engine_worker.keeper.messages import (
     ANSWER_BYTES,
     MAX_BLOCK_BYTES,
     MAX_FIND,
+    MAX_NAME,
     MAX_QUESTION_BYTES,
     MAX_READ,
     DropBlocks,
@@ -49,7 +50,6 @@ def test_questions_arrive_as_they_were_sent(question: Question) -> None:
         *(
             ReadBlocks(1, LayoutForm(*fields), [])
             for fields in (
-                ("n" * 1025, 16, (1,), False),
                 ("n", 0, (1,), False),
                 ("n", 1025, (1,), False),
                 ("n", 16, (), False),
@@ -83,8 +83,17 @@ def test_a_frame_of_another_version_is_refused() -> None:
         body_of(b"")
 
 
+def test_the_layout_of_a_model_with_many_layers_is_accepted() -> None:
+    """Its name lists the tensors of all layers."""
+    name = f"openvino 2026.4.1 {[([8, 32, 128], 'f32')] * 2 * 128}"
+    question = FindBlocks(1, LayoutForm(name, 32, (131_072,) * 256, False), [bytes(16)])
+    assert msgspec.msgpack.decode(body_of(encode(question)), type=Question) == question
+    with pytest.raises(ValueError, match="a layout's name must have at most"):
+        LayoutForm("x" * (MAX_NAME + 1), 32, (1,), False)
+
+
 def test_the_largest_question_is_accepted() -> None:
-    form = LayoutForm("ü" * 1024, 1024, (MAX_BLOCK_BYTES // 4096,) * 4096, True)
+    form = LayoutForm("ü" * MAX_NAME, 1024, (MAX_BLOCK_BYTES // 4096,) * 4096, True)
     assert len(encode(FindBlocks((1 << 64) - 1, form, [bytes(16)] * MAX_FIND))) < MAX_QUESTION_BYTES
 
 
