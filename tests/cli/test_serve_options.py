@@ -10,7 +10,7 @@ from sluice import tiny_model
 from sluice.cli.commands import app
 from sluice.launch.plan import Plan, services
 from sluice.settings.read import assignable, load_settings
-from sluice.settings.services import SERVICES, EngineSettings, ServiceSettings
+from sluice.settings.services import PROCESSES, EngineSettings, ServiceSettings
 
 
 @pytest.fixture
@@ -170,7 +170,7 @@ def test_the_error_for_an_option_that_is_a_setting_shows_how_to_set_it(refused, 
 
 
 def test_settings_of_every_service_can_be_assigned():
-    assert {key.partition(".")[0] for key in assignable() if "." in key} == set(SERVICES)
+    assert {key.partition(".")[0] for key in assignable() if "." in key} == set(PROCESSES)
 
 
 def test_defaults_of_the_schedulers(engine_settings):
