@@ -269,7 +269,7 @@ class ServeOptions:
         str | None,
         typer.Option(
             metavar="FOLDER",
-            help="Keys of the ring (sluice keygen FOLDER), which encrypt the connections of its services and its keeper.",
+            help="Keys of the ring (sluice keygen FOLDER), which encrypt the connections of services and keeper.",
         ),
     ] = None
     on: Annotated[

@@ -71,8 +71,7 @@ class Ring:
         if not by_path:
             options["shared_args"] = {"revision": revision, **options.get("shared_args", {})}
         self.plan = Plan(model=location, name=checkpoint.name, **options)
-        # Both folders stand for those that the hosts will create.
-        planned = services(self.plan, Path(), kv_folder=Path())
+        planned = services(self.plan, Path())
         settings = [service.settings(os.environ) for service in planned]
         engine = next(service for service in settings if isinstance(service, EngineSettings))
         if self.plan.http_port:

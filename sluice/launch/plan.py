@@ -189,7 +189,7 @@ class Service:
 
 def services(plan: Plan, folder: Path, gpus: Sequence[Gpus] = (), kv_folder: Path | None = None) -> list[Service]:
     """The services of a ring, with their sockets in `folder`. `gpus`: those of each engine; empty if unknown.
-    `kv_folder`: folder for the files of the engines' KV caches."""
+    `kv_folder`: folder for the files of the engines' KV caches. None: there are none, or it is not known yet."""
     routers = _numbered("router", plan.routers)
     gateways = _numbered(GATEWAY, plan.gateways) if plan.http_port else []
     keepers = [KEEPER] if plan.keeper_option else []
@@ -213,7 +213,7 @@ def services(plan: Plan, folder: Path, gpus: Sequence[Gpus] = (), kv_folder: Pat
         }
         return Service(name, kind, {**common, **derived, **_shared(plan, kind), **from_user}, plan.python)
 
-    shared = {"default_kv_folder": kv_folder, "kv_keeper": _keeper_address(plan, folder)}
+    shared = {"default_kv_folder": kv_folder, "kv_keeper": _keeper_address(plan, folder) if kv_folder else None}
     return [
         *(_keeper(plan, folder, kv_folder, metrics_ports.get(name)) for name in keepers),
         *(
@@ -263,7 +263,8 @@ def _keeper(plan: Plan, folder: Path, kv_folder: Path | None, metrics_port: int 
     derived = {
         "id": KEEPER,
         "listen": _keeper_address(plan, folder),
-        "kv_folder": kv_folder,
+        # While it is not known, the settings can be checked with another one. A ring without it has no keeper.
+        "kv_folder": kv_folder or folder,
         "disk_folder": plan.kv_disk,
         "keys": plan.keys,
         "metrics_port": metrics_port,
