@@ -69,6 +69,7 @@ def serve(context: typer.Context, options: ServeOptions) -> None:
                 engine_args=assigned["engine"],
                 detokenizer_args=assigned["detokenizer"],
                 gateway_args=assigned["gateway"],
+                keeper_args=assigned["keeper"],
                 observe=display,
             )
             run(ring, options.demo, interrupt, display)

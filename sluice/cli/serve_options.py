@@ -14,7 +14,7 @@ from sluice.client import DEFAULT_ADDRESS
 from sluice.launch import OptionsError
 from sluice.settings.names import did_you_mean
 from sluice.settings.read import SettingsError, assign, assignable, key_of, split_assignment
-from sluice.settings.services import SERVICES
+from sluice.settings.services import PROCESSES
 
 DEFAULT_PORT = int(DEFAULT_ADDRESS.rsplit(":", 1)[1])
 
@@ -24,8 +24,8 @@ FLAGS = (
 )  # fmt: skip
 """Settings that are also options, under the same name."""
 RING_ARGUMENTS = (
-    "name", "revision", "engines", "prefill_engines", "decode_engines", "detokenizers", "routers", "gateways", "on",
-    "host", "port", "http_port", "metrics_port", "drain_timeout", "start_timeout",
+    "name", "revision", "engines", "prefill_engines", "decode_engines", "detokenizers", "routers", "gateways",
+    "kv_keeper", "kv_disk", "keys", "on", "host", "port", "http_port", "metrics_port", "drain_timeout", "start_timeout",
 )  # fmt: skip
 """Options that `Ring` accepts under the same name."""
 FILE_SETTINGS = __name__
@@ -80,9 +80,9 @@ def _settings(file: Path, values: Mapping[str, Any], options: list[str]) -> list
     settings: list[tuple[str, Any]] = []
     problems: list[str] = []
     for key, value in values.items():
-        if key in SERVICES and isinstance(value, dict | None):
+        if key in PROCESSES and isinstance(value, dict | None):
             settings += [(f"{key}.{name}", setting_value) for name, setting_value in (value or {}).items()]
-        elif key in SERVICES:
+        elif key in PROCESSES:
             problems.append(f"{key} must be a mapping of settings to values (got {value})")
         elif key in assignable():
             settings.append((key, value))
@@ -101,7 +101,7 @@ def _unknown_key(key: str, options: list[str]) -> str:
     setting = key_of(key)
     if setting:
         return f"unknown key {key}; it is a setting: {setting.replace('.', ': ')}"
-    return f"unknown key {key}{did_you_mean(key, [*options, *SERVICES])}"
+    return f"unknown key {key}{did_you_mean(key, [*options, *PROCESSES])}"
 
 
 def _options(file: Path, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -136,8 +136,8 @@ class ServeOptions:
             is_eager=True,
             callback=read_config_file,
             metavar="FILE",
-            help="YAML file with values for these options. Its sections router, engine, detokenizer and gateway "
-            "contain further settings of the services.",
+            help="YAML file with values for these options. Its sections router, engine, detokenizer, gateway and "
+            "keeper contain further settings of the services.",
         ),
     ] = None
     settings: Annotated[
@@ -214,6 +214,22 @@ class ServeOptions:
     gateways: Annotated[
         int, typer.Option(metavar="N", min=1, help="Number of HTTP gateways, which share --http-port.")
     ] = 1
+    kv_keeper: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ADDRESS",
+            help="Also start a keeper, which hands KV blocks to engines of other machines. They reach it at this "
+            "address, tcp://IP:PORT.",
+        ),
+    ] = None
+    kv_disk: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Also start a keeper, which copies the KV blocks of long prefixes to this folder, from which engines "
+            "read them after a restart.",
+        ),
+    ] = None
     tensor_parallel: Annotated[
         int | None,
         typer.Option(metavar="N", min=1, help="Number of GPUs, or of processes on a CPU, per engine. Default: 1."),
@@ -248,6 +264,13 @@ class ServeOptions:
     tokens_file: Annotated[
         str | None,
         typer.Option(metavar="FILE", help='Bearer tokens that callers must send, one "TOKEN TENANT [admin]" per line.'),
+    ] = None
+    keys: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Keys of the ring (sluice keygen FOLDER), which encrypt the connections of services and keeper.",
+        ),
     ] = None
     on: Annotated[
         str,

@@ -21,6 +21,14 @@ def tcp_address(host: str, port: int | str) -> str:
     return f"{TCP}[{host}]:{port}" if ":" in host else f"{TCP}{host}:{port}"
 
 
+def is_tcp_socket(address: str) -> bool:
+    """Whether this is tcp://IP:PORT, so that one process can listen there and others can connect."""
+    if not address.startswith(TCP):
+        return False
+    host, port = _split(address.removeprefix(TCP))
+    return is_ip(host) and not _every_interface(host) and _is_port(port or "")
+
+
 def is_wildcard(address: str) -> bool:
     """Whether the address means every interface of this machine, so that no peer can connect to it."""
     if not address.startswith(TCP):
@@ -58,7 +66,7 @@ def reachable_at(bound: str, advertise: str | None) -> str:
         if not bound.startswith(TCP):
             raise ValueError(f"advertise: needs a port, because listen is {bound} (got {advertise!r})")
         port = bound.rpartition(":")[2]
-    if not (port.isascii() and port.isdigit() and 0 < int(port) <= MAX_PORT):
+    if not _is_port(port):
         raise ValueError(f"advertise: the port must be 1 to {MAX_PORT} (got {advertise!r})")
     return tcp_address(host, port)
 
@@ -72,6 +80,10 @@ def _split(text: str) -> tuple[str, str | None]:
         return host, rest.removeprefix(":") if rest else None
     host, colon, port = text.rpartition(":")
     return (host, port) if colon else (text, None)
+
+
+def _is_port(text: str) -> bool:
+    return text.isascii() and text.isdigit() and 0 < int(text) <= MAX_PORT
 
 
 def _every_interface(host: str) -> bool:

@@ -17,11 +17,13 @@ from sluice.lanes.keys import ROLES, Role
 from sluice.launch.errors import OptionsError, RingError
 from sluice.launch.hosts import LOCAL, Child, Hosts, place
 from sluice.launch.hosts.local import LocalHosts
+from sluice.launch.keeper import check_access
 from sluice.launch.logs import Observe, ignore
 from sluice.launch.options import RING_OPTIONS, check_ring_options
 from sluice.launch.plan import Plan, Service, reached_at, services
 from sluice.launch.slot import Slot
 from sluice.launch.supervisor import KILL_AFTER_SECONDS, Supervisor
+from sluice.settings.keeper import KeeperSettings
 from sluice.settings.process import ProcessSettings
 from sluice.settings.services import EngineSettings, RouterSettings
 
@@ -74,6 +76,8 @@ class Ring:
         engine = next(service for service in settings if isinstance(service, EngineSettings))
         if self.plan.http_port:
             _check_gateway(on)
+        if self.plan.keeper_option:
+            _check_keeper(on, self.plan.keeper_option, settings)
         _check_models(checkpoint, str(model), engine)
         if on == LOCAL:
             _check_ports(
@@ -105,7 +109,7 @@ class Ring:
     @property
     def children(self) -> dict[str, Child]:
         """The processes by service: "router" (or "router-0", …), "engine-0", …, "engine-prefill-0", …,
-        "engine-decode-0", …, "detok-0", …, "gateway" (or "gateway-0", …).
+        "engine-decode-0", …, "detok-0", …, "gateway" (or "gateway-0", …), "keeper".
 
         A process that has exited stays until it is replaced.
         """
@@ -265,6 +269,14 @@ def _check_gateway(on: str) -> None:
         raise OptionsError("http_port: a gateway can only be started on this machine; run python -m gateway separately")
     if find_spec("starlette") is None:
         raise OptionsError("http_port needs the gateway's packages: pip install 'sluice-serve[gateway]'")
+
+
+def _check_keeper(on: str, option: str, settings: Iterable[ProcessSettings]) -> None:
+    if on != LOCAL:
+        raise OptionsError(f"{option}: a keeper can only be started on the machine of its engines, not with on = {on}")
+    for service in settings:
+        if isinstance(service, KeeperSettings):
+            check_access(service)
 
 
 def _status_pages(settings: Iterable[ProcessSettings]) -> list[str]:

@@ -6,12 +6,14 @@ from types import MappingProxyType
 
 from sluice.launch.plan import Plan
 from sluice.settings.describe import settings_of
+from sluice.settings.keeper import KeeperSettings
 from sluice.settings.names import check_options
 from sluice.settings.services import DetokenizerSettings, EngineSettings, RouterSettings
 
 RING_OPTIONS = frozenset(field.name for field in fields(Plan)) | {"revision", "on", "start_timeout", "observe"}
 """All options of `Ring`."""
 SERVICES = {
+    "keeper_args": KeeperSettings,
     "detokenizer_args": DetokenizerSettings,
     "router_args": RouterSettings,
     # The last of them wins if several services have a setting.

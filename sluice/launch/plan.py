@@ -9,11 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from sluice.host.cores import usable_cores
+from sluice.lanes.keys import ROLES
 from sluice.launch.errors import OptionsError
 from sluice.launch.gpus import Gpus, Rank
+from sluice.launch.keeper import KEEPER, asks_for_keeper, check_keeper_options
 from sluice.launch.phases import Phases, check_phases, phases_of
 from sluice.settings.describe import settings_of
 from sluice.settings.gateway import GatewaySettings
+from sluice.settings.keeper import KeeperSettings
 from sluice.settings.process import ProcessSettings
 from sluice.settings.read import SettingsError, read_settings
 from sluice.settings.services import DetokenizerSettings, EngineSettings, RouterSettings, ServiceSettings
@@ -50,12 +53,16 @@ class Plan:
     port: int = 0
     """Port of the first router. The other routers use the following ports. 0: any free ports."""
     metrics_port: int = 0
-    """Port of the first router for metrics and health. The other routers, then engines, detokenizers and gateways use
-    the following ports. 0: none."""
+    """Port of the first router for metrics and health. The other routers, then engines, detokenizers, gateways and the
+    keeper use the following ports. 0: none."""
     http_port: int = 0
     """Port that all HTTP gateways share, which requires `port` to be set. 0: no gateway."""
     gateways: int = 1
     """Number of HTTP gateways, if there is an `http_port`."""
+    kv_keeper: str | None = None
+    """Address at which a keeper hands the engines' KV blocks to engines of other machines."""
+    kv_disk: str | Path | None = None
+    """Folder to which a keeper copies long prefixes. Without `kv_keeper` only the engines of the ring reach it."""
     keys: str | None = None
     """Folder of the ring's keys. With it, lanes are encrypted even though all of them are on this machine."""
     drain_timeout: float = 10.0
@@ -71,6 +78,7 @@ class Plan:
     router_args: Arguments = field(default_factory=dict)
     """`admin_port` is the port of the first router. The other routers use the following ports."""
     gateway_args: Arguments = field(default_factory=dict)
+    keeper_args: Arguments = field(default_factory=dict)
     python: Sequence[str] = PYTHON
 
     def __post_init__(self) -> None:
@@ -79,6 +87,8 @@ class Plan:
         if self.gateways > 1 and not self.http_port:
             raise OptionsError(f"gateways: {self.gateways} gateways need an http_port")
         check_phases(self.engines, self.prefill_engines, self.decode_engines, self.engine_args)
+        engine_args = {**self.shared_args, **self.engine_args}
+        check_keeper_options(self.kv_keeper, self.kv_disk, engine_args, self.keeper_args)
         for count in ("detokenizers", "routers", "gateways", "max_failed_starts"):
             if getattr(self, count) < 1:
                 raise OptionsError(f"{count} must be at least 1 (got {getattr(self, count)})")
@@ -91,7 +101,9 @@ class Plan:
         for (first, first_ports), (second, second_ports) in combinations(ranges.items(), 2):
             if both := set(first_ports) & set(second_ports):
                 raise OptionsError(f"{first} and {second}: port {min(both)} is in both ranges")
-        for arguments in ("shared_args", "engine_args", "detokenizer_args", "router_args", "gateway_args"):
+        for arguments in (
+            "shared_args", "engine_args", "detokenizer_args", "router_args", "gateway_args", "keeper_args",
+        ):  # fmt: skip
             for name, value in getattr(self, arguments).items():
                 if callable(value):
                     raise OptionsError(
@@ -105,6 +117,11 @@ class Plan:
         return phases_of(self.engines, self.prefill_engines, self.decode_engines)
 
     @property
+    def keeper_option(self) -> str:
+        """The name of the option that asks for a keeper. Empty: there is none."""
+        return asks_for_keeper(self.kv_keeper, self.kv_disk)
+
+    @property
     def counts(self) -> dict[str, int]:
         """The number of services of each kind of which there are any, such as {"routers": 1}."""
         counts = {
@@ -114,6 +131,7 @@ class Plan:
             "decode_engines": self.decode_engines,
             "detokenizers": self.detokenizers,
             "gateways": self.gateways if self.http_port else 0,
+            "keepers": 1 if self.keeper_option else 0,
         }
         return {kind: count for kind, count in counts.items() if count}
 
@@ -138,6 +156,11 @@ class Service:
     @property
     def role(self) -> str:
         return self.kind.role
+
+    @property
+    def on_ring(self) -> bool:
+        """Whether routers and this service know each other. Otherwise it serves as soon as it is ready."""
+        return self.role in ROLES
 
     @property
     def command(self) -> list[str]:
@@ -166,13 +189,14 @@ class Service:
 
 def services(plan: Plan, folder: Path, gpus: Sequence[Gpus] = (), kv_folder: Path | None = None) -> list[Service]:
     """The services of a ring, with their sockets in `folder`. `gpus`: those of each engine; empty if unknown.
-    `kv_folder`: folder for the files of the engines' KV caches."""
+    `kv_folder`: folder for the files of the engines' KV caches. None: there are none, or it is not known yet."""
     routers = _numbered("router", plan.routers)
     gateways = _numbered(GATEWAY, plan.gateways) if plan.http_port else []
+    keepers = [KEEPER] if plan.keeper_option else []
     engines = list(plan.phases)
     detokenizers = [f"detok-{i}" for i in range(plan.detokenizers)]
     peers = {"engines": _sockets(folder, engines), "detokenizers": _sockets(folder, detokenizers)}
-    names = [*routers, *engines, *detokenizers, *gateways]
+    names = [*routers, *engines, *detokenizers, *gateways, *keepers]
     metrics_ports = dict(zip(names, _ports(plan.metrics_port, len(names)), strict=False))
     ports = _ports(plan.port, plan.routers) or [0] * plan.routers
     gpus_by_engine: Sequence[Gpus | None] = gpus or [None] * len(engines)
@@ -189,9 +213,11 @@ def services(plan: Plan, folder: Path, gpus: Sequence[Gpus] = (), kv_folder: Pat
         }
         return Service(name, kind, {**common, **derived, **_shared(plan, kind), **from_user}, plan.python)
 
+    shared = {"default_kv_folder": kv_folder, "kv_keeper": _keeper_address(plan, folder) if kv_folder else None}
     return [
+        *(_keeper(plan, folder, kv_folder, metrics_ports.get(name)) for name in keepers),
         *(
-            replace(service(EngineSettings, name, _engine(plan, name, own, kv_folder), plan.engine_args), gpus=own)
+            replace(service(EngineSettings, name, shared | _engine(plan, name, own), plan.engine_args), gpus=own)
             for name, own in zip(engines, gpus_by_engine, strict=True)
         ),
         *(service(DetokenizerSettings, name, {}, plan.detokenizer_args) for name in detokenizers),
@@ -227,7 +253,28 @@ def _shared(plan: Plan, kind: type[ProcessSettings]) -> Arguments:
     return {setting: value for setting, value in plan.shared_args.items() if setting in settings_of(kind)}
 
 
-def _engine(plan: Plan, name: str, gpus: Gpus | None, kv_folder: Path | None) -> dict[str, Any]:
+def _keeper_address(plan: Plan, folder: Path) -> str | None:
+    """Where engines reach the ring's keeper. None without one."""
+    return (plan.kv_keeper or _sockets(folder, [KEEPER])[0]) if plan.keeper_option else None
+
+
+def _keeper(plan: Plan, folder: Path, kv_folder: Path | None, metrics_port: int | None) -> Service:
+    """The keeper, which uses the ring's keys: those of an engine."""
+    derived = {
+        "id": KEEPER,
+        "listen": _keeper_address(plan, folder),
+        # While it is not known, the settings can be checked with another one. A ring without it has no keeper.
+        "kv_folder": kv_folder or folder,
+        "disk_folder": plan.kv_disk,
+        "keys": plan.keys,
+        "metrics_port": metrics_port,
+        "drain_timeout": plan.drain_timeout,
+    }
+    arguments = {**derived, **_shared(plan, KeeperSettings), **plan.keeper_args}
+    return Service(KEEPER, KeeperSettings, arguments, plan.python)
+
+
+def _engine(plan: Plan, name: str, gpus: Gpus | None) -> dict[str, Any]:
     """Settings that tell an engine its phase, and its share of the machine."""
     engines = len(plan.phases)
     return {
@@ -235,7 +282,6 @@ def _engine(plan: Plan, name: str, gpus: Gpus | None, kv_folder: Path | None) ->
         "engines_here": engines,
         # If the launcher does not assign GPUs, assume that all engines share one.
         "engines_per_gpu": engines if gpus is None else gpus.engines,
-        "default_kv_folder": kv_folder,
         "phase": plan.phases[name],
     }
 

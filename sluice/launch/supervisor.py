@@ -226,10 +226,10 @@ class Supervisor(threading.Thread):
 
         For a router: whether it receives the heartbeats of every ready engine and detokenizer.
         """
-        if slot.service.role == GATEWAY:
-            # A gateway becomes ready only once it has reached a router.
+        if not slot.service.on_ring:
+            # A gateway becomes ready only once it has reached a router. A keeper needs none.
             return slot.ready
-        ready = [other for other in self.slots.values() if other.ready and other.service.role != GATEWAY]
+        ready = [other for other in self.slots.values() if other.ready and other.service.on_ring]
         if slot.service.role == "router":
             return slot.ready and all(slot.receives(other) for other in ready if other.service.role != "router")
         return slot.ready and all(other.receives(slot) for other in ready if other.service.role == "router")

@@ -21,8 +21,8 @@ An unknown name is an error. Separate the elements of a list with commas, or wri
 a unit, such as `8GiB`.
 
 `sluice serve` has options for the most common settings (`sluice serve --help`) and `--set SERVICE.NAME=VALUE` for the
-others, such as `--set engine.max_tokens_per_step=1024`. SERVICE is `router`, `engine`, `detokenizer` or `gateway`.
-Without SERVICE, the value applies to every service that has the setting: `--set lora=true` to engines, `--set
+others, such as `--set engine.max_tokens_per_step=1024`. SERVICE is `router`, `engine`, `detokenizer`, `gateway` or
+`keeper`. Without SERVICE, the value applies to every service that has the setting: `--set lora=true` to engines, `--set
 priority_aging_seconds=5` to routers and engines. `sluice serve` itself chooses the settings that connect the services
 to each other, such as `id`, `listen` and `engines`."""
 

@@ -23,7 +23,7 @@ from pydantic_core import ErrorDetails
 from sluice.settings.describe import Setting, sections_of, settings_of
 from sluice.settings.names import did_you_mean
 from sluice.settings.process import ProcessSettings
-from sluice.settings.services import SERVICES
+from sluice.settings.services import PROCESSES
 
 SERVICE_LINK = re.compile(r"_SERVICE_(HOST|PORT(_\w+)?)$|_PORT_\d+_(TCP|UDP)(_\w+)?$")
 
@@ -43,9 +43,10 @@ CHOSEN_BY_LAUNCHER = frozenset(
         "engines",
         "detokenizers",
         "routers",
+        "keeper.kv_folder",
     }
 )
-"""Settings that the launcher of a ring chooses for each service."""
+"""Settings that the launcher of a ring chooses for each service, or for the named one."""
 PER_SERVICE = frozenset({"config", "metrics_port"})
 """Settings that several services have, but for which one value cannot apply to all of them."""
 
@@ -86,7 +87,7 @@ def assign(pairs: Iterable[tuple[str, Any]]) -> dict[str, dict[str, Any]]:
     A key is SERVICE.NAME, or NAME for all services that have the setting; values for several services are under ALL.
     Raises SettingsError, which names all that is wrong.
     """
-    assigned: dict[str, dict[str, Any]] = {service: {} for service in (ALL, *SERVICES)}
+    assigned: dict[str, dict[str, Any]] = {service: {} for service in (ALL, *PROCESSES)}
     problems = []
     for given_key, value in pairs:
         try:
@@ -112,13 +113,16 @@ def split_assignment(text: str) -> tuple[str, str]:
 def assignable() -> Mapping[str, type[ProcessSettings]]:
     """The keys that `assign` accepts, each with the settings class of a service that has the setting."""
     services_by_key: dict[str, type[ProcessSettings]] = {}
-    for service, cls in SERVICES.items():
+    shared = set[str]()
+    for service, cls in PROCESSES.items():
         for name, setting in settings_of(cls).items():
-            if name in CHOSEN_BY_LAUNCHER or setting.launcher_only:
+            key = f"{service}.{name}"
+            if CHOSEN_BY_LAUNCHER & {name, key} or setting.launcher_only:
                 continue
-            services_by_key[f"{service}.{name}"] = cls
-            if name not in PER_SERVICE and sum(name in settings_of(other) for other in SERVICES.values()) > 1:
+            services_by_key[key] = cls
+            if name not in PER_SERVICE and name in shared:
                 services_by_key[name] = cls
+            shared.add(name)
     return services_by_key
 
 

@@ -303,5 +303,6 @@ RING: Mapping[str, type[ServiceSettings]] = {
     "detokenizer": DetokenizerSettings,
 }
 SERVICES: Mapping[str, type[ProcessSettings]] = {**RING, "gateway": GatewaySettings}
-"""What `sluice serve` starts."""
+"""What serves requests."""
 PROCESSES: Mapping[str, type[ProcessSettings]] = {**SERVICES, "keeper": KeeperSettings}
+"""What `sluice serve` starts."""

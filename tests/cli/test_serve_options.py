@@ -10,7 +10,7 @@ from sluice import tiny_model
 from sluice.cli.commands import app
 from sluice.launch.plan import Plan, services
 from sluice.settings.read import assignable, load_settings
-from sluice.settings.services import SERVICES, EngineSettings, ServiceSettings
+from sluice.settings.services import PROCESSES, EngineSettings, ServiceSettings
 
 
 @pytest.fixture
@@ -19,7 +19,11 @@ def settings_by_role(ring_options):
 
     def read(*arguments: str) -> Mapping[str, ServiceSettings]:
         options = {name: value for name, value in ring_options(*arguments).items() if name in Plan.__dataclass_fields__}
-        planned = services(Plan(**{"model": "model", **options, "name": options["name"] or "name"}), Path("folder"))
+        planned = services(
+            Plan(**{"model": "model", **options, "name": options["name"] or "name"}),
+            Path("folder"),
+            kv_folder=Path("kv"),
+        )
         return {
             service.role: load_settings(service.kind, service.command[service.command.index(service.kind.module) + 1 :])
             for service in planned
@@ -51,14 +55,14 @@ def refused():
 
 
 VALUES = {"log_level": "debug", "insecure_ring": "true", "insecure": "true", "metrics_host": "::1"}
-WITH_GATEWAY = ("--http-port", "8000", "--set", "gateway.router_ca=7")
+EVERY_SERVICE = ("--http-port", "8000", "--set", "gateway.router_ca=7", "--kv-disk", "disk")
 
 
 def test_a_shared_setting_reaches_every_service_that_has_it(settings_by_role):
     shared = [key for key in assignable() if "." not in key and key not in ("config", "metrics_port")]
     assert {"drain_timeout", "priority_aging_seconds", "log_level"} <= set(shared)
     arguments = (part for key in shared for part in ("--set", f"{key}={VALUES.get(key, '7')}"))
-    settings_of_services = settings_by_role(*WITH_GATEWAY, *arguments).values()
+    settings_of_services = settings_by_role(*EVERY_SERVICE, *arguments).values()
     for key in shared:
         values = [getattr(settings, key) for settings in settings_of_services if hasattr(settings, key)]
         assert len(values) > 1
@@ -170,7 +174,7 @@ def test_the_error_for_an_option_that_is_a_setting_shows_how_to_set_it(refused, 
 
 
 def test_settings_of_every_service_can_be_assigned():
-    assert {key.partition(".")[0] for key in assignable() if "." in key} == set(SERVICES)
+    assert {key.partition(".")[0] for key in assignable() if "." in key} == set(PROCESSES)
 
 
 def test_defaults_of_the_schedulers(engine_settings):
@@ -226,6 +230,39 @@ def test_engines_of_one_phase_alone_are_refused():
     result = CliRunner().invoke(app, ["serve", "--prefill-engines", "1"])
     assert result.exit_code == 1
     assert "prefill_engines needs decode_engines or engines" in " ".join(result.stderr.split())
+
+
+def test_the_keepers_options_and_settings(settings_by_role):
+    options = ("--kv-disk", "disk", "--kv-keeper", "tcp://10.0.0.7:5900", "--keys", "keys")
+    settings = settings_by_role(*options, "--set", "keeper.disk_bytes=8GiB")
+    keeper = settings["keeper"]
+    assert (keeper.disk_folder, keeper.disk_bytes, keeper.listen) == (Path("disk"), 8 << 30, "tcp://10.0.0.7:5900")
+    assert {settings[role].keys for role in ("router", "engine", "detok", "keeper")} == {Path("keys")}
+    assert settings["engine"].kv_keeper == "tcp://10.0.0.7:5900"
+    assert settings_by_role("--kv-disk", "disk", "--set", "disk_bytes=9")["keeper"].disk_bytes == 9
+
+
+def test_the_folder_of_kv_caches_is_a_setting_of_engines(settings_by_role, refused):
+    settings = settings_by_role("--kv-disk", "disk", "--set", "kv_folder=/dev/shm/mine")
+    assert settings["engine"].kv_folder == "/dev/shm/mine"
+    assert settings["keeper"].kv_folder == Path("kv")
+    assert "unknown setting keeper.kv_folder" in refused("--set", "keeper.kv_folder=/x")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--kv-keeper", "here"), "kv_keeper must be tcp://IP:PORT"),
+        (("--kv-keeper", "tcp://127.0.0.1:5900"), "kv_keeper: tcp://127.0.0.1:5900 can be reached by other users"),
+        (("--kv-disk", "disk", "--set", "engine.kv_folder=none"), "kv_disk: a keeper hands out what engines have in"),
+        (("--kv-disk", "disk", "--set", "engine.kv_fetch=no"), "kv_fetch is off"),
+        (("--set", "keeper.disk_bytes=9"), "keeper_args: disk_bytes has no effect without a keeper"),
+    ],
+)
+def test_options_of_a_keeper_that_are_refused(arguments, message):
+    result = CliRunner().invoke(app, ["serve", "--port", "0", *arguments])
+    assert result.exit_code == 1
+    assert message in " ".join(result.stderr.split())
 
 
 def test_the_revision_is_passed_to_the_ring(ring_options):

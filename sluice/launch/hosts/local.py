@@ -11,6 +11,7 @@ from sluice.launch.folder import SHARED_MEMORY, Folder, remove_stale
 from sluice.launch.gpus import gpus_of_engines
 from sluice.launch.hosts.hosts import Child, Peers
 from sluice.launch.hosts.process import ChildProcess
+from sluice.launch.keeper import check_blocks
 from sluice.launch.kv_files import delete_files, why_private
 from sluice.launch.logs import LAUNCHER, LogLine, Observe, launcher_line
 from sluice.launch.plan import Plan, Service, services
@@ -46,9 +47,7 @@ class LocalHosts:
         remove_stale()
         self._folder = Folder()
         gpus = gpus_of_engines(len(self._plan.phases), self._engine, os.environ)
-        self._kv_folder = self._open_kv_folder()
-        kv_folder = None if self._kv_folder is None else self._kv_folder.path
-        planned = services(self._plan, self._folder.path, gpus, kv_folder)
+        planned = services(self._plan, self._folder.path, gpus, self._open_kv_folder(bool(gpus)))
         gateway = next((each for each in planned if each.kind is GatewaySettings), None)
         if gateway is not None:
             # Now, because a port in use would otherwise be noticed only by the slowly starting gateways.
@@ -92,22 +91,27 @@ class LocalHosts:
             if folder is not None:
                 folder.remove()
 
-    def _open_kv_folder(self) -> Folder | None:
-        """The folder for KV caches in memory. None if they are in private memory, or in a folder of the user."""
-        reason = why_private(self._engine, Path(SHARED_MEMORY))
-        if not reason:
+    def _open_kv_folder(self, has_gpus: bool) -> Path | None:
+        """The folder for KV caches in memory, which may be the user's. None if they are in private memory. Raises
+        OptionsError if a keeper needs them, and cannot have them."""
+        chosen = self._engine.kv_folder if self._engine.needs_pool_folder else None
+        reason = "" if chosen else why_private(self._engine, Path(SHARED_MEMORY))
+        if not (chosen or reason):
             try:
-                folder = Folder(SHARED_MEMORY)
+                self._kv_folder = Folder(SHARED_MEMORY)
             except OSError as error:
                 reason = str(error)
-            else:
-                self._remarks.append(launcher_line(LAUNCHER, "kv_cache_in_files", "info", folder=str(folder.path)))
-                return folder
-        # Engines of one phase have to compute again what they cannot copy.
-        level = "warning" if any(self._plan.phases.values()) else "info"
-        if self._engine.pool_folder is None:
+        if self._plan.keeper_option:
+            check_blocks(self._plan.keeper_option, self._engine, has_gpus, reason)
+        if self._kv_folder is not None:
+            path = self._kv_folder.path
+            self._remarks.append(launcher_line(LAUNCHER, "kv_cache_in_files", "info", folder=str(path)))
+            return path
+        if reason:
+            # Engines of one phase have to compute again what they cannot copy.
+            level = "warning" if any(self._plan.phases.values()) else "info"
             self._remarks.append(launcher_line(LAUNCHER, "kv_cache_private", level, reason=reason))
-        return None
+        return None if chosen is None else Path(chosen)
 
     def _http_port(self, gateway: Service) -> int:
         """The descriptor of the socket that gateways share. Raises PortError if the port cannot be opened."""

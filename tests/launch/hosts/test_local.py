@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from sluice.launch import OptionsError
 from sluice.launch.folder import remove_stale
 from sluice.launch.hosts.local import LocalHosts
 from sluice.launch.plan import Plan, Service, services
@@ -133,6 +134,32 @@ def test_a_folder_that_cannot_be_created(memory: Path, opened: list[Opened]) -> 
     ((event, _, reason),) = ring.remarks
     assert event == "kv_cache_private"
     assert "No such file or directory" in reason
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"kv_folder": "none"}, "kv_folder is none"),
+        ({"tensor_parallel": 2}, "tensor_parallel is 2"),
+        ({"device": "cuda"}, "device is cuda, without kv_host_memory"),
+    ],
+)
+def test_a_keeper_of_private_memory_is_refused(memory, opened, settings, reason) -> None:
+    with pytest.raises(
+        OptionsError, match=f"^kv_disk: a keeper .*, but the KV caches are in private memory: {reason}$"
+    ):
+        Opened(kv_disk="/disk", engine_args=settings)
+    assert not list(memory.iterdir())
+
+
+def test_a_keeper_has_the_folder_of_the_engines(memory: Path, tmp_path: Path, opened: list[Opened]) -> None:
+    mine = tmp_path / "mine"
+    for settings in ({}, {"kv_folder": str(mine)}):
+        opened.append(ring := Opened(kv_disk="/disk", engine_args=settings))
+        (keeper,) = (each.settings({}) for each in ring.services if each.role == "keeper")
+        assert ring.folders == {str(keeper.kv_folder)}
+        assert keeper.listen == f"ipc://{ring.hosts.folder.path}/keeper"
+    assert keeper.kv_folder == mine
 
 
 @pytest.mark.process
