@@ -55,7 +55,7 @@ class Stats:
         self._unix_zero = unix_zero
         self._rate = Rate()
         self.context_rate = 0.0
-        """Prompt tokens per second of recent steps that only computed prompts. 0: there was none."""
+        """Prompt tokens per second in recent steps that mostly computed prompts. 0: there was none."""
         self._refresh: deque[Request] = deque()
         """Running requests that are still to be reported in this round, a few per step."""
         self._refresh_at = 0.0
@@ -75,8 +75,9 @@ class Stats:
         context_tokens = sum(num_tokens for _, num_tokens in schedule.context) if context else 0
         self._rate.add(start, end, num_drawn)
         self.context_tokens += context_tokens
-        if context_tokens and not generation and end > start:
-            self.context_rate += ((context_tokens / (end - start)) - self.context_rate) * CONTEXT_RATE_WEIGHT
+        if context_tokens > generation and end > start:
+            rate = context_tokens / (end - start)
+            self.context_rate += (rate - self.context_rate) * (CONTEXT_RATE_WEIGHT if self.context_rate else 1.0)
         self.generated_tokens += num_drawn
         self.draft_tokens += drafts.drafted
         self.accepted_draft_tokens += drafts.accepted

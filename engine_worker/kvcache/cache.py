@@ -161,7 +161,7 @@ class KvCacheManager:
     @property
     def copying(self) -> bool:
         """Whether device blocks are held by copies in progress, and soon available again."""
-        return bool(self.fetches) and self.tiers.shared is self.pool
+        return self.fetches is not None and self.fetches.copying and self.tiers.shared is self.pool
 
     def _blocks_to_end(self) -> int:
         """Additional blocks that the requests of the holders may need until they end."""

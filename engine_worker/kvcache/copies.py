@@ -26,6 +26,7 @@ class Copies:
     totals: "Future[list[int | None]]"
     """The sum of each copy; None: it failed."""
     started_at: float
+    """When the request began to wait for them."""
     source: str
     dropped: bool = False
     """Whether the cache was flushed meanwhile: the copies do not count."""

@@ -5,7 +5,7 @@ goes wrong with a copy is a miss: the request computes the block.
 """
 
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
@@ -84,6 +84,11 @@ class Fetches:
         return bool(self._fetching or self._searches)
 
     @property
+    def copying(self) -> bool:
+        """Whether blocks are held that receive copies. While keepers are asked, none are."""
+        return bool(self._fetching)
+
+    @property
     def held(self) -> list[int]:
         """The shared blocks that receive copies, each held once."""
         return [target.block for copies in dict.fromkeys(self._fetching.values()) for target in copies.targets]
@@ -98,6 +103,11 @@ class Fetches:
         """Blocks that were not copied: no longer there or not whole, without memory for them, or computed faster."""
         return self._refused if self._searches is None else {**self._refused, "slow": self._searches.slow}
 
+    @property
+    def keeper_failures(self) -> Mapping[str, int]:
+        """Questions that keepers did not answer, by reason. Empty without keepers."""
+        return {} if self._searches is None else self._searches.failures
+
     def begin(self, sequences: Seq[Sequence], keepers: Seq[str] = ()) -> Fetch | None:
         """Begin to copy the blocks that these sequences lack; None if there is nothing to copy. `keepers`: addresses of
         keepers that may have them."""
@@ -106,9 +116,13 @@ class Fetches:
         absent = {sequence: self._finder.absent(sequence) for sequence in sequences}
         present = {sequence: self._present(contents) for sequence, contents in absent.items()}
         wanted = {content.hash: content for contents in present.values() for content in contents}
-        copies = self._copy(sequences, wanted, lambda targets: self._reader.submit(self._copy_here, targets), MACHINE)
+        now = self._clock()
+        copies = self._copy(
+            sequences, wanted, lambda targets: self._reader.submit(self._copy_here, targets), MACHINE, now
+        )
         searches = list[Search]()
-        if self._searches is not None:
+        # Blocks after one for which there is no memory could not be used.
+        if self._searches is not None and wanted.keys() <= self._fetching.keys():
             rest = ((sequence, contents[len(present[sequence]) :]) for sequence, contents in absent.items())
             searches = self._searches.begin(rest, keepers)
         return Fetch(copies, searches) if copies or searches else None
@@ -148,10 +162,22 @@ class Fetches:
     def _copy_found(self, searches: KeeperSearches) -> None:
         """Copy what keepers have."""
         for search, (keeper, num_blocks) in searches.take_ended():
-            found = search.wanted[:num_blocks]
-            # Another request may have computed some of them meanwhile.
-            wanted = {content.hash: content for content in found if not self._tiers.holds(content)}
-            search.copies += self._copy([search.sequence], wanted, partial(searches.copy, keeper), KEEPER)
+            wanted = self._still_absent(search, num_blocks)
+            copy = partial(searches.copy, keeper)
+            search.copies += self._copy([search.sequence], wanted, copy, KEEPER, search.started_at)
+            if not search.copies:
+                self.seconds.observe(self._clock() - search.started_at)
+
+    def _still_absent(self, search: Search, num_blocks: int) -> dict[bytes, Content]:
+        """Those of the blocks found that are still of use, by hash: meanwhile another request may have computed some,
+        and blocks before them may have been evicted."""
+        found, wanted = {content.hash for content in search.wanted[:num_blocks]}, dict[bytes, Content]()
+        for content in self._finder.absent(search.sequence):
+            if content.hash in found:
+                wanted[content.hash] = content
+            elif content.hash not in self._fetching:
+                break
+        return wanted
 
     def _copy(
         self,
@@ -159,8 +185,10 @@ class Fetches:
         wanted: dict[bytes, Content],
         copy: "Callable[[list[Target]], Future[list[int | None]]]",
         source: str,
+        started_at: float,
     ) -> list[Copies]:
-        """Begin to copy these blocks, as far as there is memory; returns all copies that these sequences wait for."""
+        """Begin to copy these blocks, as far as there is memory; returns all copies that these sequences wait for.
+        `started_at`: when they began to wait."""
         if not wanted:
             return []
         awaited = dict.fromkeys(self._fetching[digest] for digest in wanted if digest in self._fetching)
@@ -173,7 +201,7 @@ class Fetches:
             device.release(block)
         if not targets:
             return list(awaited)
-        copies = Copies(targets, copy(targets), self._clock(), source)
+        copies = Copies(targets, copy(targets), started_at, source)
         self._fetching |= {target.content.hash: copies for target in targets}
         return [copies, *awaited]
 

@@ -109,6 +109,9 @@ def pool_file(engine: Engine) -> Iterator[Metric]:
     refused = {} if fetches is None else fetches.refused
     text = "KV blocks not copied: no longer there or not whole (missing), no memory, or computed faster (slow)."
     yield counter(P + "kv_fetch_refused_blocks", text, refused, ("reason",))
+    failed = {} if fetches is None else fetches.keeper_failures
+    text = "Questions for KV blocks that keepers did not answer, or not as they should."
+    yield counter(P + "kv_keeper_failures", text, failed, ("reason",))
     text = "Time for which a request waited for its KV blocks."
     yield histogram(P + "kv_fetch_seconds", text, Histogram(FETCH_SECONDS) if fetches is None else fetches.seconds)
     text = "Full KV blocks copied to the host pool's file before they were evicted from the device."

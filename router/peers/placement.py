@@ -139,7 +139,10 @@ class Placement:
         loads = [(load, heartbeat) for load, heartbeat in loads if load.all_sequences <= limit]
         engine, uncached, chain = self._least_work(loads, prompt, domain, virtual, computed)
         reached = [heartbeat.epoch for heartbeat in detokenizers if heartbeat.address not in engine.cut_off]
-        keepers = self._keepers(KvSite.of(engine), computed.site, chain) if engine.kv_keeper else ()
+        keepers: tuple[str, ...] = ()
+        if engine.kv_keeper:
+            size = engine.stats.tokens_per_kv_block
+            keepers = keepers_for(KvSite.of(engine), computed.site, self._caches(), chain, size)
         return Choice(engine.epoch, self._fewest_streams(reached), sequences, uncached, chain, keepers)
 
     def charge(self, choice: Choice) -> None:
@@ -204,9 +207,6 @@ class Placement:
 
     def _group_caches(self, group: str) -> list[PrefixIndex]:
         return [cache for site, cache in self._caches() if site.group == group]
-
-    def _keepers(self, reader: KvSite, computed: KvSite, chain: Chain) -> tuple[str, ...]:
-        return keepers_for(reader, computed, self._caches(), chain)
 
     def _caches(self) -> list[tuple[KvSite, PrefixIndex]]:
         """Of living engines, and of recently lost ones."""

@@ -37,6 +37,14 @@ def is_wildcard(address: str) -> bool:
     return _every_interface(host)
 
 
+def is_local(address: str) -> bool:
+    """Whether the address can be reached from this machine only."""
+    if not address.startswith(TCP):
+        return True
+    host, _ = _split(address.removeprefix(TCP))
+    return host == "localhost" or (is_ip(host) and ipaddress.ip_address(host).is_loopback)
+
+
 def check_advertised(listen: str, advertise: str | None) -> None:
     """Raises ValueError, which names the setting, if other services could not reach the inbox."""
     if advertise is None:

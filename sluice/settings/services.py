@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Self
 from pydantic import AfterValidator, Field, model_validator
 from pydantic.dataclasses import dataclass as validated
 
-from sluice.host.address import check_advertised, reachable_at
+from sluice.host.address import check_advertised, is_wildcard, reachable_at
 from sluice.host.ports import Port
 from sluice.lanes.keys import Keys, Role, Security
 from sluice.settings.engine import (
@@ -223,6 +223,8 @@ class EngineSettings(
             raise ValueError(f"kv_folder: is not supported with tensor_parallel > 1 (got {self.tensor_parallel})")
         if self.kv_keeper is not None and (self.pool_folder is None or not self.kv_fetch):
             raise ValueError("kv_keeper: needs kv_folder, and kv_fetch")
+        if self.kv_keeper is not None and (is_wildcard(self.kv_keeper) or self.kv_keeper.endswith(":*")):
+            raise ValueError(f"kv_keeper: other machines cannot connect to {self.kv_keeper}")
         return self
 
     @model_validator(mode="after")

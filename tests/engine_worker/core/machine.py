@@ -65,6 +65,7 @@ class EngineMachine(RuleBasedStateMachine):
         draft_context=None,
         recompute="fast",
         folder=None,
+        keepers=None,
     ):
         """`tokens`: size of the KV cache on the device; `host`: size of the host tier in relation to it."""
         num_blocks = tokens // tokens_per_block
@@ -90,6 +91,7 @@ class EngineMachine(RuleBasedStateMachine):
             exact=recompute != "fast",
             separates=recompute == "together",
             folder=folder,
+            keepers=keepers,
         )
 
     def _begin(self, bench: EngineBench, oracle: Oracle, policy: str) -> None:

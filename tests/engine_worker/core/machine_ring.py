@@ -8,6 +8,7 @@ that another engine would accept from any file has the right content.
 """
 
 import tempfile
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ from tests.engine_worker.core.machine_inputs import ENGINES, LANES, RANDOM_CHOIC
 from tests.engine_worker.core.machine_oracle import Oracle
 from tests.engine_worker.core.machine_seats import Orphan, Seat, without_rows
 from tests.fakes.engine import EngineBench
+from tests.fakes.machine_keepers import Asking, MachineKeepers
 from tests.fakes.pool_files import FileView, KilledError, KillSwitch, Reader, damage
 from tests.fakes.scripted_cache import FileBlocks
 
@@ -32,15 +34,15 @@ LEAST_LOSS = 3
 
 
 class RingMachine(EngineMachine):
-    @initialize(seats=st.sampled_from([2, 3]), **{**ENGINES, "reuse": st.just(True)})
-    def start(self, seats, **options):
+    @initialize(seats=st.sampled_from([2, 3]), apart=st.booleans(), **{**ENGINES, "reuse": st.just(True)})
+    def start(self, seats, apart, **options):
         self.options = options
         self.layout = FileBlocks.layout(options["tokens_per_block"])
         self.digests: dict[bytes, int] = {}
         """Digest of all tokens up to the end of a block, by block hash, for all engines."""
         self.temporary = tempfile.TemporaryDirectory(dir=MEMORY, prefix="sluice-machine-")
         self.folder = Path(self.temporary.name)
-        self.seats = [Seat("abc"[number]) for number in range(seats)]
+        self.seats = [Seat("abc"[number], apart=apart) for number in range(seats)]
         self.seat = self.seats[0]
         self.orphans: list[Orphan] = []
         for seat in self.seats:
@@ -105,6 +107,12 @@ class RingMachine(EngineMachine):
     def blocks_are_copied(self, count):
         self.seat.reader.copy(count)
 
+    @precondition(lambda self: getattr(self, "seat", None) and self.seat.asking)
+    @rule(count=st.integers(1, 9), failing=st.integers(0, 4))
+    def keepers_answer(self, count, failing):
+        self.seat.asking.keepers.failing = failing
+        self.seat.asking.ask(count)
+
     @rule(count=st.integers(1, 3))
     def copies_will_fail(self, count):
         self.seat.reader.failing = count
@@ -149,6 +157,8 @@ class RingMachine(EngineMachine):
                 if seat.state:
                     self._take(seat)
                     seat.reader.failing, seat.speed = 0, 100
+                    if seat.asking:
+                        seat.asking.keepers.failing = 0
                     super().teardown()
                     assert not self.bench.cache.copying
                     self.files_contain_what_they_say()
@@ -158,7 +168,10 @@ class RingMachine(EngineMachine):
                     self._die(restart=False)
             self._start_engine(self.seats[0])
             self.seats[0].state["bench"].cache.flush()
-            assert [str(path) for path in self._paths()] == [self.bench.runner.pool_file.path]
+            # Other machines are out of reach.
+            own = self.seats[0].place(self.folder)
+            left = [str(path) for path in self._paths() if path.is_relative_to(own)]
+            assert left == [self.bench.runner.pool_file.path]
         finally:
             for seat in self.seats:
                 if seat.state:
@@ -167,6 +180,8 @@ class RingMachine(EngineMachine):
 
     def _step(self):
         self.seat.reader.copy(self.seat.speed)
+        if self.seat.asking:
+            self.seat.asking.ask(self.seat.speed)
         super()._step()
         check_entries(self.bench)
 
@@ -176,9 +191,11 @@ class RingMachine(EngineMachine):
             self._take(seat)
         else:
             self._put_back()
-            bench = self._new_bench(**self.options, folder=seat.folder(self.folder))
+            keepers = partial(MachineKeepers, self.folder) if seat.apart else None
+            bench = self._new_bench(**self.options, folder=seat.folder(self.folder), keepers=keepers)
             bench._memory._digests = self.digests
             seat.reader, seat.speed = Reader(bench), 3
+            seat.asking = Asking(bench) if seat.apart else None
             self._begin(bench, Oracle(), self.options["policy"])
             self.seat = seat
             seat.state = {name: getattr(self, name) for name in ENGINE_STATE}
@@ -198,7 +215,7 @@ class RingMachine(EngineMachine):
             self.seat.state = {name: getattr(self, name) for name in ENGINE_STATE}
 
     def _paths(self) -> list[Path]:
-        return sorted(self.folder.glob("*/*.pool"))
+        return sorted(self.folder.rglob("*.pool"))
 
     def _die(self, *, restart: bool = True) -> None:
         """The engine's requests lose it. Rules act on another engine, or on the next one in its place."""

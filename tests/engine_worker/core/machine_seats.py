@@ -8,6 +8,7 @@ from engine_worker.pool_files.folder import PoolFolder
 from sluice.wire.requests import Submit
 from tests.engine_worker.core.machine_checks import COMPLETE
 from tests.fakes.engine import EngineBench
+from tests.fakes.machine_keepers import Asking
 from tests.fakes.pool_files import Reader
 from tests.fakes.submits import with_extras
 
@@ -22,11 +23,20 @@ class Seat:
     state: dict[str, Any] = field(default_factory=dict)
     """The machine's attributes for the living engine; empty: it is dead."""
     reader: Reader | None = None
+    asking: Asking | None = None
+    """None: no keepers are asked."""
     speed: int = 3
     """Blocks that the reader copies in the time of a step."""
 
+    apart: bool = False
+    """Whether it is on a machine of its own, whose files only keepers hand out to others."""
+
+    def place(self, path: Path) -> Path:
+        """The folder of its machine."""
+        return path / self.name if self.apart else path
+
     def folder(self, path: Path) -> PoolFolder:
-        return PoolFolder(path, self.name, ignore)
+        return PoolFolder(self.place(path), self.name, ignore)
 
 
 @dataclass

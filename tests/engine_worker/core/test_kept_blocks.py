@@ -127,6 +127,7 @@ def test_a_keeper_that_does_not_answer_is_a_miss(here: EngineBench, tmp_path: Pa
     here.run()
     assert here.output(request) == here.expected(request)
     assert here.cache.fetches.fetched == 0
+    assert here.cache.fetches.keeper_failures["timeout"] == 1
 
 
 def test_the_second_keeper_is_asked_too(there: Machine, here: EngineBench, tmp_path: Path) -> None:
@@ -164,17 +165,25 @@ class Silent:
     def __init__(self, file: PoolFile) -> None:
         self.own = "silent"
         self.answering = threading.Event()
-        self.dropped = 0
+        self.asked = self.dropped = 0
+        self.failures: dict[str, int] = {}
+        self.drops = True
+        """Whether it confirms that its blocks were dropped."""
 
-    def find(self, address: str, digests: list[bytes]) -> int:
+    def find(self, address: str, digests: list[bytes], end: float) -> int:
+        self.asked += 1
         assert self.answering.wait(10)
         return len(digests)
 
-    def read(self, address: str, digests: list[bytes], blocks: list[int]) -> list[int]:
+    def read(self, address: str, digests: list[bytes], blocks: list[int], end: float) -> list[int]:
         pytest.fail("nothing is to be copied")
 
-    def drop(self) -> None:
+    def drop(self) -> bool:
         self.dropped += 1
+        return self.drops
+
+    def stop(self) -> None:
+        self.answering.set()
 
     def close(self) -> None: ...
 
@@ -217,6 +226,49 @@ def test_a_flush_drops_what_is_found_before_it(asking: tuple[EngineBench, Silent
     bench.cache.fetches.close()
     assert bench.output(request) == bench.expected(request)
     assert keeper.dropped == 1
+
+
+def test_running_sequences_need_not_wait_for_a_keeper(asking: tuple[EngineBench, Silent]) -> None:
+    """A search holds no blocks: where memory is short, sequences are preempted as ever."""
+    bench, keeper = asking
+    # Together they need more than the pool has.
+    running = [bench.submit([number], max_tokens=600, seed=number) for number in (1, 2)]
+    bench.step()
+    bench.submit(PROMPT, max_tokens=1)
+    for _ in range(700):
+        bench.step()
+    assert bench.ended(running[0]) is FinishReason.LENGTH
+    keeper.answering.set()
+    bench.submit([3], max_tokens=1)
+    bench.cancel(3)
+    bench.run()
+
+
+def test_a_keeper_that_may_have_old_blocks_is_not_asked(asking: tuple[EngineBench, Silent]) -> None:
+    bench, keeper = asking
+    keeper.drops = False
+    keeper.answering.set()
+    bench.cache.flush()
+    bench.submit(PROMPT, max_tokens=1)
+    bench.run()
+    assert (keeper.asked, keeper.dropped) == (0, 2)
+
+
+def test_the_end_of_an_engine_does_not_wait_for_a_keeper(asking: tuple[EngineBench, Silent]) -> None:
+    bench, keeper = asking
+    for number in range(3):
+        bench.submit([number, *PROMPT], max_tokens=1)
+    bench.step()
+    bench.cache.fetches.close()
+    assert keeper.asked <= 1
+
+
+def test_without_memory_for_the_blocks_before_them_none_are_looked_for(there: Machine, machines: list[Machine]) -> None:
+    beside = there.engine("c", num_blocks=60)
+    request = beside.submit([*PROMPT, *range(300)], max_tokens=1, kv_keepers=(machines[1].address,), own="")
+    beside.run()
+    assert beside.output(request) == beside.expected(request)
+    assert not machines[1].keeper.answers["missing"]
 
 
 def test_nothing_is_copied_that_is_computed_in_less_time(there: Machine, machines: list[Machine]) -> None:

@@ -8,8 +8,8 @@ from router.peers.placement import Placement
 from sluice.wire.hashing import Domain
 from tests.router.peers.test_placement import DETOKENIZERS, engine, report
 
-PROMPT = range(1000, 1320)
-"""20 blocks."""
+PROMPT = range(1000, 1640)
+"""40 blocks."""
 
 
 def member(epoch: int, machine: str, layout: str = "l"):
@@ -28,8 +28,8 @@ def placement() -> Placement:
 
 
 def test_the_keeper_of_the_engine_with_the_longest_prefix(placement: Placement) -> None:
-    report(placement, member(1, "a"), PROMPT[:96])
-    report(placement, member(2, "b"), PROMPT[:192])
+    report(placement, member(1, "a"), PROMPT[:320])
+    report(placement, member(2, "b"), PROMPT[:480])
     report(placement, member(3, "c"), PROMPT[:16])
     assert keepers(placement, member(4, "d")) == ("tcp://b:1",)
 
@@ -43,7 +43,7 @@ def test_the_one_that_has_computed_the_request_is_asked_first(placement: Placeme
 
 def test_another_one_is_named_in_case_the_first_is_lost(placement: Placement) -> None:
     report(placement, member(1, "a"), PROMPT)
-    report(placement, member(2, "b"), PROMPT[:160])
+    report(placement, member(2, "b"), PROMPT[:480])
     placement.forget(1)
     before = Computed(KvSite.of(member(1, "a")), 5)
     assert keepers(placement, member(3, "c"), before) == ("tcp://a:1", "tcp://b:1")
@@ -66,6 +66,22 @@ def test_a_lost_engine_counts_for_a_while(placement: Placement) -> None:
 def test_blocks_that_are_of_no_use(placement: Placement, owner) -> None:
     report(placement, owner, PROMPT)
     assert keepers(placement, member(2, "here")) == ()
+
+
+def test_what_the_machine_has_is_not_worth_a_question(placement: Placement) -> None:
+    """Nor are a few tokens more."""
+    report(placement, member(1, "here"), PROMPT[:400])
+    report(placement, member(2, "a"), PROMPT)
+    assert keepers(placement, member(1, "here")) == ()
+    report(placement, member(3, "b"), range(2000, 2320))
+    assert keepers(placement, member(3, "b")) == ("tcp://a:1",)
+
+
+@pytest.mark.parametrize("address", ["ipc:///run/keeper", "tcp://127.0.0.1:1", "tcp://localhost:1", "tcp://[::1]:1"])
+def test_an_address_within_a_machine_is_named_only_there(placement: Placement, address: str) -> None:
+    report(placement, msgspec.structs.replace(member(1, "a"), kv_keeper=address), PROMPT)
+    assert keepers(placement, member(2, "b")) == ()
+    assert keepers(placement, msgspec.structs.replace(member(3, "c"), kv_keeper="ipc:///other")) == (address,)
 
 
 def test_an_engine_without_a_keeper_asks_none(placement: Placement) -> None:
