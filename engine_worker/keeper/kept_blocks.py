@@ -1,6 +1,7 @@
 """Keepers as this engine's cache uses them: blocks that they have become blocks of its pool file."""
 
 from collections.abc import Sequence
+from math import inf
 
 from engine_worker.keeper.client import KeeperClient
 from engine_worker.pool_files.pool_file import PoolFile
@@ -15,10 +16,12 @@ class KeptBlocks:
         self._client = client
         self._file = file
 
-    def find(self, address: str, digests: Sequence[bytes]) -> int:
-        return self._client.find(address, self._file.layout, digests)
+    def find(self, address: str, digests: Sequence[bytes], end: float = inf) -> int:
+        return self._client.find(address, self._file.layout, digests, end)
 
-    def read(self, address: str, digests: Sequence[bytes], blocks: Sequence[int]) -> list[int]:
+    def read(
+        self, address: str, digests: Sequence[bytes], blocks: Sequence[int], end: float = inf
+    ) -> list[int]:
         sums = list[int]()
 
         def store(index: int, total: int, data: memoryview) -> bool:
@@ -27,13 +30,17 @@ class KeptBlocks:
                 sums.append(total)
             return whole
 
-        self._client.read(address, self._file.layout, digests, store)
+        self._client.read(address, self._file.layout, digests, store, end)
         # What was written in part may be damaged.
         self._file.erase(blocks[len(sums) :])
         return sums
 
     def drop(self) -> None:
         self._client.drop(self.own)
+
+    def stop(self) -> None:
+        """Called in any thread, before `close`: `find` and `read` return at once."""
+        self._client.stop()
 
     def close(self) -> None:
         self._client.close()
