@@ -45,16 +45,16 @@ class KeeperClient:
         self._log = LimitedLog(structlog.get_logger(), clock)
 
     def find(self, address: str, layout: Layout, digests: Sequence[bytes], end: float = inf) -> int:
-        """How many leading blocks the keeper has, as far as it knows. Only the first MAX_FIND are looked for. `end`: the
-        clock's time after which no answer is awaited any more."""
+        """How many leading blocks the keeper has, as far as it knows. Only the first MAX_FIND are looked for.
+        `end`: the clock's time after which no answer is awaited any more."""
         hashes, until = list(digests[:MAX_FIND]), self._until(end)
         if not hashes or self._is_paused(address):
             return 0
         return self._ask(address, lambda link: link.find(form_of(layout), hashes, until), until) or 0
 
     def read(self, address: str, layout: Layout, digests: Sequence[bytes], store: Store, end: float = inf) -> int:
-        """Read blocks in order, until one is not there or `store` refuses it; returns how many were stored. `end`: as in
-        `find`.
+        """Read blocks in order, until one is not there or `store` refuses it; returns how many were stored.
+        `end`: as in `find`.
 
         `store(index, total, data)` gets the parts of a block one after the other, which it must verify: `total` is the
         sum that they should have.

@@ -172,8 +172,8 @@ class DiskTier:
         return time.monotonic() - file.used_at <= USE_SECONDS
 
     def drop(self) -> bool:
-        """Delete all blocks, also those that are being written. None of them is here afterwards, but those that the disk
-        did not let go, for which this returns False, will be here again after a restart."""
+        """Delete all blocks, also those that are being written. None of them is here afterwards. Returns False
+        if the disk did not let some go: these will be here again after a restart."""
         with self._lock:
             self.generation += 1
             self._files.clear()

@@ -19,9 +19,7 @@ class KeptBlocks:
     def find(self, address: str, digests: Sequence[bytes], end: float = inf) -> int:
         return self._client.find(address, self._file.layout, digests, end)
 
-    def read(
-        self, address: str, digests: Sequence[bytes], blocks: Sequence[int], end: float = inf
-    ) -> list[int]:
+    def read(self, address: str, digests: Sequence[bytes], blocks: Sequence[int], end: float = inf) -> list[int]:
         sums = list[int]()
 
         def store(index: int, total: int, data: memoryview) -> bool:

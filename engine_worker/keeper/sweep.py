@@ -38,7 +38,7 @@ NICE: Final = 10
 Table = tuple[PeerFile, NDArray[np.void]]
 """A file and its entries."""
 State = tuple[tuple[str, int], ...]
-"""For each file its path and the CRC of its entries' versions, which change with the entries."""
+"""For each file its path and a CRC that changes with any of its entries."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,14 +170,19 @@ def _tables(files: PeerFiles) -> list[Table]:
 
 
 def _state(tables: list[Table]) -> State:
-    return tuple((peer.path, crc32(np.ascontiguousarray(rows["version"]).data)) for peer, rows in tables)
+    # An entry becomes valid after it has got its version.
+    return tuple((peer.path, crc32(_column(rows, "valid"), crc32(_column(rows, "version")))) for peer, rows in tables)
+
+
+def _column(rows: NDArray[np.void], name: str) -> bytes:
+    return np.ascontiguousarray(rows[name]).tobytes()
 
 
 def _entries(tables: list[Table]) -> dict[bytes, _Entry]:
     """The valid entries of all files, by hash."""
     found: dict[bytes, _Entry] = {}
     for peer, rows in tables:
-        hashes, parents = (np.ascontiguousarray(rows[name]).tobytes() for name in ("hash", "parent"))
+        hashes, parents = _column(rows, "hash"), _column(rows, "parent")
         has_parent, versions, sums = (rows[name].tolist() for name in ("has_parent", "version", "sum"))
         for block in np.flatnonzero(rows["valid"]).tolist():
             place = slice(block * HASH_BYTES, (block + 1) * HASH_BYTES)
