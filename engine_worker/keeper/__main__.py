@@ -12,6 +12,8 @@ import threading
 import time
 from functools import partial
 
+from structlog.stdlib import BoundLogger
+
 from engine_worker.keeper import metrics
 from engine_worker.keeper.disk import DiskTier
 from engine_worker.keeper.server import Keeper
@@ -45,8 +47,9 @@ def main() -> None:
         check_ports(settings.ports)
         check_folder(settings.kv_folder)
         metrics_port = MetricsPort(settings)
-        disk = None if settings.disk_folder is None else DiskTier(settings.disk_folder, settings.disk_bytes)
-        keeper = Keeper(settings.listen, settings.security, settings.kv_folder, disk)
+        disk = _disk(settings, log)
+        disk_failed = disk is None and settings.disk_folder is not None
+        keeper = Keeper(settings.listen, settings.security, settings.kv_folder, disk, disk_failed)
     except (OSError, ValueError) as error:
         raise SystemExit(str(error)) from error
     sweep = None if disk is None else Sweep(settings.kv_folder, disk, settings.disk_bytes)
@@ -68,6 +71,17 @@ def main() -> None:
     metrics_port.close()
     keeper.close()
     log.info("stopped", **keeper.answers)
+
+
+def _disk(settings: KeeperSettings, log: BoundLogger) -> DiskTier | None:
+    """None without a disk, or with one that fails. Raises ValueError if its folder must not be used."""
+    if settings.disk_folder is None:
+        return None
+    try:
+        return DiskTier(settings.disk_folder, settings.disk_bytes)
+    except OSError as error:
+        log.warning("disk_failed", not_done="opened", error=error.strerror or str(error))
+        return None
 
 
 def _finish(keeper: Keeper, seconds: float) -> None:

@@ -1,18 +1,20 @@
 """Blocks on a disk: a file for each, which is missing, whole, or damaged and then deleted.
 
 FOLDER/LAYOUT/HASH.block    header, then the parts of the block one after the other
-FOLDER/*.new                being written; deleted at the next start
-FOLDER/*.dropped            a folder of blocks to be deleted
+FOLDER/RANDOM.new           being written; deleted at the next start
+FOLDER/RANDOM.dropped       a folder of blocks to be deleted
+
+LAYOUT and RANDOM have 16 hexadecimal digits, HASH has 32. Whatever has another name is not ours and stays untouched.
 """
 
 import fcntl
 import os
-import shutil
+import re
 import struct
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +33,10 @@ HEADER: Final = struct.Struct("<8sIIQ")
 """Magic, format, CRC, and the block's sum."""
 MAGIC: Final = b"SLUICEKB"
 SUFFIX, NEW, DROPPED = ".block", ".new", ".dropped"
+BLOCK_NAME: Final = re.compile(rf"[0-9a-f]{{32}}\{SUFFIX}")
+LAYOUT_NAME: Final = re.compile(r"[0-9a-f]{16}")
+NEW_NAME: Final = re.compile(rf"[0-9a-f]{{16}}\{NEW}")
+DROPPED_NAME: Final = re.compile(rf"[0-9a-f]{{16}}\{DROPPED}")
 USE_SECONDS: Final = 60.0
 """A file that is used again within this time is not touched again."""
 
@@ -48,8 +54,8 @@ class DiskTier:
     """Thread-safe. A disk that fails is one without the block; only the constructor raises."""
 
     def __init__(self, folder: Path, max_bytes: int) -> None:
-        """Raises ValueError unless only this user can enter the folder and no other keeper uses it, and OSError if it
-        cannot be read."""
+        """Raises ValueError unless only this user can enter the folder and no other keeper uses it, and OSError if the
+        disk fails."""
         check_private(folder, "disk_folder")
         self.damaged = 0
         """Files that were deleted because they were not whole."""
@@ -60,24 +66,27 @@ class DiskTier:
         self._max_bytes = max_bytes
         self._log = LimitedLog(structlog.get_logger())
         self._lock = threading.Lock()
-        self._folder_lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            fcntl.flock(self._folder_lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            os.close(self._folder_lock)
-            raise ValueError(f"disk_folder: another keeper uses {folder}") from error
-        for path in folder.glob(f"*{NEW}"):
-            path.unlink(missing_ok=True)
         self._files: OrderedDict[Key, _File] = OrderedDict()
         """The block to evict next is the first."""
-        for key, size in _listed(folder):
-            self._files[key] = _File(size)
-            self.num_bytes += size
-        self._make_room(0)
+        self._folder_lock = _locked(folder)
+        try:
+            self._load()
+        except OSError:
+            self.close()
+            raise
 
     @property
     def num_blocks(self) -> int:
         return len(self._files)
+
+    def _load(self) -> None:
+        for path in _named(self._folder, NEW_NAME):
+            if path.is_file():
+                path.unlink(missing_ok=True)
+        for key, size in _listed(self._folder):
+            self._files[key] = _File(size)
+            self.num_bytes += size
+        self._make_room(0)
 
     def has(self, layout: Layout, digest: bytes) -> bool:
         return (layout.folder, digest) in self._files
@@ -93,15 +102,25 @@ class DiskTier:
             self.use(layout, [digest])
         try:
             data = memoryview(self._path(key).read_bytes())
+        except FileNotFoundError:
+            self._lose(key, file)
+            return None
         except OSError as error:
+            # It may be whole: the next time it may be read.
             self._failed("read", error)
-            data = memoryview(b"")
-        block = _opened(data, layout)
-        if block is None:
-            with self._lock:
-                self.damaged += 1
-                self._forget(key)
+            return None
+        block = _opened(data, key, layout)
+        if block is None and self._lose(key, file):
+            self.damaged += 1
         return block
+
+    def _lose(self, key: Key, file: _File) -> bool:
+        """Forget a file that is not as it should be. Returns False if it was evicted or replaced meanwhile."""
+        with self._lock:
+            if self._files.get(key) is not file:
+                return False
+            self._forget(key)
+            return True
 
     def write(self, layout: Layout, digest: bytes, block: StoredBlock, generation: int) -> bool:
         """Store a block, and evict others. Returns False if it was not stored: blocks were dropped since `generation`,
@@ -112,7 +131,7 @@ class DiskTier:
             if size > self._max_bytes:
                 return False
             with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-                file.write(HEADER.pack(MAGIC, FORMAT, _check(block), block.total))
+                file.write(HEADER.pack(MAGIC, FORMAT, _check(key, block), block.total))
                 file.write(block.data)
             with self._lock:
                 if generation != self.generation:
@@ -152,23 +171,36 @@ class DiskTier:
     def _recently_used(self, file: _File) -> bool:
         return time.monotonic() - file.used_at <= USE_SECONDS
 
-    def drop(self) -> None:
-        """Delete all blocks, also those that are being written."""
+    def drop(self) -> bool:
+        """Delete all blocks, also those that are being written. None of them is here afterwards. Returns False
+        if the disk did not let some go: these will be here again after a restart."""
         with self._lock:
             self.generation += 1
             self._files.clear()
             self.num_bytes = 0
-            for folder in _folders(self._folder):
+            dropped = True
+            try:
+                folders = _folders(self._folder)
+            except OSError as error:
+                self._failed("dropped", error)
+                return False
+            for folder in folders:
                 try:
                     # A rename is done at once; `clean` deletes the content.
                     folder.rename(folder.with_name(f"{os.urandom(8).hex()}{DROPPED}"))
                 except OSError as error:
                     self._failed("dropped", error)
+                    dropped = False
+            return dropped
 
     def clean(self) -> None:
-        """Delete what was dropped. Takes long: call it in a thread."""
-        for folder in self._folder.glob(f"*{DROPPED}"):
-            shutil.rmtree(folder, ignore_errors=True)
+        """Delete what was dropped. Takes long: call it in a thread. Raises OSError if the disk fails."""
+        for folder in _folders(self._folder, DROPPED_NAME):
+            for path in _named(folder, BLOCK_NAME):
+                with suppress(OSError):  # The next time.
+                    path.unlink()
+            with suppress(OSError):  # It also has files of the user.
+                folder.rmdir()
 
     def close(self) -> None:
         """Another keeper may use the folder."""
@@ -192,32 +224,52 @@ class DiskTier:
         self._log.warning("disk_failed", not_done=what, error=error.strerror or str(error))
 
 
-def _opened(data: memoryview, layout: Layout) -> StoredBlock | None:
+def _locked(folder: Path) -> int:
+    """A descriptor that keeps other keepers from using the folder. Raises ValueError if one does, and OSError."""
+    lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(lock)
+        raise ValueError(f"disk_folder: another keeper uses {folder}") from error
+    except OSError:
+        os.close(lock)
+        raise
+    return lock
+
+
+def _opened(data: memoryview, key: Key, layout: Layout) -> StoredBlock | None:
     """The block in a file; None if the file is damaged."""
     if len(data) != HEADER.size + layout.block_bytes:
         return None
     magic, number, check, total = HEADER.unpack_from(data)
     block = StoredBlock(total, data[HEADER.size :])
-    return block if (magic, number, check) == (MAGIC, FORMAT, _check(block)) else None
+    return block if (magic, number, check) == (MAGIC, FORMAT, _check(key, block)) else None
 
 
-def _check(block: StoredBlock) -> int:
-    """CRC of the bytes and the sum."""
-    return crc32(block.total.to_bytes(8, "little"), crc32(block.data))
+def _check(key: Key, block: StoredBlock) -> int:
+    """CRC of the bytes, the sum, and what the file is named after: under another name it is damaged."""
+    folder, digest = key
+    return crc32(block.total.to_bytes(8, "little") + folder.encode() + digest, crc32(block.data))
 
 
 def _listed(folder: Path) -> Iterator[tuple[Key, int]]:
     """The blocks and their sizes, the one that was not used for longest first. Raises OSError."""
     found: list[tuple[int, Key, int]] = []
     for layout in _folders(folder):
-        for path in layout.glob(f"*{SUFFIX}"):
-            with suppress(ValueError):  # None of ours.
+        for path in _named(layout, BLOCK_NAME):
+            with suppress(FileNotFoundError):  # A link to nothing.
                 status = path.stat()
                 found.append((status.st_mtime_ns, (layout.name, bytes.fromhex(path.stem)), status.st_size))
     for _, key, size in sorted(found):
         yield key, size
 
 
-def _folders(folder: Path) -> Iterable[Path]:
-    """The folders of layouts."""
-    return [path for path in folder.iterdir() if path.is_dir() and path.suffix != DROPPED]
+def _folders(folder: Path, name: re.Pattern[str] = LAYOUT_NAME) -> list[Path]:
+    """The folders of layouts. Raises OSError."""
+    return [path for path in _named(folder, name) if path.is_dir() and not path.is_symlink()]
+
+
+def _named(folder: Path, name: re.Pattern[str]) -> list[Path]:
+    """What has such a name in a folder. Raises OSError."""
+    return [path for path in folder.iterdir() if name.fullmatch(path.name)]

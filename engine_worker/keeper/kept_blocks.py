@@ -37,6 +37,7 @@ class KeptBlocks:
         return self._client.drop(self.own)
 
     def stop(self) -> None:
+        """Called in any thread, before `close`: `find` and `read` return at once."""
         self._client.stop()
 
     def close(self) -> None:

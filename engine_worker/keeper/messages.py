@@ -22,6 +22,8 @@ ANSWER_BYTES: Final = 8 << 20
 MAX_BLOCK_BYTES: Final = 64 << 20
 MAX_NAME: Final = 1 << 15
 """Characters. That of a model with 30 layers has 1,400."""
+MAX_TOKENS: Final = 1024
+"""In a block."""
 MAX_QUESTION_BYTES: Final = 1 << 20
 """More than the largest question: MAX_FIND hashes, and a layout."""
 
@@ -34,13 +36,15 @@ class LayoutForm(msgspec.Struct, frozen=True, array_like=True):
 
     name: str
     """Names the shape of each layer's tensors."""
-    tokens_per_block: Annotated[int, Meta(ge=1, le=1024)]
+    tokens_per_block: Annotated[int, Meta(ge=1, le=MAX_TOKENS)]
     parts: Annotated[tuple[Annotated[int, Meta(ge=1, le=1 << 30)], ...], Meta(min_length=1, max_length=4096)]
     on_host: bool
 
     def __post_init__(self) -> None:
         if len(self.name) > MAX_NAME:
             raise ValueError(f"name: a layout's name must have at most {MAX_NAME} characters (got {len(self.name)})")
+        if not 1 <= self.tokens_per_block <= MAX_TOKENS:
+            raise ValueError(f"tokens_per_block: must be 1 to {MAX_TOKENS} (got {self.tokens_per_block})")
         if sum(self.parts) > MAX_BLOCK_BYTES:
             raise ValueError(f"parts: a block must have at most {MAX_BLOCK_BYTES} bytes (got {sum(self.parts)})")
 
@@ -87,6 +91,8 @@ class DropBlocks(Message, frozen=True):
 
 class Dropped(Message, frozen=True):
     number: Number
+    done: bool
+    """Whether no block will be back after a restart of the keeper."""
 
 
 Question = FindBlocks | ReadBlocks | DropBlocks
@@ -94,7 +100,7 @@ Answer = FoundBlocks | Blocks | Dropped
 
 
 def form_of(layout: Layout) -> LayoutForm:
-    """Raises ValueError if a block is too large."""
+    """Raises ValueError for a layout that is out of bounds."""
     return LayoutForm(layout.name, layout.tokens_per_block, layout.parts, layout.on_host)
 
 

@@ -30,6 +30,7 @@ from sluice.lanes.keys import Security
 from sluice.lanes.listener import Listener, sender_of
 from sluice.wire.message import Message
 
+ANSWERS: Final = ("found", "missing", "read", "dropped", "not_dropped", "malformed")
 CAPACITY: Final = 4
 """Questions and answers that are stored for each engine: two in progress, and two that ZeroMQ has not accounted for.
 Answers beyond it are dropped."""
@@ -46,14 +47,18 @@ class Reply(NamedTuple):
 class Keeper:
     """Not thread-safe."""
 
-    def __init__(self, address: str, security: Security, folder: Path, disk: DiskTier | None) -> None:
-        """`folder`: the engines' `kv_folder`. Raises as `Listener`."""
-        self.answers: Counter[str] = Counter()
-        """Questions by answer: found, missing, read, dropped, malformed."""
+    def __init__(
+        self, address: str, security: Security, folder: Path, disk: DiskTier | None, disk_failed: bool = False
+    ) -> None:
+        """`folder`: the engines' `kv_folder`. `disk_failed`: there is a disk, but its blocks can be neither read nor
+        dropped. Raises as `Listener`."""
+        self.answers: Counter[str] = Counter(dict.fromkeys(ANSWERS, 0))
+        """Questions by answer. All keys are there from the start: another thread reads it."""
         self.read: Counter[str] = Counter(memory=0, disk=0)
         """Blocks that were handed out, by tier."""
         self._memory = MemoryTier(folder)
         self._disk = disk
+        self._disk_failed = disk_failed
         self._decoder: msgspec.msgpack.Decoder[Question] = msgspec.msgpack.Decoder(Question)
         self._log = LimitedLog(structlog.get_logger())
         # Its own, because only one listener of a context can have keys.
@@ -151,7 +156,6 @@ class Keeper:
         return Reply(Blocks(question.number, [block.total for block in blocks]), [block.data for block in blocks])
 
     def _drop(self, question: DropBlocks) -> Reply:
-        if self._disk is not None:
-            self._disk.drop()
-        self.answers["dropped"] += 1
-        return Reply(Dropped(question.number))
+        done = not self._disk_failed if self._disk is None else self._disk.drop()
+        self.answers["dropped" if done else "not_dropped"] += 1
+        return Reply(Dropped(question.number, done))

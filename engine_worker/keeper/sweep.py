@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
 from typing import Final
+from zlib import crc32
 
 import numpy as np
 import structlog
@@ -19,7 +20,7 @@ from engine_worker.keeper.disk import DiskTier
 from engine_worker.keeper.memory import StoredBlock
 from engine_worker.pool_files.layout import HASH_BYTES, Layout, check_of
 from engine_worker.pool_files.layout_file import read_layout
-from engine_worker.pool_files.peer_file import Found
+from engine_worker.pool_files.peer_file import Found, PeerFile
 from engine_worker.pool_files.peer_files import PeerFiles
 from engine_worker.pool_files.pool_file import block_sum, word_of
 from sluice.host.limited_log import LimitedLog
@@ -32,6 +33,12 @@ BYTES_PER_SECOND: Final = 200e6
 LARGEST_SHARE: Final = 0.5
 """Part of the disk that a sweep may write, so that it does not evict the roots of what it writes."""
 NICE: Final = 10
+
+
+Table = tuple[PeerFile, NDArray[np.void]]
+"""A file and its entries."""
+State = tuple[tuple[str, int], ...]
+"""For each file its path and a CRC that changes with any of its entries."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +58,10 @@ class _Swept:
     written: set[bytes] = field(default_factory=set)
     """Blocks that were on disk at some time while they were in memory. They are not written again: if there is more in
     memory than there is room on the disk, sweeps would replace one by the other forever."""
+    state: State = ()
+    """The files' in the latest sweep."""
+    finished: bool = False
+    """Whether that sweep had nothing to write, and the next one will not either until `state` changes."""
 
 
 class Sweep:
@@ -96,14 +107,30 @@ class Sweep:
             for layout in layouts
         }
         for layout, swept in self._layouts.items():
-            entries = _entries(swept.files)
-            for chain in self._chains(layout, swept, entries):
-                if any(digest not in swept.written for digest in chain):
-                    going_on = self._copy(layout, swept, chain, entries)
-                    # Together, so that they are evicted together, from the end.
-                    self._disk.use(layout, chain)
-                    if not going_on:
-                        return
+            if not self._sweep_layout(layout, swept):
+                return
+
+    def _sweep_layout(self, layout: Layout, swept: _Swept) -> bool:
+        """Returns False if the sweep must end."""
+        tables = _tables(swept.files)
+        state = _state(tables)
+        unchanged = state == swept.state
+        if unchanged and swept.finished:
+            return True
+        swept.state, swept.finished = state, False
+        entries = _entries(tables)
+        copied = False
+        for chain in self._chains(layout, swept, entries):
+            if any(digest not in swept.written for digest in chain):
+                copied = True
+                going_on = self._copy(layout, swept, chain, entries)
+                # Together, so that they are evicted together, from the end.
+                self._disk.use(layout, chain)
+                if not going_on:
+                    return False
+        # Unchanged: all entries were there in the sweep before, too.
+        swept.finished = unchanged and not copied
+        return True
 
     def _chains(self, layout: Layout, swept: _Swept, entries: Mapping[bytes, _Entry]) -> Iterator[list[bytes]]:
         """The long prefixes among the entries that were there in the last sweep."""
@@ -133,20 +160,35 @@ class Sweep:
         return True
 
 
-def _entries(files: PeerFiles) -> dict[bytes, _Entry]:
-    """The valid entries of all files, by hash."""
+def _tables(files: PeerFiles) -> list[Table]:
     files.refresh()
-    found: dict[bytes, _Entry] = {}
+    tables = list[Table]()
     for peer in files:
         with suppress(OSError):  # Truncated or deleted meanwhile.
-            rows = peer.entries()
-            hashes, parents = (np.ascontiguousarray(rows[name]).tobytes() for name in ("hash", "parent"))
-            has_parent, versions, sums = (rows[name].tolist() for name in ("has_parent", "version", "sum"))
-            for block in np.flatnonzero(rows["valid"]).tolist():
-                place = slice(block * HASH_BYTES, (block + 1) * HASH_BYTES)
-                parent = parents[place] if has_parent[block] else None
-                where = Found(peer, block, versions[block], sums[block])
-                found.setdefault(hashes[place], _Entry(where, rows[block], parent))
+            tables.append((peer, peer.entries()))
+    return tables
+
+
+def _state(tables: list[Table]) -> State:
+    # An entry becomes valid after it has got its version.
+    return tuple((peer.path, crc32(_column(rows, "valid"), crc32(_column(rows, "version")))) for peer, rows in tables)
+
+
+def _column(rows: NDArray[np.void], name: str) -> bytes:
+    return np.ascontiguousarray(rows[name]).tobytes()
+
+
+def _entries(tables: list[Table]) -> dict[bytes, _Entry]:
+    """The valid entries of all files, by hash."""
+    found: dict[bytes, _Entry] = {}
+    for peer, rows in tables:
+        hashes, parents = _column(rows, "hash"), _column(rows, "parent")
+        has_parent, versions, sums = (rows[name].tolist() for name in ("has_parent", "version", "sum"))
+        for block in np.flatnonzero(rows["valid"]).tolist():
+            place = slice(block * HASH_BYTES, (block + 1) * HASH_BYTES)
+            parent = parents[place] if has_parent[block] else None
+            where = Found(peer, block, versions[block], sums[block])
+            found.setdefault(hashes[place], _Entry(where, rows[block], parent))
     return found
 
 

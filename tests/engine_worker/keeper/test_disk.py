@@ -5,6 +5,7 @@ import pytest
 
 from engine_worker.keeper import disk as disks
 from engine_worker.keeper.disk import HEADER, DiskTier
+from engine_worker.pool_files.layout import Layout
 from tests.engine_worker.keeper.keepers import digests, stored
 from tests.engine_worker.pool_files.files import LAYOUT, digest
 
@@ -70,7 +71,7 @@ def test_a_restart_keeps_the_blocks_and_their_order(disk_folder: Path) -> None:
     disk = tier(disk_folder)
     write(disk, 1, 2, 3, 4)
     disk.use(LAYOUT, digests([1, 2, 3]))
-    (disk_folder / "0123.new").write_bytes(b"left by a crash")
+    (disk_folder / f"{'0' * 16}.new").write_bytes(b"left by a crash")
     (disk_folder / LAYOUT.folder / "notes.block").write_bytes(b"no hash")
     disk.close()
     disk = tier(disk_folder, 3)
@@ -152,6 +153,104 @@ def test_what_was_dropped_is_not_there_after_a_restart(disk_folder: Path) -> Non
     disk.drop()
     disk.close()
     assert there(tier(disk_folder)) == []
+
+
+FOREIGN = (
+    "mine/a.block",
+    "mine.dropped/a",
+    "a.new",
+    "0123456789ABCDEF/a",
+    "0123456789abcdef0/a",
+    "0123456789abcdef.dropped/a",
+    "0123456789abcdef.new/a",
+    "0123456789abcdef/notes.block",
+)
+
+
+def test_what_the_user_has_in_the_folder_stays(disk_folder: Path) -> None:
+    for name in FOREIGN:
+        (disk_folder / name).parent.mkdir(exist_ok=True)
+        (disk_folder / name).write_bytes(b"")
+    disk = tier(disk_folder)
+    write(disk, 1)
+    assert disk.drop()
+    disk.clean()
+    disk.close()
+    disk = tier(disk_folder)
+    assert there(disk) == []
+    for name in FOREIGN[:-1]:
+        assert (disk_folder / name).exists()
+    # Its folder had the name of a layout.
+    assert len(list(disk_folder.glob("*/notes.block"))) == 1
+
+
+@pytest.mark.parametrize("method", ["rename", "iterdir"])
+def test_a_drop_that_fails_says_so_and_nothing_is_served(
+    disk_folder: Path, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = tier(disk_folder)
+    write(disk, 1)
+    monkeypatch.setattr(Path, method, fail_to_access)
+    assert not disk.drop()
+    assert disk.read(LAYOUT, digest(1)) is None
+    assert there(disk) == []
+    monkeypatch.undo()
+    assert disk.drop()
+    assert files(disk_folder)[0].parent.suffix == ".dropped"
+
+
+def fail_to_access(*_: object) -> None:
+    raise OSError(5, "Input/output error")
+
+
+def test_a_block_that_cannot_be_read_now_may_be_read_later(disk_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = tier(disk_folder)
+    write(disk, 1)
+    monkeypatch.setattr(Path, "read_bytes", fail_to_access)
+    assert disk.read(LAYOUT, digest(1)) is None
+    monkeypatch.undo()
+    assert disk.read(LAYOUT, digest(1)) == stored(1)
+    assert disk.damaged == 0
+
+
+def test_a_block_that_is_replaced_while_it_is_read_is_not_damaged(
+    disk_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = tier(disk_folder)
+    write(disk, 1)
+
+    def replace(path: Path) -> bytes:
+        write(disk, 1)
+        return b"cut off"
+
+    monkeypatch.setattr(Path, "read_bytes", replace)
+    assert disk.read(LAYOUT, digest(1)) is None
+    monkeypatch.undo()
+    assert disk.read(LAYOUT, digest(1)) == stored(1)
+    assert disk.damaged == 0
+
+
+@pytest.mark.parametrize(("layout", "number"), [(LAYOUT, 2), (LAYOUT._replace(name="other"), 1)])
+def test_a_file_under_another_name_is_damaged(disk_folder: Path, layout: Layout, number: int) -> None:
+    disk = tier(disk_folder)
+    write(disk, 1)
+    disk.close()
+    target = disk_folder / layout.folder / f"{digest(number).hex()}.block"
+    target.parent.mkdir(exist_ok=True)
+    files(disk_folder)[0].rename(target)
+    disk = tier(disk_folder)
+    assert disk.has(layout, digest(number))
+    assert disk.read(layout, digest(number)) is None
+    assert disk.damaged == 1
+    assert not target.exists()
+
+
+def test_a_disk_that_fails_at_the_start_is_not_locked(disk_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Path, "iterdir", fail_to_access)
+    with pytest.raises(OSError, match="Input/output error"):
+        tier(disk_folder)
+    monkeypatch.undo()
+    tier(disk_folder)
 
 
 def test_a_folder_that_others_can_enter_is_refused(disk_folder: Path) -> None:

@@ -50,8 +50,6 @@ def test_questions_arrive_as_they_were_sent(question: Question) -> None:
         *(
             ReadBlocks(1, LayoutForm(*fields), [])
             for fields in (
-                ("n", 0, (1,), False),
-                ("n", 1025, (1,), False),
                 ("n", 16, (), False),
                 ("n", 16, (0,), False),
                 ("n", 16, (1,) * 4097, False),
@@ -74,6 +72,15 @@ def test_a_block_that_is_too_large_is_refused() -> None:
         msgspec.msgpack.decode(
             msgspec.msgpack.encode(["ReadBlocks", 1, ["large", 16, [MAX_BLOCK_BYTES, 1], False], []]), type=Question
         )
+
+
+@pytest.mark.parametrize("tokens", [-1, 0, 1025])
+def test_a_block_of_too_few_or_too_many_tokens_is_refused(tokens: int) -> None:
+    with pytest.raises(ValueError, match="tokens_per_block: must be 1 to 1024"):
+        form_of(LAYOUT._replace(tokens_per_block=tokens))
+    question = msgspec.msgpack.encode(["ReadBlocks", 1, ["name", tokens, [1], False], []])
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.msgpack.decode(question, type=Question)
 
 
 def test_a_frame_of_another_version_is_refused() -> None:

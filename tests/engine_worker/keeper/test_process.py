@@ -84,3 +84,19 @@ def test_a_keeper_that_cannot_start_says_why(shared_memory: Path, disk_folder: P
         assert line["event"] == "start_failed"
         assert "disk_folder" in line["error"]
         assert process.wait(10) == 1
+
+
+def test_a_keeper_whose_disk_fails_serves_from_memory(shared_memory: Path, disk_folder: Path) -> None:
+    _, file = open_file(shared_memory, "a")
+    store(file, 0, 0)
+    # A layout whose blocks cannot be listed.
+    (disk_folder / "0123456789abcdef").mkdir(mode=0o700)
+    (disk_folder / "0123456789abcdef" / f"{'0' * 32}.block").symlink_to(f"{'0' * 32}.block")
+    address = f"ipc://{shared_memory}/keeper"
+    flags = ["--kv-folder", str(shared_memory), "--listen", address, "--disk-folder", str(disk_folder)]
+    client = KeeperClient(Security())
+    with keeper_process(*flags, "--disk-bytes", "1GiB") as (_, line):
+        assert (line["event"], line["not_done"]) == ("disk_failed", "opened")
+        assert client.find(address, LAYOUT, digests([0])) == 1
+        assert not client.drop(address)
+    client.close()

@@ -29,7 +29,7 @@ from engine_worker.keeper.messages import (
     form_of,
 )
 from sluice.lanes import listener as listeners
-from sluice.lanes.keys import ROLES, InsecureError, Keys, Security, generate
+from sluice.lanes.keys import PLAIN, ROLES, InsecureError, Keys, Security, generate
 from tests.engine_worker.keeper.keepers import RunningKeeper, digests, stored
 from tests.engine_worker.pool_files.files import LAYOUT, NUM_BLOCKS, content, digest, open_file, store
 from tests.examples import examples
@@ -87,7 +87,7 @@ def test_blocks_in_memory_are_found_and_read(keeper: RunningKeeper, peer: Peer, 
     assert peer.ask(ReadBlocks(9, FORM, digests([1, 2, 3, 4]))) == answer
     assert peer.ask(ReadBlocks(10, FORM, [])) == (Blocks(10, []), [])
     assert keeper.keeper.read == {"memory": 2, "disk": 0}
-    assert keeper.keeper.answers == {"found": 1, "missing": 2, "read": 1}
+    assert +keeper.keeper.answers == {"found": 1, "missing": 2, "read": 1}
 
 
 def test_a_chain_may_be_partly_on_disk(keeper: RunningKeeper, peer: Peer, shared_memory: Path) -> None:
@@ -162,13 +162,13 @@ def test_an_engine_that_does_not_read_its_answers_harms_nobody(
         received.append(peer.receive()[0].number)
     assert received == sorted(received)
     assert received[0] == 0
-    assert peer.ask(DropBlocks(60)) == (Dropped(60), [])
+    assert peer.ask(DropBlocks(60)) == (Dropped(60, True), [])
 
 
 def test_a_drop_is_confirmed(keeper: RunningKeeper, peer: Peer) -> None:
     assert keeper.disk is not None
     keeper.disk.write(LAYOUT, digest(1), stored(1), 0)
-    assert peer.ask(DropBlocks(5)) == (Dropped(5), [])
+    assert peer.ask(DropBlocks(5)) == (Dropped(5, True), [])
     assert peer.ask(FindBlocks(6, FORM, digests([1]))) == (FoundBlocks(6, 0), [])
 
 
@@ -179,16 +179,32 @@ def test_a_keeper_without_a_disk(shared_memory: Path) -> None:
         peer = Peer(keeper.address)
         assert peer.ask(FindBlocks(1, FORM, digests([1, 2])))[0] == FoundBlocks(1, 1)
         assert peer.ask(ReadBlocks(2, FORM, digests([1, 2])))[0] == Blocks(2, [stored(1).total])
-        assert peer.ask(DropBlocks(3))[0] == Dropped(3)
+        assert peer.ask(DropBlocks(3))[0] == Dropped(3, True)
         peer.close()
+
+
+def test_every_kind_of_answer_is_counted_from_the_start(keeper: RunningKeeper) -> None:
+    """A scrape in another thread never sees a new key."""
+    kinds = ("found", "missing", "read", "dropped", "not_dropped", "malformed")
+    assert keeper.keeper.answers == dict.fromkeys(kinds, 0)
+
+
+def test_a_disk_that_could_not_be_opened_has_not_dropped_its_blocks(shared_memory: Path) -> None:
+    keeper = server.Keeper(f"ipc://{shared_memory}/keeper", PLAIN, shared_memory, None, disk_failed=True)
+    peer = Peer(keeper.address)
+    peer.send(encode(DropBlocks(1)))
+    keeper.serve(SECONDS)
+    assert peer.receive()[0] == Dropped(1, False)
+    peer.close()
+    keeper.close()
 
 
 def test_malformed_questions_are_dropped_and_counted(keeper: RunningKeeper, peer: Peer) -> None:
     good = encode(DropBlocks(1))
-    bad = [(b"",), (b"SK",), (good[:-1],), (good + b"x",), (good, good), (b"\x00" + good,), (encode(Dropped(1)),)]
+    bad = [(b"",), (b"SK",), (good[:-1],), (good + b"x",), (good, good), (b"\x00" + good,), (encode(Dropped(1, True)),)]
     for frames in bad:
         peer.send(*frames)
-    assert peer.ask(DropBlocks(2))[0] == Dropped(2)
+    assert peer.ask(DropBlocks(2))[0] == Dropped(2, True)
     assert keeper.keeper.answers["malformed"] == len(bad)
 
 
@@ -211,9 +227,9 @@ QUESTIONS = st.tuples(st.sampled_from(["FindBlocks", "ReadBlocks", "DropBlocks"]
 @examples(100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_no_bytes_end_a_keeper(idle: tuple[RunningKeeper, Peer], body: bytes, prefixed: bool) -> None:
     _, peer = idle
-    peer.send(encode(Dropped(0))[:4] + body if prefixed else body)
+    peer.send(encode(Dropped(0, True))[:4] + body if prefixed else body)
     peer.send(encode(DropBlocks(77)))
-    while (answer := peer.receive()[0]) != Dropped(77):
+    while (answer := peer.receive()[0]) != Dropped(77, True):
         assert isinstance(answer, FoundBlocks | Blocks | Dropped)
 
 
@@ -256,7 +272,7 @@ def test_engines_are_admitted_and_others_refused(
         for role in ROLES[:1] + ROLES[2:]:
             generate(tmp_path / "others", role)
         assert found(keeper, Keys(tmp_path / "others", "engine")) == 0
-        assert keeper.keeper.answers == {"found": 1}
+        assert +keeper.keeper.answers == {"found": 1}
 
 
 def test_an_engine_without_a_key_is_refused(shared_memory: Path, keys: Path, impatient: None) -> None:
@@ -264,7 +280,7 @@ def test_an_engine_without_a_key_is_refused(shared_memory: Path, keys: Path, imp
         client = KeeperClient(Security(insecure=True))
         assert client.find(keeper.address, LAYOUT, digests([1])) == 0
         client.close()
-        assert not keeper.keeper.answers
+        assert not keeper.keeper.answers.total()
 
 
 def test_keys_may_be_replaced(shared_memory: Path, keys: Path) -> None:
@@ -286,7 +302,7 @@ def test_without_keys_only_this_machine_is_served(shared_memory: Path) -> None:
         RunningKeeper(shared_memory, address="tcp://127.0.0.1:*")
     with RunningKeeper(shared_memory, address="tcp://127.0.0.1:*", security=Security(insecure=True)) as keeper:
         peer = Peer(keeper.address)
-        assert peer.ask(DropBlocks(1))[0] == Dropped(1)
+        assert peer.ask(DropBlocks(1))[0] == Dropped(1, True)
         peer.close()
 
 

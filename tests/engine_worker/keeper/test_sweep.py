@@ -216,6 +216,38 @@ def test_a_restarted_keeper_writes_only_what_is_missing(
     assert written == [digest(LONG)]
 
 
+def test_files_that_have_not_changed_are_not_looked_through(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    looked = 0
+    chains = Sweep._chains
+
+    def count(*arguments: Any) -> Any:
+        nonlocal looked
+        looked += 1
+        return chains(*arguments)
+
+    monkeypatch.setattr(Sweep, "_chains", count)
+    machine.fill(*range(LONG))
+    for _ in range(6):
+        machine.sweep.sweep()
+    # New, copied, and nothing left.
+    assert looked == 3
+    machine.fill(LONG)
+    machine.sweep_twice()
+    assert machine.on_disk == list(range(LONG + 1))
+    assert looked == 5
+
+
+def test_what_could_not_be_written_is_tried_again(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine.fill(*range(LONG))
+    monkeypatch.setattr(DiskTier, "write", lambda *_: False)
+    for _ in range(4):
+        machine.sweep.sweep()
+    monkeypatch.undo()
+    monkeypatch.setattr(sweeps, "LONG_PREFIX_TOKENS", LONG * LAYOUT.tokens_per_block)
+    machine.sweep.sweep()
+    assert machine.on_disk == list(range(LONG))
+
+
 def test_the_thread_survives_what_goes_wrong(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     sweeps_left = 3
 
