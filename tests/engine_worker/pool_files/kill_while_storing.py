@@ -15,10 +15,12 @@ from tests.engine_worker.pool_files.files import NUM_BLOCKS, holds, open_file, s
 LONGEST_LIFE = 0.03
 
 
-def live(folder: Path, start: int) -> None:
-    """Store blocks until this process is killed. `start`: number of the first content."""
+def live(folder: Path, start: int, begun: int) -> None:
+    """Store blocks until this process is killed. `start`: number of the first content. `begun`: a byte is written to
+    this descriptor once the engine has started."""
     _, file = open_file(folder, "a")
     list(file.adopted())
+    os.write(begun, b"x")
     for number in count(start):
         file.clear(number % NUM_BLOCKS)
         store(file, number % NUM_BLOCKS, number)
@@ -39,9 +41,15 @@ def check(folder: Path) -> int:
 def main(folder: Path, kills: int) -> None:
     random, adopted = Random(1), 0
     for attempt in range(kills):
+        reader, writer = os.pipe()
         child = os.fork()
         if not child:
-            live(folder, 1000 * attempt)
+            live(folder, 1000 * attempt, writer)
+        # Every other one may be killed while it starts.
+        if attempt % 2:
+            os.read(reader, 1)
+        os.close(reader)
+        os.close(writer)
         time.sleep(random.uniform(0.0, LONGEST_LIFE))
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
