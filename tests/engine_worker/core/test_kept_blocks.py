@@ -266,7 +266,7 @@ def test_the_end_of_an_engine_does_not_wait_for_a_keeper(asking: tuple[EngineBen
 def test_without_memory_for_the_blocks_before_them_none_are_looked_for(there: Machine, machines: list[Machine]) -> None:
     beside = there.engine("c", num_blocks=180)
     # The file of the machine has 75 blocks. Half of the memory would do for 90, of which a running sequence takes most.
-    running = beside.submit([7] * 400, max_tokens=1)
+    beside.submit([7] * 400, max_tokens=1)
     beside.step()
     request = beside.submit([*PROMPT, *PROMPT[::-1]], max_tokens=1, kv_keepers=(machines[1].address,))
     beside.run()
