@@ -28,7 +28,7 @@ class SimInbox(Inbox):
 
     def __init__(self, network: "Network", address: str, messages) -> None:
         self.malformed = self.gaps = 0
-        self.address = address
+        self._address = address
         self.arrived = asyncio.Event()
         self.on_arrival: Callable[[], None] = lambda: None
         self._expected = OrderedDict()
@@ -38,6 +38,10 @@ class SimInbox(Inbox):
         self._log = LimitedLog(structlog.get_logger())
         self._frames: deque[tuple[SimLane, bytes]] = deque()
         network.bind(self)
+
+    @property
+    def address(self) -> str:
+        return self._address
 
     @property
     def refused(self) -> int:
