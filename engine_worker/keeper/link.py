@@ -49,9 +49,12 @@ class AnswerError(Exception):
     """A keeper did not answer in time, or its answer is malformed."""
 
     def __init__(self, reason: str, text: str) -> None:
-        super().__init__(text)
+        super().__init__(reason, text)
         self.reason = reason
         """`timeout` or `malformed`."""
+
+    def __str__(self) -> str:
+        return str(self.args[1])
 
 
 class EndedError(Exception):

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from engine_worker.attention.backend import Refusal, RefusedError
+from engine_worker.keeper.link import AnswerError
 from engine_worker.parallel.channel import RankGoneError
 from engine_worker.sampling.callbacks import CallbackError
 from router import errors as router
@@ -20,6 +21,7 @@ from sluice.trtllm import OptionError, UnsupportedOptionError
 
 INVALID = InvalidRequest("seed: is -1", reason="INVALID", violations=(Violation("seed", "is -1"),), retry_after=2.0)
 ERRORS = [
+    AnswerError("timeout", "no answer in 2 s"),
     INVALID,
     RequestError(3, 7, INVALID),
     CollectiveRpcError([RankAnswer(0, 1, None, "no such method")]),
