@@ -191,8 +191,8 @@ def find_pool_folder(settings: EngineSettings, warn: Callable[[str, str], None])
 
 
 def find_keepers(settings: EngineSettings, runner: Runner) -> "Keepers | None":
-    """The keepers of all machines; None unless this one has a keeper, and this engine a file whose blocks it keeps."""
-    if settings.kv_keeper is None or runner.pool_file is None or not settings.kv_fetch:
+    """The keepers that this engine asks; None without `kv_keeper`, or if its blocks are in private memory."""
+    if settings.kv_keeper is None or runner.pool_file is None:
         return None
     from engine_worker.keeper.client import KeeperClient
     from engine_worker.keeper.kept_blocks import KeptBlocks

@@ -94,9 +94,9 @@ async def kill(ring: Ring, plan: KillPlan, on_kill: Callable[[], None]) -> list[
     for _ in range(plan.kills):
         await asyncio.sleep(source.uniform(0.5, 1.5) * plan.seconds_between)
         role = source.choice(("router", "engine", "detok"))
-        if role in ring.missing:
-            raise RuntimeError(f"the launcher gave up every {role}: it failed to start too often")
         while not (alive := [c for c in ring.children.values() if c.role == role and c.alive]):
+            if role in ring.missing:
+                raise RuntimeError(f"the launcher gave up every {role}: it failed to start too often")
             await asyncio.sleep(POLL_SECONDS)
         child = source.choice(alive)
         # The service may have died just before the kill; then the kill does not count.

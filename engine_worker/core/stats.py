@@ -17,10 +17,10 @@ REFRESH_SECONDS = 0.5
 """Interval between two reports of a running request."""
 REFRESHED_PER_STEP = 4
 """Requests that a step may refresh in any case. Each costs about three microseconds."""
-CONTEXT_RATE_WEIGHT = 0.2
-"""Of a new step in `Stats.context_rate`."""
 REFRESHED_PER_SECOND = 150
 """Requests that a step may refresh per second of its duration, if that is more."""
+CONTEXT_RATE_WEIGHT = 0.2
+"""Weight of a new step in `Stats.context_rate`, a moving average."""
 STEP_SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 """Histogram buckets of step durations."""
 STEP_SEQUENCES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)

@@ -62,8 +62,8 @@ class EndedError(Exception):
 
 
 class Link:
-    """Not thread-safe. Methods raise AnswerError and EndedError, after which the link must be closed: answers that
-    nobody has awaited would be in the way of the next ones."""
+    """Not thread-safe. Methods raise AnswerError and EndedError, after which the link must be closed: unread
+    answers would count towards the few that the keeper queues for this engine."""
 
     def __init__(
         self,

@@ -68,8 +68,8 @@ class PeerFile:
         return self._entry(found.block, digest) == found and target.sum(block) == found.total
 
     def read(self, found: Found, digest: bytes) -> memoryview | None:
-        """The parts of a block one after the other. None if it is no longer there. Not verified: whoever uses the bytes
-        must compare their sum. Raises OSError."""
+        """The parts of a block one after the other. None if it is no longer there. The caller must compare the
+        sum of the bytes with the entry's. Raises OSError."""
         data, at = np.empty(self._block_bytes, np.uint8).data, 0
         for start, size in zip(self._places.parts, self._layout.parts, strict=True):
             if os.preadv(self._file, [data[at : at + size]], start + found.block * size) != size:

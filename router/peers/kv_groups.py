@@ -18,7 +18,7 @@ COPIED_PER_COMPUTED = 10
 
 
 class KvSite(NamedTuple):
-    """Where an engine's blocks are, and so who can copy them. All fields empty: nobody can."""
+    """Where an engine keeps its blocks: this determines who can copy them. All fields are empty if no engine can."""
 
     group: str = ""
     keeper: str = ""
@@ -59,7 +59,7 @@ class LostCaches:
     """By the engine's epoch, in order of their loss."""
 
     def keep(self, epoch: int, site: KvSite, cache: PrefixIndex) -> None:
-        """An engine was lost. Nothing is kept of one whose blocks nobody can copy."""
+        """An engine was lost. Its cache is kept only if other engines can copy its blocks."""
         if site != NOWHERE:
             self._lost[epoch] = _Lost(site, self._clock() + LOST_SECONDS, cache)
         while len(self._lost) > MAX_LOST:

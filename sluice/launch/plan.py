@@ -189,7 +189,8 @@ class Service:
 
 def services(plan: Plan, folder: Path, gpus: Sequence[Gpus] = (), kv_folder: Path | None = None) -> list[Service]:
     """The services of a ring, with their sockets in `folder`. `gpus`: those of each engine; empty if unknown.
-    `kv_folder`: folder for the files of the engines' KV caches. None: there are none, or it is not known yet."""
+    `kv_folder`: folder for the files of the engines' KV caches. None: the caches are in private memory, or the
+    folder is not known yet."""
     routers = _numbered("router", plan.routers)
     gateways = _numbered(GATEWAY, plan.gateways) if plan.http_port else []
     keepers = [KEEPER] if plan.keeper_option else []

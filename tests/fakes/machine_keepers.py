@@ -1,4 +1,5 @@
-"""Keepers as the state machine of engines sees them: without sockets, and asked when it is told to."""
+"""Keepers as the state machine of engines sees them: without sockets. The machine decides when they
+answer."""
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future

@@ -62,3 +62,14 @@ def test_every_interface_needs_advertise(service: str, host: str) -> None:
 @pytest.mark.parametrize("listen", ["tcp://127.0.0.1:*", "tcp://eth0:7000", "tcp://[fd00::5]:7000", "ipc:///run/x"])
 def test_other_addresses_do_not_need_advertise(listen: str) -> None:
     check_advertised(listen, None)
+
+
+@pytest.mark.parametrize("address", ["tcp://*:5900", "tcp://0.0.0.0:5900", "tcp://10.0.0.7:*"])
+def test_a_keeper_must_have_an_address_to_connect_to(address: str) -> None:
+    with pytest.raises(SettingsError, match="kv_keeper: other machines cannot connect"):
+        read_settings(RING["engine"], ["--model", "m", "--kv-folder", "/dev/shm/kv", "--kv-keeper", address], {})
+
+
+def test_a_keeper_needs_blocks_in_a_file() -> None:
+    with pytest.raises(SettingsError, match="kv_keeper: needs kv_folder"):
+        read_settings(RING["engine"], ["--model", "m", "--kv-keeper", "tcp://10.0.0.7:5900"], {})

@@ -160,7 +160,7 @@ def test_copies_take_half_of_the_memory(machines: list[Machine], there: Machine)
 
 
 class Silent:
-    """Keepers that answer when they are told to."""
+    """Keepers that answer once the test lets them."""
 
     def __init__(self, file: PoolFile) -> None:
         self.own = "silent"
