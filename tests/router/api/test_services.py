@@ -12,6 +12,7 @@ from grpc_health.v1 import health_pb2
 from grpc_health.v1.health_pb2_grpc import HealthStub
 from grpc_reflection.v1alpha import reflection_pb2
 
+from router.peers.kv_groups import KvSite
 from router.peers.prefix_index import PrefixIndex
 from sluice.v1 import admin_pb2
 from sluice.v1 import generation_pb2 as pb
@@ -236,9 +237,10 @@ async def test_a_flush_is_acknowledged_by_the_heartbeats_of_all_engines(ring, st
     client = await start()
     await client.until(lambda: len(client.router.ring.membership.engines.usable) == 2)
     lost = client.router.ring.placement._lost
-    lost.keep(5, "group", PrefixIndex(10))
+    lost.keep(5, KvSite(group="group"), PrefixIndex(10))
+    assert lost.all()
     assert (await client.admin.FlushCache(admin_pb2.FlushCacheRequest())).blocks_freed == 14
-    assert lost.of_group("group") == []
+    assert lost.all() == []
     monkeypatch.setattr("router.api.admin_service.FLUSH_SECONDS", 0.3)
     second.flushing = False
     details = await refused(client.admin.FlushCache(admin_pb2.FlushCacheRequest()))
