@@ -1,4 +1,4 @@
-"""Builds the graph's inputs from a step's slices."""
+"""Builds the graph's inputs from the slices of a step, or of a part of one."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -38,20 +38,27 @@ class StepNumbers(NamedTuple):
         return cls(numbers, np.cumsum([0, *(len(part.tokens) for part in slices)], dtype=np.int32))
 
 
-class PreparedStep:
-    """See `engine_worker.runner.forward.PreparedStep`."""
+class Pass:
+    """Inputs of one call of the compiled decoder."""
 
-    def __init__(self, lists: list[Any], num_rows: int, num_kept: int, tokens: list[int], draws: list[int]) -> None:
+    def __init__(
+        self,
+        lists: list[Any],
+        num_rows: int,
+        num_kept: int,
+        adapters: StepNumbers | None,
+        tokens: list[int],
+        draws: list[int],
+    ) -> None:
         self.inputs: list[NDArray[Any]] = list(map(np.asarray, lists, DTYPES))
         """In the order of `graph.INPUTS`."""
         self.num_rows = num_rows
         """Rows of logits to sample from, without padding."""
         self.num_kept = num_kept
         """Rows whose hidden states are returned."""
-        self.has_rows = num_kept > 0
-        self.follows = bool(tokens)
-        self.adapters: StepNumbers | None = None
+        self.adapters = adapters
         """None: no slice has a LoRA adapter."""
+        self.follows = bool(tokens)
         self._tokens = tokens
         self._draws = draws
 
@@ -60,8 +67,50 @@ class PreparedStep:
         self.inputs[0][self._tokens] = sampled.numpy()[self._draws]
 
 
-def prepared_step(
+class PreparedStep(NamedTuple):
+    """See `engine_worker.runner.forward.PreparedStep`."""
+
+    passes: list[Pass]
+    kept: NDArray[np.int64] | None = None
+    """The requested rows, as indexes among those that the passes return; None: these, in their order."""
+
+    @property
+    def follows(self) -> bool:
+        return any(one.follows for one in self.passes)
+
+    @property
+    def has_rows(self) -> bool:
+        return any(one.num_kept for one in self.passes)
+
+    def follow(self, sampled: Tensor) -> None:
+        for one in self.passes:
+            if one.follows:
+                one.follow(sampled)
+
+
+def requested_rows(slices: Sequence[Slice]) -> list[int]:
+    """Indexes among the step's tokens of the rows of `Slice.rows`, in their order."""
+    rows: list[int] = []
+    start = 0
+    for part in slices:
+        if part.kept or part.scored is not None:
+            rows += [start + index for indexes in part.rows for index in indexes]
+        start += len(part.tokens)
+    return rows
+
+
+def divided_rows(rows: Sequence[int], passes: Sequence[Sequence[Slice]]) -> tuple[list[list[int]], NDArray[np.int64]]:
+    """For the requested rows of a step: indexes among each pass' tokens, ascending, and `PreparedStep.kept`."""
+    distinct, order = np.unique(np.array(rows, np.int64), return_inverse=True)
+    ends = np.cumsum([sum(len(part.tokens) for part in slices) for slices in passes])
+    shares = np.split(distinct, np.searchsorted(distinct, ends[:-1]))
+    starts = [0, *ends[:-1].tolist()]
+    return [(share - start).tolist() for share, start in zip(shares, starts, strict=True)], order
+
+
+def build_pass(
     slices: Sequence[Slice],
+    kept: Sequence[int],
     tokens_per_block: int,
     window: int | None,
     smallest: int,
@@ -69,12 +118,14 @@ def prepared_step(
     no_rows: NDArray[np.float32],
     *,
     axes: bool = False,
-) -> PreparedStep:
-    """window: the widest of any layer; blocks entirely outside of it are omitted. no_rows: [0, hidden]. axes: see
-    `Model.has_axes`.
+    adapters: bool = False,
+) -> Pass:
+    """kept: tokens whose hidden states are returned. window: the widest of any layer; blocks entirely outside of it are
+    omitted. no_rows: [0, hidden]. axes: see `Model.has_axes`. adapters: whether slices may have LoRA adapters.
 
-    A step of fewer than `smallest` sequences with one token each is padded with one more sequence, in block `spare`.
+    A pass of fewer than `smallest` sequences with one token each is padded with one more sequence, in block `spare`.
     """
+    numbers = StepNumbers.of(slices) if adapters else None
     virtual = table_rows(slices) if any(part.virtual is not None for part in slices) else None
     if len(slices) < smallest and _all_single(slices) and sum(len(part.tokens) for part in slices) < smallest:
         # The padding sequence's logits are not read.
@@ -87,7 +138,6 @@ def prepared_step(
     blocks: list[int] = []
     blocks_start: list[int] = [0]
     rows: list[int] = []
-    kept: list[int] = []
     tokens: list[int] = []
     draws: list[int] = []
     longest = PADDING
@@ -111,8 +161,6 @@ def prepared_step(
                 longest = length
         if part.draws:
             rows += range(end - 1 - part.drafts, end)
-        if part.kept or part.scored is not None:
-            kept += [end - count + index for indexes in part.rows for index in indexes]
         if part.follows is not None:
             tokens.append(end - 1)
             draws.append(part.follows)
@@ -123,9 +171,9 @@ def prepared_step(
     num_rows = len(rows)
     rows += [0] * (MIN_ROWS - num_rows)
     rotary = _by_axes(slices, positions) if axes else positions
-    lists: list[Any] = [token_ids, rotary, past, starts, blocks, blocks_start, longest, rows, kept or NO_IDS]
+    lists: list[Any] = [token_ids, rotary, past, starts, blocks, blocks_start, longest, rows, list(kept) or NO_IDS]
     lists += [virtual_tokens, virtual_rows]
-    return PreparedStep(lists, num_rows, len(kept), tokens, draws)
+    return Pass(lists, num_rows, len(kept), numbers, tokens, draws)
 
 
 def _all_single(slices: Sequence[Slice]) -> bool:

@@ -47,7 +47,7 @@ class BlockCache:
     """Keys and values of all layers, and a second pool in host memory for evicted blocks.
 
     Blocks start as zeros, like those of `engine_worker.attention.cache.KVCache`. One block is allocated beyond
-    `num_blocks`, for the sequence that pads small batches; see `arrays.prepared_step`.
+    `num_blocks`, for the sequence that pads small batches; see `arrays.build_pass`.
     """
 
     def __init__(

@@ -14,12 +14,13 @@ from engine_worker.lora.checkpoint import AdapterWeights
 from engine_worker.lora.device import DeviceAdapters, LoadPlan
 from engine_worker.models.config import DecoderConfig, widest_window
 from engine_worker.openvino.adapters import GraphAdapters
-from engine_worker.openvino.arrays import MIN_ROWS, PreparedStep, StepNumbers, prepared_step
+from engine_worker.openvino.arrays import MIN_ROWS, Pass, PreparedStep, build_pass, divided_rows, requested_rows
 from engine_worker.openvino.cache import BlockCache
 from engine_worker.openvino.graph import INPUTS
+from engine_worker.openvino.passes import divide
 from engine_worker.runner.forward import TakeRows, ignore_rows, rows_between, rows_per_block
 from engine_worker.runner.methods import Rank
-from engine_worker.step import Move, Slice
+from engine_worker.step import NO_LIMIT, Move, Slice
 
 ROWS = next(index for index, (name, *_) in enumerate(INPUTS) if name == "rows")
 UNWRITTEN = 0x7FC0DEAD
@@ -44,10 +45,12 @@ class OpenVinoForward:
         *,
         exact: bool = False,
         separates: bool = False,
+        pass_tokens: int = NO_LIMIT,
     ) -> None:
         """`output_layers` must be those that the decoder was compiled with, and `adapters` must be None if it was
-        compiled without `lora`. `exact`, `separates`: see `Runner`."""
+        compiled without `lora`. `exact`, `separates`: see `Runner`. `pass_tokens`: see `passes.divide`."""
         self.exact = exact
+        self._pass_tokens = pass_tokens
         self.separates = separates
         self.cache = cache
         self.dtype = dtype
@@ -69,7 +72,7 @@ class OpenVinoForward:
         # Initial buffers of a shape that no input has.
         self._buffers: list[NDArray[Any]] = [np.zeros((0, 0))] * len(INPUTS)
         self._logits = np.zeros((MIN_ROWS, config.vocab_size), np.float32)
-        """The previous step's logits, in OpenVINO's memory."""
+        """The previous pass' logits, in OpenVINO's memory."""
         self._failed = False
         for index, tensor in enumerate(cache.tensors, len(INPUTS)):
             self._request.set_input_tensor(index, tensor)
@@ -91,11 +94,25 @@ class OpenVinoForward:
         """Nothing to wait for: `logits` returns when the step is complete."""
 
     def arrays(self, slices: Sequence[Slice]) -> PreparedStep:
-        size, spare = self.cache.tokens_per_block, self.cache.spare
-        step = prepared_step(slices, size, self.window, self._smallest, spare, self._no_rows, axes=self._axes)
-        if self.adapters is not None:
-            step.adapters = StepNumbers.of(slices)
-        return step
+        rows = requested_rows(slices)
+        if sum(len(part.tokens) for part in slices) <= self._pass_tokens:
+            return PreparedStep([self._pass(slices, rows)])
+        passes = divide(slices, self._pass_tokens)
+        shares, order = divided_rows(rows, passes)
+        return PreparedStep(list(map(self._pass, passes, shares)), order)
+
+    def _pass(self, slices: Sequence[Slice], kept: Sequence[int]) -> Pass:
+        return build_pass(
+            slices,
+            kept,
+            self.cache.tokens_per_block,
+            self.window,
+            self._smallest,
+            self.cache.spare,
+            self._no_rows,
+            axes=self._axes,
+            adapters=self.adapters is not None,
+        )
 
     def prepare(self, arrays: PreparedStep) -> PreparedStep:
         """Returns the step unchanged: there is nothing to copy to a device."""
@@ -106,9 +123,10 @@ class OpenVinoForward:
             self.adapters.load(plans, weights)
 
     def missing_adapters(self, step: PreparedStep) -> Mapping[int, str]:
-        if self.adapters is None or step.adapters is None:
+        if self.adapters is None:
             return {}
-        return self.adapters.missing(step.adapters.numbers)
+        with_adapters = [one.adapters.numbers for one in step.passes if one.adapters is not None]
+        return self.adapters.missing(np.concatenate(with_adapters)) if with_adapters else {}
 
     def logits(self, moves: Iterable[Move], step: PreparedStep | None, take: TakeRows = ignore_rows) -> Tensor | None:
         """See `Forward.logits`."""
@@ -116,32 +134,54 @@ class OpenVinoForward:
         self.cache.move(moves)
         if step is None:
             return None
-        self._set(step.inputs)
-        if self._graph_adapters is not None:
-            self._graph_adapters.use(self._adapters_of(step))
         try:
-            self._logits = self._infer(len(step.inputs[ROWS]))
-            if step.num_kept:
-                self._take_rows(step.num_kept, take)
+            if len(step.passes) == 1:
+                logits = torch.from_numpy(self._compute(step.passes[0]))
+                hidden = self._hidden() if step.has_rows else []
+            else:
+                logits, hidden = self._compute_all(step)
+            if step.has_rows:
+                self._take_rows(hidden, take)
         except Exception:
             self._failed = True
             raise
-        return torch.from_numpy(self._logits[: step.num_rows]) if step.num_rows else None
+        return logits if len(logits) else None
 
-    def _adapters_of(self, step: PreparedStep) -> StepAdapters | None:
-        """None if the step has no adapters, or all of them are missing."""
-        if self.adapters is None or step.adapters is None:
+    def _compute(self, one: Pass) -> NDArray[np.float32]:
+        """Returns the logits to sample from, in memory that the next pass overwrites."""
+        self._set(one.inputs)
+        if self._graph_adapters is not None:
+            self._graph_adapters.use(self._adapters_of(one))
+        self._logits = self._infer(len(one.inputs[ROWS]))
+        return self._logits[: one.num_rows]
+
+    def _compute_all(self, step: PreparedStep) -> tuple[Tensor, list[NDArray[np.float32]]]:
+        """Logits of all passes, and their hidden states as in `_hidden`."""
+        logits, hidden = [], []
+        for one in step.passes:
+            logits.append(self._compute(one).copy())
+            if one.num_kept:
+                hidden.append([rows.copy() for rows in self._hidden()])
+        rows = [np.concatenate(parts)[step.kept] for parts in zip(*hidden, strict=True)]
+        return torch.from_numpy(np.concatenate(logits)), rows
+
+    def _hidden(self) -> list[NDArray[np.float32]]:
+        """Hidden states [N, hidden] of the pass' kept tokens: the input of the head, then those after each of the
+        output layers. In memory that the next pass overwrites."""
+        return [self._request.get_output_tensor(1 + index).data for index in range(1 + len(self.output_layers))]
+
+    def _adapters_of(self, one: Pass) -> StepAdapters | None:
+        """None if the pass has no adapters, or all of them are missing."""
+        if self.adapters is None or one.adapters is None:
             return None
-        return self.adapters.step(*step.adapters)
+        return self.adapters.step(*one.adapters)
 
-    def _take_rows(self, num_kept: int, take: TakeRows) -> None:
-        hidden = self._request.get_output_tensor(1).data
-        layers = {
-            layer: torch.from_numpy(self._request.get_output_tensor(2 + i).data)
-            for i, layer in enumerate(self.output_layers)
-        }
+    def _take_rows(self, rows: list[NDArray[np.float32]], take: TakeRows) -> None:
+        """rows: as from `_hidden`."""
+        hidden, *others = rows
+        layers = dict(zip(self.output_layers, map(torch.from_numpy, others), strict=True))
         size = rows_per_block(self.vocab_size)
-        for start in range(0, num_kept, size):
+        for start in range(0, len(hidden), size):
             end = start + size
             normed, logits = map(torch.from_numpy, self._head(hidden[start:end]))
             take(normed, logits, rows_between(layers, start, end))
@@ -153,18 +193,18 @@ class OpenVinoForward:
         if self._graph_adapters is not None:
             self._graph_adapters.check()
         logits: NDArray[np.float32] = self._request.get_output_tensor(0).data
-        # A node that fails may only print its error and leave the previous step's output in place.
+        # A node that fails may only print its error and leave the previous pass' output in place.
         if len(logits) != num_rows or _first_bits(logits) == UNWRITTEN:
             raise RuntimeError("OpenVINO could not compute this step; its error message is above in the output")
         return logits
 
     def _set(self, inputs: list[NDArray[Any]]) -> None:
-        """Copy each input into the buffer of the previous step if the shapes are equal: faster than a new tensor."""
+        """Copy each input into the buffer of the previous pass if the shapes are equal: faster than a new tensor."""
         for index, (array, buffer) in enumerate(zip(inputs, self._buffers, strict=True)):
             if buffer.shape == array.shape:
                 buffer[...] = array
             else:
-                # A copy, since a step's arrays may share memory with other arrays, and later steps overwrite it.
+                # A copy, since a pass' arrays may share memory with other arrays, and later passes overwrite it.
                 self._buffers[index] = copied = array.copy()
                 self._request.set_input_tensor(index, ov.Tensor(copied, shared_memory=True))
 

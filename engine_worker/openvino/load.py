@@ -19,8 +19,9 @@ from engine_worker.models.decoder import CausalLM
 from engine_worker.models.registry import model_class
 from engine_worker.openvino.cache import CPU, BlockCache, BlockShape
 from engine_worker.openvino.compiled import Precision, compile_decoder, has_bfloat16
+from engine_worker.openvino.exact import Exact, find_exact
 from engine_worker.openvino.forward import OpenVinoForward
-from engine_worker.openvino.trial import RefusedError, Trial, verify
+from engine_worker.openvino.trial import RefusedError, verify
 from engine_worker.openvino.weights import open_store
 from engine_worker.pool_files.folder import PoolFolder
 from engine_worker.pool_files.pool_file import PoolFile
@@ -47,7 +48,9 @@ class Tested(NamedTuple):
     config: RunnerConfig
     shape: DecoderConfig
     precision: Precision
-    trial: Trial
+    result: str
+    """Of the trial, for the log."""
+    exact: Exact
 
 
 class Compiled(NamedTuple):
@@ -62,7 +65,7 @@ class Compiled(NamedTuple):
         return BlockShape.of(self.decoder, self.tested.shape.num_layers)
 
     def forward(self, cache: BlockCache, threads: int) -> OpenVinoForward:
-        _, config, shape, precision, trial = self.tested
+        _, config, shape, precision, _, exact = self.tested
         return OpenVinoForward(
             self.decoder,
             shape,
@@ -71,8 +74,9 @@ class Compiled(NamedTuple):
             threads,
             config.output_layers,
             self.adapters,
-            exact=trial.exact,
+            exact=exact.exact,
             separates=precision.separates,
+            pass_tokens=exact.pass_tokens,
         )
 
 
@@ -113,8 +117,9 @@ def load_openvino(
     runner.choices |= {
         "implementation": "sluice",
         "backend": "openvino",
-        "backend_reason": tested[0].trial.result,
-        "exact": str(tested[0].trial.exact),
+        "backend_reason": tested[0].result,
+        "exact": str(tested[0].exact.exact),
+        "pass_tokens": str(tested[0].exact.pass_tokens),
         "quantize": tested[0].precision.quantize,
         "kv_precision": tested[0].precision.kv,
         "weights": compiled[0].weights,
@@ -123,7 +128,7 @@ def load_openvino(
 
 
 def _compile(tested: Tested, progress: Progress) -> Compiled:
-    checkpoint, config, shape, precision, _ = tested
+    checkpoint, config, shape, precision, *_ = tested
     with torch.inference_mode():
         model = CausalLM(shape, ReferenceAttention(shape.heads), Place(torch.float32, CPU, UNSHARDED))
         fill_weights(model, checkpoint, config, progress)
@@ -167,11 +172,12 @@ def _tested(checkpoint: Checkpoint, config: RunnerConfig) -> Tested:
     check_output_layers(config.output_layers, shape.num_layers)
     try:
         with torch.inference_mode():
-            trial = verify(shape, precision, config.threads, lora=config.lora)
+            result = verify(shape, precision, config.threads, lora=config.lora)
+            exact = find_exact(shape, precision, config.threads, lora=config.lora)
     except RuntimeError as error:
         # The last line of OpenVINO's errors says what went wrong, the lines before it where.
         raise RefusedError(f"failed in a test: {' '.join(str(error).split())[-300:]}") from error
-    return Tested(checkpoint, config, shape, precision, trial)
+    return Tested(checkpoint, config, shape, precision, result, exact)
 
 
 def _pack(compiled: ov.CompiledModel, shape: DecoderConfig, threads: int) -> None:

@@ -5,8 +5,8 @@ from dataclasses import replace as replace_field
 from itertools import product
 from typing import Any, NamedTuple
 
+import openvino as ov
 import torch
-from msgspec.structs import replace
 
 from engine_worker.attention.backend import HeadShape
 from engine_worker.attention.cache import KVCache
@@ -26,7 +26,7 @@ from engine_worker.positions import PlacedGrid, Positions
 from engine_worker.runner.forward import Forward
 from engine_worker.runner.torch_forward import TorchForward
 from engine_worker.runner.weights import random_weights
-from engine_worker.step import AdapterLoad, Draw, Slice
+from engine_worker.step import NO_LIMIT, AdapterLoad, Draw, Slice
 from sluice.settings.engine import OPENVINO_BLOCK, LoraOptions
 from sluice.wire.params import SamplingParams
 
@@ -50,8 +50,6 @@ ADAPTER, ADAPTER_RANK, PAGE_RANKS, ADAPTER_SIZE = 1, 5, 4, 0.3
 the model's weights."""
 ADAPTED = ((5, 1, 3),)
 """Blocks of the sequences in STEPS that have the adapter."""
-PROMPT, GENERATED = 60, 6
-"""Tokens of the sequence that is computed twice. The prompt ends within a block."""
 GRID = PlacedGrid(3, 15, 5)
 """Rotary positions like those of an image, for models with M-RoPE."""
 
@@ -74,70 +72,68 @@ def small(config: DecoderConfig) -> DecoderConfig:
     )
 
 
-class Trial(NamedTuple):
-    result: str
-    """For the log."""
-    exact: bool
-    """See `Runner`."""
+class RandomDecoder(NamedTuple):
+    """A decoder with random weights, and the same compiled."""
+
+    model: CausalLM
+    config: DecoderConfig
+    compiled: ov.CompiledModel
+    precision: Precision
+    threads: int
+    adapters: DeviceAdapters | None
+
+    def forward(self, num_blocks: int, pass_tokens: int = NO_LIMIT) -> OpenVinoForward:
+        """`pass_tokens`: see `passes.divide`."""
+        cache = BlockCache(BlockShape.of(self.compiled, self.config.num_layers), num_blocks)
+        return OpenVinoForward(
+            self.compiled,
+            self.config,
+            cache,
+            "float32",
+            self.threads,
+            adapters=self.adapters,
+            separates=self.precision.separates,
+            pass_tokens=pass_tokens,
+        )
 
 
-def verify(config: DecoderConfig, precision: Precision, threads: int, *, lora: bool = False) -> Trial:
-    """`lora`: test with adapters too. Raises RefusedError, and any error of OpenVINO."""
-    config = small(config)
-    backend = ReferenceAttention(config.heads)
-    model = CausalLM(config, backend, Place(torch.float32, CPU, UNSHARDED))
+def random_decoder(
+    config: DecoderConfig, precision: Precision, threads: int, *, lora: bool, rounded: bool = False
+) -> RandomDecoder:
+    """`lora`: with the adapter ADAPTER. `rounded`: the model's weights are those that the graph's quantized weights
+    stand for. Raises any error of OpenVINO."""
+    model = CausalLM(config, ReferenceAttention(config.heads), Place(torch.float32, CPU, UNSHARDED))
     random_weights(model.targets(), 0, 0.1, lambda *_: None)
     model.freeze()
-    heads = config.heads
-    sizes = (config.num_layers, BLOCKS, OPENVINO_BLOCK, heads.num_kv_heads, heads.head_dim)
     adapters = _random_adapter(model) if lora else None
-    reference = TorchForward(model, KVCache(*sizes, torch.float32, CPU), backend, CPU, adapters=adapters)
     store = ConstantStore()
     compiled = compile_decoder(model, precision, threads, store, lora=lora)
-    _round(model, formats(precision.quantize, store))
-    cache = BlockCache(BlockShape.of(compiled, config.num_layers), BLOCKS)
-    forward = OpenVinoForward(
-        compiled, config, cache, "float32", threads, adapters=adapters, separates=precision.separates
-    )
+    if rounded:
+        _round(model, formats(precision.quantize, store))
+    return RandomDecoder(model, config, compiled, precision, threads, adapters)
+
+
+def verify(config: DecoderConfig, precision: Precision, threads: int, *, lora: bool = False) -> str:
+    """Returns the result for the log. `lora`: test with adapters too. Raises RefusedError, and any error of
+    OpenVINO."""
+    config = small(config)
+    decoder = random_decoder(config, precision, threads, lora=lora, rounded=True)
+    heads, backend = config.heads, ReferenceAttention(config.heads)
+    sizes = (config.num_layers, BLOCKS, OPENVINO_BLOCK, heads.num_kv_heads, heads.head_dim)
+    cache = KVCache(*sizes, torch.float32, CPU)
+    reference = TorchForward(decoder.model, cache, backend, CPU, adapters=decoder.adapters)
+    forward = decoder.forward(BLOCKS)
     plain = precision.quantize == "none" and precision.dtype == "float32"
     allowed = TOLERANCE[precision.kv] if plain else ROUNDED_TOLERANCE
     # With adapters too, between steps without.
     for adapted, sequences in product(((), ADAPTED, ()) if lora else ((),), STEPS):
         slices = _slices(sequences, config, adapted)
-        error = _error(_logits(reference, slices), _logits(forward, slices))
+        error = _error(compute(reference, slices), compute(forward, slices))
         # Not `error > ...`: a NaN must fail too.
         if not error <= allowed:
             raise RefusedError(f"its logits are off by {error:.2g} of the largest logit in a test step of {sequences}")
-    fused, total = fused_rotations(compiled), 2 * config.num_layers
-    result = "it agrees with torch in a test" + ("" if fused == total else f", but fused {fused} of {total} rotations")
-    # A sequence without an adapter beside one that has it, and the other way round.
-    pairs = ((NO_ADAPTER, ADAPTER), (ADAPTER, NO_ADAPTER)) if lora else ((NO_ADAPTER, NO_ADAPTER),)
-    return Trial(result, all(_is_exact(forward, config, *pair) for pair in pairs))
-
-
-def _is_exact(forward: OpenVinoForward, config: DecoderConfig, adapter: int, other_adapter: int) -> bool:
-    """Whether tokens have the same bits when they are computed again: in other blocks, beside another sequence, after a
-    prompt in other chunks."""
-
-    def part(past: int, count: int, blocks: tuple[int, ...]) -> Slice:
-        return _slice(config, past, count, blocks, adapter)
-
-    first, again, beside = (0, 1, 2), (3, 4, 5), _slice(config, 0, 20, (6,), other_adapter)
-    _logits(forward, [part(0, PROMPT, first)])
-    generated = [_row(forward, [part(PROMPT + i, 1, first)]) for i in range(GENERATED)]
-    for past, count in ((0, OPENVINO_BLOCK), (OPENVINO_BLOCK, PROMPT - OPENVINO_BLOCK)):
-        _logits(forward, [beside, part(past, count, again)])
-    if forward.separates:
-        # All in one step: its last row depends on the others.
-        separate = replace(part(PROMPT, GENERATED, again), separate=True)
-        return torch.equal(_row(forward, [beside, separate]), generated[-1])
-    rows = [_row(forward, [beside, part(PROMPT + i, 1, again)]) for i in range(GENERATED)]
-    return all(map(torch.equal, rows, generated))
-
-
-def _row(forward: OpenVinoForward, slices: list[Slice]) -> torch.Tensor:
-    """A copy of the logits of the last slice."""
-    return _present(_logits(forward, slices))[-1].clone()
+    fused, total = fused_rotations(decoder.compiled), 2 * config.num_layers
+    return "it agrees with torch in a test" + ("" if fused == total else f", but fused {fused} of {total} rotations")
 
 
 def _random_adapter(model: CausalLM) -> DeviceAdapters:
@@ -166,30 +162,30 @@ def _round(model: CausalLM, weights: Weights) -> None:
             matrix.copy_((weights.vocabulary if table else weights.layers).rounded(matrix))
 
 
-def _logits(forward: Forward[Any, Any], slices: list[Slice]) -> torch.Tensor | None:
-    return forward.logits((), forward.prepare(forward.arrays(slices)))
-
-
-def _error(expected: torch.Tensor | None, computed: torch.Tensor | None) -> float:
-    """The largest error of a logit, relative to the largest logit."""
-    expected, computed = _present(expected), _present(computed)
-    return float((computed - expected).abs().max() / expected.abs().max())
-
-
-def _present(logits: torch.Tensor | None) -> torch.Tensor:
+def compute(forward: Forward[Any, Any], slices: list[Slice]) -> torch.Tensor:
+    """The step's logits, in memory that the next step may overwrite."""
+    logits = forward.logits((), forward.prepare(forward.arrays(slices)))
     if logits is None:
         raise RefusedError("a test step returned no logits")
     return logits
+
+
+def _error(expected: torch.Tensor, computed: torch.Tensor) -> float:
+    """The largest error of a logit, relative to the largest logit."""
+    return float((computed - expected).abs().max() / expected.abs().max())
 
 
 def _slices(
     sequences: tuple[tuple[int, int, tuple[int, ...]], ...], config: DecoderConfig, adapted: Container[tuple[int, ...]]
 ) -> list[Slice]:
     """`adapted`: blocks of the sequences that have the adapter."""
-    return [_slice(config, *sequence, ADAPTER if sequence[2] in adapted else NO_ADAPTER) for sequence in sequences]
+    return [one_slice(config, *sequence, ADAPTER if sequence[2] in adapted else NO_ADAPTER) for sequence in sequences]
 
 
-def _slice(config: DecoderConfig, past: int, count: int, blocks: tuple[int, ...], adapter: int = NO_ADAPTER) -> Slice:
+def one_slice(
+    config: DecoderConfig, past: int, count: int, blocks: tuple[int, ...], adapter: int = NO_ADAPTER
+) -> Slice:
+    """That samples after its last token."""
     positions = None if config.rope.sections is None else Positions([GRID])
     tokens = [(7 * (past + i) + 3) % config.vocab_size for i in range(count)]
     return Slice(tokens, past, blocks, (DRAW,), adapter_slot=adapter, positions=positions)

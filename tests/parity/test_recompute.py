@@ -78,11 +78,6 @@ def quick(*names: str) -> list:
 
 @pytest.fixture(params=quick("int8", "u8 KV", "int8, adapters"))
 def precision(request) -> str:
-    if "avx512f" not in Path("/proc/cpuinfo").read_text():
-        # Found on a CPU with AVX2 alone: from about 90 tokens on, a chunk is rounded in another way than a shorter one,
-        # which the trial at load, with its small matrices, does not notice.
-        reason = "without AVX-512 the plugin's kernels for many tokens have other bits"
-        request.applymarker(pytest.mark.xfail(reason=reason, raises=AssertionError, strict=False))
     return request.param
 
 

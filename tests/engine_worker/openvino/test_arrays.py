@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine_worker.openvino.arrays import MIN_ROWS, PADDING, prepared_step
+from engine_worker.openvino.arrays import MIN_ROWS, PADDING, Pass, build_pass, requested_rows
 from engine_worker.runner.batch import build_arrays
 from tests.engine_worker.runner.test_batch import HIDDEN_SIZE, steps
 from tests.examples import examples
@@ -14,11 +14,15 @@ SPARE = 9999
 NO_ROWS = np.zeros((0, HIDDEN_SIZE), np.float32)
 
 
+def built(slices, size, window, smallest) -> Pass:
+    return build_pass(slices, requested_rows(slices), size, window, smallest, SPARE, NO_ROWS)
+
+
 @examples(300)
 @given(steps(), st.integers(2, 4))
 def test_inputs_equal_the_arrays_for_torch(step, smallest):
     slices, size, window = step
-    prepared, arrays = prepared_step(slices, size, window, smallest, SPARE, NO_ROWS), build_arrays(slices, size, window)
+    prepared, arrays = built(slices, size, window, smallest), build_arrays(slices, size, window)
     token_ids, positions, past, starts, blocks, blocks_start, longest, rows, kept_tokens, virtual_tokens, _ = (
         array.tolist() for array in prepared.inputs
     )
@@ -57,7 +61,7 @@ def test_inputs_equal_the_arrays_for_torch(step, smallest):
 @given(steps(), st.integers(0, 9))
 def test_follow_fills_in_the_tokens_that_the_previous_step_sampled(step, number):
     slices, size, window = step
-    prepared, arrays = prepared_step(slices, size, window, 2, SPARE, NO_ROWS), build_arrays(slices, size, window)
+    prepared, arrays = built(slices, size, window, 2), build_arrays(slices, size, window)
     placeholders = prepared.inputs[0].tolist()
     assert prepared.follows == bool(len(arrays.follow_tokens))
     if prepared.follows:

@@ -87,8 +87,9 @@ def test_generation_in_a_batch_with_context(forwards, options):
     forward = forwards(1, **options)
     numbers = (5, 9, 60)
     alone = torch.cat([logits(forward, [last(number)]) for number in numbers])
-    context = Slice(prompt(63)[:-1], 0, blocks(63), (DRAW,))
-    assert torch.equal(logits(forward, [*map(last, numbers), context])[:3], alone)
+    contexts = [Slice(prompt(number)[:-1], 0, blocks(number), (DRAW,)) for number in (63, 44)]
+    assert torch.equal(logits(forward, [*map(last, numbers), contexts[0]])[:3], alone)
+    assert torch.equal(logits(forward, [*map(last, numbers), *contexts])[:3], alone)
 
 
 @pytest.mark.parametrize("options", [{}, {"quantize": "int8"}, {"quantize": "int4"}], ids=str)
