@@ -102,7 +102,7 @@ class Missing(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Copies:
+class GroupCopies:
     """What engines can copy for one request. A ring without groups does not use it."""
 
     prompt_tokens: int

@@ -12,7 +12,7 @@ from operator import itemgetter
 from random import random
 
 from router.peers.keepers import keepers_for
-from router.peers.kv_groups import NOT_COMPUTED, NOWHERE, Computed, Copies, KvSite, LostCaches
+from router.peers.kv_groups import NOT_COMPUTED, NOWHERE, Computed, GroupCopies, KvSite, LostCaches
 from router.peers.prefix_index import Chain, PrefixIndex
 from sluice.wire.hashing import Domain, block_chain, root_hash, short_hash
 from sluice.wire.heartbeats import DetokenizerHeartbeat, EngineHeartbeat
@@ -184,7 +184,7 @@ class Placement:
         """(the engine that will continue first, the tokens that it must compute, the prompt's block hashes)."""
         now = self._clock()
         chains: dict[tuple[str, int], Chain] = {}
-        copies = Copies(len(prompt), computed, self._group_caches)
+        copies = GroupCopies(len(prompt), computed, self._group_caches)
         order = sorted(((load.work, random(), load, heartbeat) for load, heartbeat in loads), key=itemgetter(0, 1))
         least = order[0][0] + len(prompt) + computed.output_tokens + 1
         for work, _, load, heartbeat in order:

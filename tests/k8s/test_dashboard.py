@@ -51,7 +51,15 @@ def test_metrics_and_labels_of_the_dashboard_exist(panel) -> None:
 
 def test_rows_and_positions_of_panels() -> None:
     rows = [panel["title"] for panel in DASHBOARD["panels"] if panel["type"] == "row"]
-    assert rows == ["Latency", "Throughput", "KV cache", "Detokenizers", "Recovery", "Security"]
+    assert rows == [
+        "Latency",
+        "Throughput",
+        "KV cache",
+        "KV blocks from elsewhere",
+        "Detokenizers",
+        "Recovery",
+        "Security",
+    ]
     ids = [panel["id"] for panel in DASHBOARD["panels"]]
     assert len(set(ids)) == len(ids)
     taken = [place for panel in DASHBOARD["panels"] for place in cells(panel["gridPos"])]

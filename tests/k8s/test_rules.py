@@ -22,8 +22,10 @@ needs_promtool = pytest.mark.skipif(shutil.which("promtool") is None, reason="pr
 def test_metrics_of_the_rules_exist(alert: dict[str, str]) -> None:
     # tests/docs compares that page with the services' registries.
     known = set(re.findall(r"`(sluice_\w+)`", METRICS_PAGE.read_text()))
-    text = re.sub(r"\((\w+)\|(\w+)\|(\w+)\)", r"\1", alert["expr"])
-    names = {name.removesuffix("_bucket") for name in re.findall(r"sluice_\w+", text)}
+    text = alert["expr"]
+    choice = re.search(r"\((\w+(?:\|\w+)+)\)", text)
+    texts = [text.replace(choice[0], name) for name in choice[1].split("|")] if choice else [text]
+    names = {name.removesuffix("_bucket") for text in texts for name in re.findall(r"sluice_\w+", text)}
     assert names
     assert names <= known
 
