@@ -170,6 +170,7 @@ def test_quick_of_pool_files_and_roles(tmp_path):
         assert waits.wrong == 0
 
 
+@pytest.mark.long
 def test_the_results_of_other_topics_are_written_when_one_fails(tmp_path):
     code = (
         "import bench.__main__ as main\n"

@@ -162,6 +162,7 @@ def test_a_second_interrupt_stops_immediately(serving, tmp_path) -> None:
     assert serve.end()[0] == 130
 
 
+@pytest.mark.long
 def test_exits_and_recoveries_are_reported_until_a_role_has_no_service(serving, tmp_path) -> None:
     serve = serving()
     serve.ready()

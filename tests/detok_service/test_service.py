@@ -264,6 +264,7 @@ def test_close_ends_live_streams():
     assert bench.lanes["router"].closed
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_hundred_thousand_live_streams():
     bench = Bench(max_streams=100_000)

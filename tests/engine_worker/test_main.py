@@ -107,6 +107,7 @@ def unused(*_): ...
 """
 
 
+@pytest.mark.long
 def test_the_metrics_port_answers_while_an_engine_loads_and_a_small_cache_is_a_warning(tmp_path):
     # Loading blocks until the test has checked the answers during loading.
     (tmp_path / "waiting.py").write_text(WAITING)
@@ -139,8 +140,16 @@ def test_the_metrics_port_answers_while_an_engine_loads_and_a_small_cache_is_a_w
     ("flags", "message"),
     [
         (["--model", "/nowhere"], "neither a folder on this machine nor a Hugging Face id"),
-        (["--model", str(MODEL), "--listen", "tcp://nonsense"], "cannot listen on tcp://nonsense"),
-        (["--model", str(MODEL), "--kv-cache-tokens", "20"], "less than one block of 32 tokens"),
+        pytest.param(
+            ["--model", str(MODEL), "--listen", "tcp://nonsense"],
+            "cannot listen on tcp://nonsense",
+            marks=pytest.mark.long,
+        ),
+        pytest.param(
+            ["--model", str(MODEL), "--kv-cache-tokens", "20"],
+            "less than one block of 32 tokens",
+            marks=pytest.mark.long,
+        ),
         (["--model", str(MODEL), "--kv-host-memory", "lots"], "kv_host_memory: could not parse"),
         (["--model", str(MODEL), "--kv-host-memory", "1KiB"], "that a block of 32 tokens takes"),
         (["--model", str(MODEL), "--max-batch-size", "600"], "must be at least max_batch_size, 600"),

@@ -154,6 +154,7 @@ def test_ctrl_c_while_requests_run(program, folder, code) -> None:
     assert_no_leftovers(folder, process)
 
 
+@pytest.mark.long
 def test_ctrl_c_while_shutdown_waits(program, folder) -> None:
     (folder / "router.do").write_text("silent")
     process = program(
@@ -186,6 +187,7 @@ def test_ctrl_c_while_starting(program, folder) -> None:
     assert_no_leftovers(folder, process)
 
 
+@pytest.mark.long
 def test_a_second_ctrl_c_ends_a_drain(program, folder) -> None:
     for name in NAMES:
         (folder / f"{name}.do").write_text("deaf")

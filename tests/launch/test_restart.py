@@ -45,7 +45,9 @@ def serves(address: str) -> bool:
     return answer.status == SERVING
 
 
-@pytest.mark.parametrize("name", ["router", "engine-0", "detok-1"])
+@pytest.mark.parametrize(
+    "name", ["router", *(pytest.param(name, marks=pytest.mark.long) for name in ("engine-0", "detok-1"))]
+)
 def test_a_service_that_exits_is_restarted_at_its_address(fake, events, notes, name) -> None:
     with Ring(observe=events, **fake) as ring:
         address, pid = ring.address, ring.pids[name]
@@ -63,6 +65,7 @@ def test_a_service_that_exits_is_restarted_at_its_address(fake, events, notes, n
     assert not any(map(is_alive, pids))
 
 
+@pytest.mark.long
 def test_a_service_that_fails_to_start_repeatedly_is_given_up(fake, events, tmp_path) -> None:
     with Ring(engines=2, max_failed_starts=3, observe=events, **fake) as ring:
         (tmp_path / "engine-1.do").write_text("die")
@@ -99,6 +102,7 @@ def test_no_service_is_started_while_stopping(fake, events, tmp_path) -> None:
     assert events == []
 
 
+@pytest.mark.long
 def test_a_rolling_restart(fake, events, tmp_path) -> None:
     with Ring(routers=2, engines=2, observe=events, **fake) as ring:
         addresses, pids = ring.addresses, ring.pids

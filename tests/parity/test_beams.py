@@ -123,6 +123,7 @@ def expected(model, cases):
     return [oracle(model, case) for case in cases]
 
 
+@pytest.mark.long
 @pytest.mark.one_model
 def test_some_of_the_searches_end_with_end_tokens(cases, expected):
     lengths = [

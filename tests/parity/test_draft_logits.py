@@ -155,6 +155,7 @@ def in_groups(items, size: int) -> list[list]:
     return [items[i : i + size] for i in range(0, len(items), size)]
 
 
+@pytest.mark.long
 def test_sampled_pairs_of_tokens_follow_the_distribution_of_the_request(prompts):
     """Compares counts by a chi-square test. Some draft tokens are accepted and some are rejected."""
     prompt, size, random = prompts[14][:40], 1500, torch.Generator().manual_seed(3)

@@ -135,6 +135,7 @@ def test_requests_with_several_outputs_receive_prompt_logprobs_once(model_folder
     assert len({tuple(harness.stream(number, i).tokens) for i in range(4)}) > 1
 
 
+@pytest.mark.long
 @pytest.mark.one_quick_model
 def test_two_ranks_return_the_same_logprobs(model_folder, prompts, oracle):
     harness = EngineHarness(model_folder, max_tokens_per_step=100, tensor_parallel=2)

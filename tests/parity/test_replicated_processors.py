@@ -70,12 +70,14 @@ def test_processors_that_misbehave_on_rank_1_change_no_token(tmp_path, monkeypat
     assert 0 < len(second) < len(first)
 
 
+@pytest.mark.long
 def test_only_rank_0_calls_processors_by_default(tmp_path, monkeypatch):
     monkeypatch.setenv(rank_processors.FOLDER, str(tmp_path))
     generate(processors_named("shift", replicate=False), [("shift",)], tensor_parallel=2)
     assert [path.name for path in tmp_path.iterdir()] == ["0"]
 
 
+@pytest.mark.long
 def test_a_processor_that_hangs_on_rank_1_exceeds_rank_timeout(monkeypatch):
     reasons: list[str] = []
 

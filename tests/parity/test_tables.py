@@ -234,6 +234,7 @@ def test_context_logits_include_virtual_positions(model_folder, prompts, oracle)
     torch.testing.assert_close(logits, expected, atol=1e-3, rtol=1e-3)
 
 
+@pytest.mark.long
 def test_two_ranks_return_the_same_tokens(model_folder, prompts, oracle):
     rows, prompt = oracle.rows(5, seed=11), mixed(oracle, prompts, 30)
     with closing(EngineHarness(model_folder, tensor_parallel=2, max_tokens_per_step=16, max_batch_size=4)) as harness:

@@ -210,6 +210,7 @@ def test_a_resumed_request_computes_exactly_the_missing_rows(model_folder, promp
                         assert near(tensor, of_prompt.named[name][context:]), name
 
 
+@pytest.mark.long
 def test_two_ranks_return_the_same_rows(model_folder, prompts, oracle):
     harness = EngineHarness(model_folder, output_layers=LAYERS, max_tokens_per_step=100, tensor_parallel=2)
     try:

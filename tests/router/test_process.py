@@ -34,7 +34,7 @@ def start(folder, *arguments):
     )
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.long)])
 def test_it_listens_and_ends_on_a_signal(folder, number):
     with start(folder) as process:
         ready = json.loads(process.stderr.readline())
@@ -62,16 +62,21 @@ def test_a_chat_template_replaces_the_models(tmp_path):
     ("arguments", "quoted"),
     [
         (("--engines", "nonsense"), "nonsense"),
-        (("--model", "/no/such/folder"), "/no/such/folder"),
-        (("--listen", "tcp://300.0.0.1:1"), "tcp://300"),
         (("--engines", "tcp://10.0.0.1:5557"), "--insecure-ring"),
-        (("--keys", "/no/such/folder"), "/no/such/folder/secret/router.key"),
-        (("--host", "203.0.113.7", "--port", "1", "--insecure"), "203.0.113.7"),
         (("--host", "0.0.0.0"), "host 0.0.0.0 can be reached from other machines"),
-        (("--tls-certificate", "/no/such.pem", "--tls-key", "/no/such.key"), "/no/such.pem"),
-        (("--tokens-file", "/no/such/tokens"), "/no/such/tokens"),
         (("--auth", "no_such_module:f"), "no_such_module"),
-        (("--chat-template", "/no/such.jinja"), "/no/such.jinja"),
+        *(
+            pytest.param(*case, marks=pytest.mark.long)
+            for case in (
+                (("--model", "/no/such/folder"), "/no/such/folder"),
+                (("--listen", "tcp://300.0.0.1:1"), "tcp://300"),
+                (("--keys", "/no/such/folder"), "/no/such/folder/secret/router.key"),
+                (("--host", "203.0.113.7", "--port", "1", "--insecure"), "203.0.113.7"),
+                (("--tls-certificate", "/no/such.pem", "--tls-key", "/no/such.key"), "/no/such.pem"),
+                (("--tokens-file", "/no/such/tokens"), "/no/such/tokens"),
+                (("--chat-template", "/no/such.jinja"), "/no/such.jinja"),
+            )
+        ),
     ],
 )
 def test_the_reason_why_it_cannot_start_is_one_line(folder, arguments, quoted):
@@ -95,7 +100,9 @@ def test_a_ring_address_in_use_is_reported_in_one_line(folder, address):
         inbox.close()
 
 
-@pytest.mark.parametrize("flag", ["--port", "--admin-port", "--metrics-port"])
+@pytest.mark.parametrize(
+    "flag", ["--port", *(pytest.param(flag, marks=pytest.mark.long) for flag in ("--admin-port", "--metrics-port"))]
+)
 def test_a_port_in_use_is_one_line_with_the_remedy(folder, flag):
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]

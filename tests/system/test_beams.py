@@ -24,6 +24,7 @@ def ring():
         yield ring
 
 
+@pytest.mark.long
 def test_the_example_of_the_page_works(client):
     (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     # `exec` is safe here: the page is part of this repository.

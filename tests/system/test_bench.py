@@ -11,6 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.long
 def test_the_results_describe_the_requests(ring, tmp_path) -> None:
     file = tmp_path / "result.json"
     command = [sys.executable, "-m", "sluice", "bench", ring.address, "--requests", "12", "--concurrency", "4"]

@@ -68,6 +68,7 @@ def test_the_python_example_prints_events(ring, client):
     assert [line for line in lines if re.fullmatch(r"engine-0 \d+: stored [0-9a-f]{16} .def fibonacci.*", line)]
 
 
+@pytest.mark.long
 def test_events_start_from_zero_after_an_engine_was_killed(ring, client):
     generate(client, PROMPT)
     with client.stream_cache_events("engine-0", timeout=PATIENCE) as responses:

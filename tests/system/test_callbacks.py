@@ -57,6 +57,7 @@ def test_streams_survive_the_death_of_an_engine(engines) -> None:
     assert all(any(tokens == sequence[: len(tokens)] for sequence in sequences) for tokens in steered.seen)
 
 
+@pytest.mark.long
 def test_callbacks_that_raise_or_hang_end_only_their_own_requests() -> None:
     release = threading.Event()
 

@@ -6,10 +6,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 BLOCK = re.compile(r"```python\n(.*?)```", re.DOTALL)
 
 
+@pytest.mark.long
 def test_the_examples(ring) -> None:
     page = (ROOT / "docs" / "reference" / "client.md").read_text(encoding="utf-8")
     first, options = (_run(code, ring.address) for code in BLOCK.findall(page))

@@ -46,6 +46,7 @@ def test_the_scheduler_of_the_page_changes_no_text(folder, ring):
     assert (folder / "called").exists()
 
 
+@pytest.mark.long
 def test_a_scheduler_that_cannot_be_loaded_fails_the_start_with_the_reason(folder):
     settings = {"config": folder / "engine.yaml", "scheduler": "fair:Unfair"}
     (folder / "engine.yaml").write_text("max_batch_size: 4\n")

@@ -84,6 +84,7 @@ def test_every_engine_answers_or_is_named():
             assert second.error == "engine-1, ping: no answer within 5 s; it may have run the method"
 
 
+@pytest.mark.long
 def test_every_rank_answers_in_order(two_ranks):
     answers = two_ranks.collective_rpc("memory")
     assert [answer["kv_blocks"] for answer in answers] == [answers[0]["kv_blocks"]] * 2
@@ -137,6 +138,7 @@ def test_the_command_line_prints_the_answer_of_every_rank(two_ranks):
     assert [json.loads(line)["rank"] for line in done.stdout.splitlines()] == [0, 1]
 
 
+@pytest.mark.long
 def test_an_engine_restarts_after_a_rank_died_in_a_method(two_ranks):
     """The call fails with the reason."""
     pid = two_ranks.pids["engine-0"]

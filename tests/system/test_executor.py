@@ -161,6 +161,7 @@ print([result.result().outputs[0].length for result in results])
 """
 
 
+@pytest.mark.long
 def test_leaving_the_context_waits_for_running_requests(program) -> None:
     process = program.start("-c", LEAVES_CONTEXT)
     out, err = process.communicate(timeout=LIMIT)

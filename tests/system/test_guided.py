@@ -27,6 +27,7 @@ def ring():
         yield ring
 
 
+@pytest.mark.long
 def test_the_example_of_the_page_returns_an_object(client):
     (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     names = {"client": client, "json": json}

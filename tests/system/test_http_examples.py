@@ -63,6 +63,7 @@ def test_the_curl_examples(address):
     assert json.loads(tokens)["count"] == len(json.loads(tokens)["tokens"]) > 5
 
 
+@pytest.mark.long
 def test_the_python_examples_of_the_tutorial(address):
     answer, many, person, call, error = run("tutorials/openai_client.md", "python", address)
     assert 1 <= tokens_of(answer.splitlines()[-1]) <= 32

@@ -183,7 +183,7 @@ def test_malicious_files_are_refused_and_never_executed(client, folders, tmp_pat
     assert not trap.sprung
 
 
-@pytest.mark.parametrize("how", ["path", "upload"])
+@pytest.mark.parametrize("how", [pytest.param("path", marks=pytest.mark.long), "upload"])
 async def test_streams_keep_the_weights_with_which_they_began(ring, client, folders, expected, how) -> None:
     """Even if their engine dies after the adapter was replaced. New requests use the new weights."""
     load(client, "a", folders["all"], how)
@@ -223,6 +223,7 @@ async def test_streams_with_adapters_survive_the_death_of_a_service(ring, client
             assert tokens(router, lora_id="uploaded") == right[1][: SHORT["max_tokens"]]
 
 
+@pytest.mark.long
 async def test_requests_bring_more_adapters_than_fit_in_host_memory(folders, expected) -> None:
     """Concurrent requests then wait for each other."""
     sizes = [sum(tensor.nbytes for tensor in load_file(folders[name] / WEIGHTS).values()) for name in ("all", "other")]
@@ -236,6 +237,7 @@ async def test_requests_bring_more_adapters_than_fit_in_host_memory(folders, exp
     assert [list(result.outputs[0].token_ids) for result in results] == 3 * [expected[name] for name in folders]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("page", ["lora.md", "executor.md"])
 def test_the_examples_of_the_pages_work(ring, client, folders, capsys, page) -> None:
     text = (ROOT / "docs" / page).read_text(encoding="utf-8")
@@ -254,6 +256,7 @@ def test_the_python_example_works(ring, folders) -> None:
     assert re.fullmatch(r"127\.0\.0\.1:\d+: Lora\(lora_id='mine'.*\)\nmine: '.*'\nmodel: '.*'\n", printed)
 
 
+@pytest.mark.long
 def test_llm_takes_lora_requests(folders, expected) -> None:
     params = SamplingParams(max_tokens=SHORT["max_tokens"], temperature=0.0, ignore_eos=True)
     names = ["", "all", "attention", "mlp", "all"]
@@ -264,6 +267,7 @@ def test_llm_takes_lora_requests(folders, expected) -> None:
     assert [result.outputs[0].token_ids for result in results] == [expected[name] for name in names]
 
 
+@pytest.mark.long
 def test_the_executor_of_tensorrt_llm_takes_lora_configs(folders, expected, tmp_path) -> None:
     tensors = load_file(folders["all"] / "adapter_model.safetensors")
     peft = trtllm.PeftCacheConfig(max_adapter_size=16)

@@ -78,12 +78,14 @@ def test_the_call_in_beams_md(ring, example) -> None:
     assert (done.returncode, done.stderr, done.stdout) == (0, "", expected + "\n")
 
 
+@pytest.mark.long
 def test_the_call_in_speculation_md(ring, example) -> None:
     greedy = {"sampling": {"temperature": 0}, "stopping": {"max_tokens": 32}}
     plain = run(example, ring.address, "def add_one(x):", greedy)
     assert run(example, ring.address, "def add_one(x):", spec_of("speculation.md") | greedy).stdout == plain.stdout
 
 
+@pytest.mark.long
 def test_the_call_in_processors_md(example, tmp_path, monkeypatch) -> None:
     module, settings = processors_page.example()
     (tmp_path / "digits.py").write_text(module)
@@ -130,6 +132,7 @@ def test_the_call_in_prompt_tables_md(ring, example) -> None:
     assert expected != plain
 
 
+@pytest.mark.long
 def test_cache_events_are_printed(example) -> None:
     with Ring(detokenizers=1, engine_args={"kv_event_buffer": 100, "tokens_per_block": 16}) as ring:
         with Client(ring.address) as client:

@@ -69,7 +69,7 @@ def test_requests_are_handed_over_with_the_same_result(divided, expected, log_li
     assert {(line["prefill_engine"], line["engine"], line["attempts"]) for line in lines} == {(*ENGINES, 2)}
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", [ENGINES[0], *(pytest.param(name, marks=pytest.mark.long) for name in ENGINES[1:])])
 async def test_a_death_on_either_side_changes_nothing(divided, expected, engine):
     """While some requests have been handed over and others have not."""
     async with AsyncClient(divided.address, timeout=LIMIT) as client:

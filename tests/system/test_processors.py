@@ -44,6 +44,7 @@ def without_words(client, prompt, bad_words, **options):
     return greedy(client, prompt, **options)
 
 
+@pytest.mark.long
 def test_the_calls_of_the_page_work(client):
     bad_words, processed = calls()
     # `eval` is safe here: the page is part of this repository.
@@ -78,6 +79,7 @@ def test_an_unknown_processor_is_refused_with_the_names_of_the_known_ones(client
     assert [violation.field for violation in caught.value.violations] == ["spec.sampling.logits_processors[1]"]
 
 
+@pytest.mark.long
 def test_a_processor_that_cannot_be_loaded_fails_the_start_with_the_reason(folder):
     arguments = {"logits_processor_batched": "digits:missing"}
     with pytest.raises(RingError, match=r"logits_processor_batched: 'digits:missing' cannot be used: AttributeError"):

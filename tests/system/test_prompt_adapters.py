@@ -92,6 +92,7 @@ def adapter_versions(address: str) -> dict[str, str]:
         return {}
 
 
+@pytest.mark.long
 def test_folders_that_peft_saved_return_the_tokens_of_peft(ring, prompts) -> None:
     text = "def area(radius):"
     initial = {

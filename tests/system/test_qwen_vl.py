@@ -36,6 +36,7 @@ def expected_tokens(oracle: Oracle, ids: list[int], images: list[bytes], count: 
     return oracle.generate(prompt, max_new_tokens=count)
 
 
+@pytest.mark.long
 def test_text_token_ids_and_chats_may_have_images(pair, oracle):
     first, second = picture(1, (70, 20)), picture(2, (90, 200), "JPEG")
     text = f"user: {IMAGE}What is this?{IMAGE}\nassistant:"
@@ -60,6 +61,7 @@ def test_text_token_ids_and_chats_may_have_images(pair, oracle):
         assert model.image_tokens == 30
 
 
+@pytest.mark.long
 async def test_streams_with_images_survive_the_death_of_their_engine(pair, oracle):
     sizes = ((70, 20), (20, 60), (40, 40))
     images = [[picture(2 * i, sizes[i % 3]), picture(2 * i + 1, sizes[(i + 1) % 3])] for i in range(6)]

@@ -76,6 +76,7 @@ def generate(ring: Ring) -> str:
                 time.sleep(0.1)
 
 
+@pytest.mark.long
 def test_a_killed_engine_is_restarted(small_ring, launcher_log):
     text, pid = generate(small_ring), small_ring.pids["engine-0"]
     assert text

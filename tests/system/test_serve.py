@@ -92,6 +92,7 @@ def test_a_ring_serves_every_command_and_drains_on_ctrl_c(serve) -> None:
     assert sluice("health", "--address", address).returncode == 1
 
 
+@pytest.mark.long
 def test_the_demo_is_printed_and_the_ring_keeps_serving(serve) -> None:
     process = serve("--port", "0", "--demo", "def fibonacci(n):")
     lines = [process.stdout.readline() for _ in range(2)]
@@ -114,6 +115,7 @@ def test_a_signal_during_the_demo_ends_the_ring_cleanly(serve, drain) -> None:
     assert all(isinstance(json.loads(line), dict) for line in err.splitlines()), err
 
 
+@pytest.mark.long
 def test_a_stream_is_completed_while_the_ring_drains(serve) -> None:
     process = serve("--port", "0", "--drain-timeout", "60")
     (address,) = ready(process)["addresses"]

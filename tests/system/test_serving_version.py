@@ -83,6 +83,7 @@ async def update(tmp_path):
         yield update
 
 
+@pytest.mark.long
 async def test_an_update_and_its_reversal_move_only_new_requests(update):
     async with AsyncClient(update.ring.addresses) as client:
         (old_start,) = await update.starts()

@@ -34,6 +34,7 @@ def calls() -> list[str]:
     return re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
 
 
+@pytest.mark.long
 def test_the_call_of_the_page_is_accelerated(client):
     code, _ = calls()
     # `exec` is safe here: the page is part of this repository.
@@ -182,6 +183,7 @@ def test_a_draft_model_accelerates_requests_without_changing_them(client, drafti
         assert wait_until(lambda: accepted() > 0)
 
 
+@pytest.mark.long
 def test_the_python_example_works(ring, drafting):
     def accepted(address: str) -> tuple[int, int, int]:
         lines = run("drafts.py", address).stdout.splitlines()[-3:]

@@ -44,6 +44,7 @@ def some_rows(model, count: int, seed: int) -> np.ndarray:
     return np.random.default_rng(seed).normal(0, 0.05, (count, size)).astype(np.float32)
 
 
+@pytest.mark.long
 def test_text_token_ids_and_embeddings_may_have_tables(pair, model):
     rows, size = some_rows(model, 40, 0), model.config.vocab_size
     with Client(pair.address, timeout=100) as client:

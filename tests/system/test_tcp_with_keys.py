@@ -115,6 +115,7 @@ def test_strangers_are_refused_and_keys_of_every_role_can_be_rotated(services, k
     assert all(services[role].process.poll() is None for role in ROLES)
 
 
+@pytest.mark.long
 def test_a_retired_key_is_refused_and_no_stream_is_affected(services, keys):
     """With `sluice keygen --rotate` and `--retire`, as in docs/operations.md, while streams run."""
     former = [(keys / kind / "router.key").read_bytes().strip() for kind in KINDS]

@@ -182,6 +182,7 @@ async def test_every_row_arrives_once_although_services_are_killed(oracle):
             assert next(killed, None) is None
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 async def test_a_client_that_stops_reading_delays_only_itself(oracle):
     """The rows that wait for it are bounded in the engine and the router. It receives the rest once it reads again."""

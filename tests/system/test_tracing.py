@@ -52,6 +52,7 @@ def family(collector, request_id):
     return root, collector.tree(root.trace_id.hex())[root.span_id.hex()]
 
 
+@pytest.mark.long
 def test_spans_of_phases_have_the_durations_that_the_engine_reports(ring, collector):
     with Client(ring.address) as client:
         options = {"max_tokens": 50, "ignore_eos": True, "timings": True}

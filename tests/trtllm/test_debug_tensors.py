@@ -36,6 +36,7 @@ def test_a_queue_of_the_newest_steps() -> None:
         assert executor.get_latest_debug_tensors() == []
 
 
+@pytest.mark.long
 def test_a_queue_after_its_engine_died() -> None:
     config = trtllm.DebugConfig(debug_tensor_names=["sequence_length"], debug_tensors_max_iterations=9)
     with start(debug_config=config) as executor:
@@ -47,6 +48,7 @@ def test_a_queue_after_its_engine_died() -> None:
         assert [step.debug_tensors["sequence_length"].tolist() for step in tensors] == [[4], [5]]
 
 
+@pytest.mark.long
 def test_without_a_limit_files_stay(caplog) -> None:
     config = trtllm.DebugConfig(debug_input_tensors=True, debug_output_tensors=True)
     with caplog.at_level(logging.WARNING, "sluice.trtllm"), start(debug_config=config) as executor:

@@ -24,6 +24,7 @@ def run(name: str, *flags: str) -> list[str]:
     return process.stdout.splitlines()
 
 
+@pytest.mark.long
 def test_the_executor() -> None:
     lines = run("executor.py")
     responses = [[line for line in lines if line.startswith(f"request {number}: ")] for number in (1, 2, 3)]
@@ -39,6 +40,7 @@ def test_llm() -> None:
     assert 1 <= int(parts.removesuffix(" parts")) <= 33
 
 
+@pytest.mark.long
 def test_a_closure() -> None:
     *lines, calls = run("closure.py")
     check_digits(lines)

@@ -43,6 +43,7 @@ def test_both_run_here(plan, findings, monkeypatch):
     assert goal.name == "tiny, batch 4: speed with copies of blocks to a file / without"
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_wrong_copies_fail_the_check(plan, monkeypatch, tmp_path):
     monkeypatch.setattr(load, "file_is_on_host", lambda device: True)
@@ -59,6 +60,7 @@ def test_wrong_copies_fail_the_check(plan, monkeypatch, tmp_path):
         assert not check_copies(loaded, 3, 70).passed
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_measurement_in_which_nothing_is_copied_fails(plan, findings, monkeypatch):
     monkeypatch.setattr(load, "file_is_on_host", lambda device: True)

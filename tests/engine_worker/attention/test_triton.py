@@ -75,7 +75,9 @@ def launched(monkeypatch, tmp_path):
 
 @needs_triton
 @pytest.mark.parametrize("heads", [LARGE, WIDE], ids=["128", "256"])
-@pytest.mark.parametrize("capability", SHARED)
+@pytest.mark.parametrize(
+    "capability", [pytest.param(each, marks=pytest.mark.long) if each == 80 else each for each in SHARED]
+)
 def test_kernels_compile_and_fit_the_shared_memory(launched, heads, capability, monkeypatch):
     import triton
     from triton.backends.compiler import GPUTarget

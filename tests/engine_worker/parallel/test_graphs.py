@@ -17,6 +17,7 @@ ROOT = Path(__file__).parents[3]
 RANK = "tests.engine_worker.parallel.fake_graph_rank"
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_two_ranks_replay_the_steps_of_one(tmp_path):
     """Padded steps, with tokens that only rank 0 has sampled; both ranks drop their graphs before the group ends."""

@@ -87,6 +87,7 @@ def test_an_engine_with_two_ranks_starts_and_drains(engine):
     assert not is_alive(follower)
 
 
+@pytest.mark.long
 def test_both_ranks_import_the_processors(tmp_path):
     module = "import os\nopen(f'imported-{os.getpid()}', 'w').close()\ndef f(*_): ...\n"
     (tmp_path / "mine.py").write_text(module)
@@ -136,6 +137,7 @@ def test_a_rank_that_dies_while_it_loads(engine):
     assert engine.wait(60) == 1
 
 
+@pytest.mark.long
 def test_a_model_that_cannot_be_split(tmp_path):
     errors = refused(start(tmp_path, "--tensor-parallel", "3"))
     assert "tensor_parallel = 3 does not divide num_attention_heads = 4" in errors
@@ -168,6 +170,7 @@ def given_ranks(tmp_path):
         ended(rank)
 
 
+@pytest.mark.long
 def test_started_by_torchrun(given_ranks):
     """Rank 0 serves; the other rank follows over TCP."""
     assert until(given_ranks[0], "ready")["tensor_parallel"] == "2"
@@ -183,6 +186,7 @@ def test_rank_0_of_torchrun_does_not_join(tmp_path):
     assert "no store at MASTER_ADDR and MASTER_PORT: " in errors
 
 
+@pytest.mark.long
 def test_rank_0_of_torchrun_is_lost(given_ranks):
     first, second = given_ranks
     until(first, "ready")

@@ -84,6 +84,7 @@ CHOSEN = st.lists(st.integers(0, 3), unique=True, min_size=1, max_size=4)
 STEPS = st.lists(st.tuples(CHOSEN, st.integers(0, 5)), max_size=12)
 
 
+@pytest.mark.long
 @examples(100)
 @given(kinds=st.lists(st.tuples(KINDS, PROMPTS), min_size=4, max_size=4), steps=STEPS, overlap=st.booleans())
 def test_both_ranks_make_the_same_calls(kinds, steps, overlap):

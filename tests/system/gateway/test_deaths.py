@@ -19,6 +19,7 @@ from tests.system.gateway.conftest import SEEDED, USER
 pytestmark = pytest.mark.process
 
 
+@pytest.mark.long
 async def test_streams_survive_the_death_of_their_router(ring, url):
     """Both routers are killed while 8 streams run."""
     body = {"model": "tiny", "messages": USER, "max_tokens": 300, "ignore_eos": True, "stream": True}
