@@ -71,16 +71,10 @@ class PreparedStep(NamedTuple):
     """See `engine_worker.runner.forward.PreparedStep`."""
 
     passes: list[Pass]
+    follows: bool
+    has_rows: bool
     kept: NDArray[np.int64] | None = None
     """The requested rows, as indexes among those that the passes return; None: these, in their order."""
-
-    @property
-    def follows(self) -> bool:
-        return any(one.follows for one in self.passes)
-
-    @property
-    def has_rows(self) -> bool:
-        return any(one.num_kept for one in self.passes)
 
     def follow(self, sampled: Tensor) -> None:
         for one in self.passes:

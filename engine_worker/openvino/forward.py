@@ -96,23 +96,17 @@ class OpenVinoForward:
     def arrays(self, slices: Sequence[Slice]) -> PreparedStep:
         rows = requested_rows(slices)
         if sum(len(part.tokens) for part in slices) <= self._pass_tokens:
-            return PreparedStep([self._pass(slices, rows)])
-        passes = divide(slices, self._pass_tokens)
-        shares, order = divided_rows(rows, passes)
-        return PreparedStep(list(map(self._pass, passes, shares)), order)
+            whole = self._pass(slices, rows)
+            return PreparedStep([whole], whole.follows, bool(rows))
+        divided = divide(slices, self._pass_tokens)
+        shares, order = divided_rows(rows, divided)
+        passes = list(map(self._pass, divided, shares))
+        return PreparedStep(passes, any(one.follows for one in passes), bool(rows), order)
 
     def _pass(self, slices: Sequence[Slice], kept: Sequence[int]) -> Pass:
-        return build_pass(
-            slices,
-            kept,
-            self.cache.tokens_per_block,
-            self.window,
-            self._smallest,
-            self.cache.spare,
-            self._no_rows,
-            axes=self._axes,
-            adapters=self.adapters is not None,
-        )
+        size, spare, lora = self.cache.tokens_per_block, self.cache.spare, self.adapters is not None
+        numbers = (size, self.window, self._smallest, spare)
+        return build_pass(slices, kept, *numbers, self._no_rows, axes=self._axes, adapters=lora)
 
     def prepare(self, arrays: PreparedStep) -> PreparedStep:
         """Returns the step unchanged: there is nothing to copy to a device."""
