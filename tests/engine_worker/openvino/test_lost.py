@@ -11,7 +11,8 @@ from tests.engine_worker.openvino.loaded import load, load_adapter
 
 
 def _with_a_length_missing(step):
-    step.inputs[2] = step.inputs[2][:1]
+    inputs = step.passes[0].inputs
+    inputs[2] = inputs[2][:1]
     return step
 
 
