@@ -1,6 +1,7 @@
 import gc
 import inspect
 import signal
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from bench.harness import real_model as smollm2
 from tests import examples
 from tests.fakes.server import serve
 from tests.fakes.server_script import Script
+from tests.forks.processes import Template, popen_of
 
 # While modules are imported, garbage collections would take almost half of the time. Enabled again below.
 gc.disable()
@@ -65,6 +67,17 @@ def pytest_collection_finish() -> None:
     """Exclude imported modules from garbage collection: they stay alive anyway."""
     gc.freeze()
     gc.enable()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def service_template() -> Iterator[None]:
+    """Services that tests of this worker start are forks of one process, but not those that other programs start, such
+    as `sluice serve`."""
+    template, popen = Template(), subprocess.Popen
+    subprocess.Popen = popen_of(template)  # type: ignore[misc]
+    yield
+    subprocess.Popen = popen  # type: ignore[misc]
+    template.close()
 
 
 @pytest.fixture(scope="session")

@@ -35,9 +35,14 @@ class Setting:
     """The bounds, such as "≥ 1, ≤ 4096". Empty if every value of the type is valid."""
     default: str
     """As a user would write it; "required" without a default, "unset" for None, "empty" for a list or mapping."""
-    description: str
     launcher_only: bool
     advanced: bool
+    section: type
+    """The class that declares the setting."""
+
+    @property
+    def description(self) -> str:
+        return _field_docstrings(self.section)[self.name]
 
 
 def settings_of(cls: type[ProcessSettings]) -> dict[str, Setting]:
@@ -61,15 +66,14 @@ def _sections_of(cls: Any) -> dict[str, list[Setting]]:
     for section in (ProcessSettings, *reversed(cls.__mro__)):
         declared = [undescribed.pop(name) for name in inspect.get_annotations(section) if name in undescribed]
         if declared:
-            texts = _field_docstrings(section)
             title = inspect.cleandoc(section.__doc__ or "")
-            settings = [_describe(cls, field, texts[field.name]) for field in declared]
+            settings = [_describe(cls, field, section) for field in declared]
             sections[title] = [setting for setting in settings if not setting.advanced]
             advanced += [setting for setting in settings if setting.advanced]
     return {title: settings for title, settings in {**sections, ADVANCED_TITLE: advanced}.items() if settings}
 
 
-def _describe(cls: type[ProcessSettings], field: Field[Any], description: str) -> Setting:
+def _describe(cls: type[ProcessSettings], field: Field[Any], section: type) -> Setting:
     info = cls.__pydantic_fields__[field.name]  # type: ignore[attr-defined]
     annotation = _without_none(info.annotation)
     is_bytes = any(isinstance(item, ByteSize) for item in info.metadata)
@@ -88,9 +92,9 @@ def _describe(cls: type[ProcessSettings], field: Field[Any], description: str) -
         type_name="bytes" if is_bytes else _type_name(annotation),
         range=", ".join(bounds),
         default=_default(field, is_bytes),
-        description=description,
         launcher_only=LAUNCHER in info.metadata,
         advanced=ADVANCED in info.metadata,
+        section=section,
     )
 
 
@@ -139,8 +143,12 @@ def _with_unit(size: int) -> str:
     return str(size)
 
 
-def _field_docstrings(section: type) -> dict[str, str]:
-    """The docstrings under the fields that this class itself declares, each in one line."""
+@cache
+def _field_docstrings(section: type) -> Mapping[str, str]:
+    """The docstrings under the fields that this class itself declares, each in one line.
+
+    They are in the source only, and to parse it takes as long as all else that reads settings: services do not.
+    """
     (tree,) = ast.parse(textwrap.dedent(inspect.getsource(section))).body
     texts = {}
     statements = tree.body if isinstance(tree, ast.ClassDef) else []

@@ -8,7 +8,7 @@ import json
 import os
 import re
 import sys
-from argparse import SUPPRESS, ArgumentParser, BooleanOptionalAction
+from argparse import SUPPRESS, Action, ArgumentParser, BooleanOptionalAction
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, fields
 from functools import cache
@@ -156,8 +156,17 @@ def _parse_setting(key: str, value: Any) -> Any:
 
 
 class _Parser(ArgumentParser):
+    """Reads descriptions only for the help, since that takes as long as everything else here."""
+
+    described: tuple[tuple[Action, Setting], ...] = ()
+
     def error(self, message: str) -> NoReturn:
         raise SettingsError(message)
+
+    def format_help(self) -> str:
+        for action, setting in self.described:
+            action.help = f"{setting.description}{_default_note(setting)}".replace("%", "%%")
+        return super().format_help()
 
 
 def _read_flags(cls: type[ProcessSettings], argv: Sequence[str]) -> dict[str, Any]:
@@ -167,14 +176,14 @@ def _read_flags(cls: type[ProcessSettings], argv: Sequence[str]) -> dict[str, An
     for title, settings in sections_of(cls).items():
         group = parser.add_argument_group(title)
         for setting in settings:
-            text = f"{setting.description}{_default_note(setting)}".replace("%", "%%")
             kind: dict[str, Any] = {"metavar": setting.type_name.replace(" | ", "|")}
             if setting.annotation is bool:
                 kind = {"action": BooleanOptionalAction}
             elif get_origin(setting.annotation) is tuple:
                 kind |= {"action": "extend", "type": _parts}
-            help_text = SUPPRESS if setting.launcher_only else text
-            group.add_argument(setting.flag, dest=setting.name, default=None, help=help_text, **kind)
+            action = group.add_argument(setting.flag, dest=setting.name, default=None, help=SUPPRESS, **kind)
+            if not setting.launcher_only:
+                parser.described += ((action, setting),)
     arguments, unknown = parser.parse_known_args(argv)
     if unknown:
         flags = {setting.flag for setting in settings_of(cls).values()}
