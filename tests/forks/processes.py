@@ -34,11 +34,7 @@ class Template:
 
     def fits(self, command: Sequence[str], environment: Mapping[str, str]) -> bool:
         """Whether a fork equals what this command starts."""
-        return (
-            sys.platform == "linux"
-            and _service(command) is not None
-            and _imported(environment) in self._imported
-        )
+        return sys.platform == "linux" and _service(command) is not None and _imported(environment) in self._imported
 
     def start(self, order: Order, descriptors: Sequence[int]) -> int:
         """The pid of the service, which is a child of this process."""
@@ -75,7 +71,7 @@ class Template:
 
 def popen_of(template: Template) -> "type[subprocess.Popen[Any]]":
     class Popen(subprocess.Popen[Any]):
-        def _execute_child(  # noqa: PLR0913, PLR0917 - the signature of the standard library
+        def _execute_child(
             self,
             args: Any,
             executable: Any,

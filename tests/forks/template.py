@@ -24,6 +24,7 @@ MODULES = (
     "engine_worker.guided.guides",
     "engine_worker.guided.processes",
     "engine_worker.keeper.__main__",
+    "engine_worker.lora.cpu",
     "engine_worker.openvino.load",
     "engine_worker.openvino.trial",
     "engine_worker.pool_files.folder",
