@@ -17,11 +17,13 @@ import signal
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sluice.host.process import die_with_parent, run_service
 from sluice.telemetry.service_status import ProgressBeacon, ServiceStatus, StatusFile
-from tests.fakes.server import serve
-from tests.fakes.server_script import Script
+
+if TYPE_CHECKING:
+    from tests.fakes.server_script import Script
 
 LONGEST_SECONDS = 300
 """Lifetime of a service, which ends it even if it is deaf and its test was killed."""
@@ -103,6 +105,10 @@ def play_router(
     flags: dict[str, str], stopped: Stopped, status_file: StatusFile, beacon: ProgressBeacon, silent: bool
 ) -> None:
     """Serve the API, and report engines and detokenizers as connected once they are up."""
+    # Here, because the other services start faster without gRPC.
+    from tests.fakes.server import serve
+    from tests.fakes.server_script import Script
+
     script = Script(hangs=silent)
     connected: dict[str, str] = {}
     with serve(script, int(flags["--port"])) as address:
@@ -118,7 +124,7 @@ def play_router(
             status_file.report(ServiceStatus("ready", address, peers=epochs))
 
 
-def connect(peer: str, connected: dict[str, str], script: Script) -> None:
+def connect(peer: str, connected: dict[str, str], script: "Script") -> None:
     """Note the process that is up at a peer's address, if any: the first one and each later one."""
     socket = Path(peer.removeprefix("ipc://"))
     epoch = socket.read_text() if socket.exists() else ""

@@ -137,7 +137,12 @@ def test_some_of_the_searches_end_with_end_tokens(cases, expected):
 @pytest.mark.one_model
 @pytest.mark.parametrize(
     ("backend", "overlap", "tokens"),
-    [("torch", False, 64 << 10), ("torch", True, 512), ("openvino", True, 64 << 10), ("openvino", False, 512)],
+    [
+        pytest.param("torch", False, 64 << 10, marks=pytest.mark.long),
+        ("torch", True, 512),
+        ("openvino", True, 64 << 10),
+        ("openvino", False, 512),
+    ],
 )
 def test_beams_equal_transformers_next_to_sampled_requests(
     model_folder, cases, expected, prompts, backend, overlap, tokens

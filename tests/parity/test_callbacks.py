@@ -80,7 +80,8 @@ def test_preempted_sequences_return_the_same_tokens(called) -> None:
     assert tokens == generate(imported(), kv_cache_tokens=2048)[0]
 
 
-@pytest.mark.parametrize("replicate", [pytest.param(False, marks=pytest.mark.long), True], ids=["rank 0", "both ranks"])
+@pytest.mark.long
+@pytest.mark.parametrize("replicate", [False, True], ids=["rank 0", "both ranks"])
 def test_two_ranks_call_each_callback_once_or_once_per_rank(called, replicate) -> None:
     processors, seen = called
     names = ProcessorNames(

@@ -19,7 +19,7 @@ def expected(model_folder, prompts):
 
 @pytest.mark.parametrize(
     ("max_batch_size", "max_tokens_per_step", "count"),
-    [pytest.param(1, 2048, 12, marks=pytest.mark.long), (32, 2048, COUNT), (32, 48, COUNT)],
+    [*(pytest.param(*each, marks=pytest.mark.long) for each in ((1, 2048, 12), (32, 2048, COUNT))), (32, 48, COUNT)],
 )
 def test_outputs_equal_transformers_with_and_without_cached_prefixes(
     model_folder, prompts, expected, max_batch_size, max_tokens_per_step, count

@@ -55,7 +55,7 @@ ENGINES: dict[str, dict[str, Any]] = {
 """`draft_model`: see `tests.parity.draft_models`. With one, half of the requests bring no draft tokens."""
 COVERED = {
     "overlap", "pauses, chunks", "few at a time, uncached", "draft model", "draft model, pauses, chunks",
-    "two ranks, pauses, chunks, overlap", "openvino",
+    "two ranks, pauses, chunks, overlap", "openvino", "draft model, openvino",
 }  # fmt: skip
 """Engines that others of this table or other modules cover almost."""
 

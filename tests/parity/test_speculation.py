@@ -127,7 +127,10 @@ def test_a_draft_model_that_equals_the_model_is_almost_always_right(model_folder
     "options",
     [
         pytest.param({}, marks=pytest.mark.long),
-        {"overlap": True, "kv_host_memory": 1 << 22, "kv_cache_tokens": 512, "max_tokens_per_step": 128},
+        pytest.param(
+            {"overlap": True, "kv_host_memory": 1 << 22, "kv_cache_tokens": 512, "max_tokens_per_step": 128},
+            marks=pytest.mark.long,
+        ),
         pytest.param(
             {"kv_cache_tokens": 256, "max_tokens_per_step": 64, "tokens_per_block": 8}, marks=pytest.mark.long
         ),

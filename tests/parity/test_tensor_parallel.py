@@ -67,6 +67,7 @@ def test_two_ranks_run_the_tiny_model(overlap):
     check(tiny_model.path(), 4096, overlap=overlap)
 
 
+@pytest.mark.long
 def test_draft_tokens_change_no_token_of_two_ranks():
     """Half of the draft tokens are wrong."""
     expected = generate(tiny_model.path(), 4096)
@@ -85,6 +86,7 @@ def test_two_ranks_accept_the_draft_tokens_with_logits_that_one_accepts():
     compare(actual, expected)
 
 
+@pytest.mark.long
 def test_two_ranks_run_guided_requests():
     checkpoint = open_checkpoint(str(tiny_model.path()))
     with closing(Guides(GuideModel.of(checkpoint), GuideLimits())) as guides:

@@ -30,7 +30,7 @@ def findings(plan) -> Findings:
     return plan._findings
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_both_run_here(plan, findings, monkeypatch):
     monkeypatch.setattr(load, "file_is_on_host", lambda device: True)
     plan._files(tiny(), tiny())

@@ -16,10 +16,10 @@ WEIGHT = torch.randn(24, 40, generator=torch.Generator().manual_seed(0))
 SMALL = inexact(other_in_small_batches)
 
 INSTRUCTION_SETS = [
-    {"ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"},
+    pytest.param({"ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"}, marks=pytest.mark.long),
     {"ONEDNN_MAX_CPU_ISA": "SSE41", "MKL_ENABLE_INSTRUCTIONS": "SSE4_2"},
     # COMPATIBLE: MKL's results are the same on every CPU. With these settings no product is batch invariant.
-    {"ONEDNN_MAX_CPU_ISA": "AVX", "MKL_CBWR": "COMPATIBLE"},
+    pytest.param({"ONEDNN_MAX_CPU_ISA": "AVX", "MKL_CBWR": "COMPATIBLE"}, marks=pytest.mark.long),
 ]
 
 
