@@ -1,6 +1,7 @@
 """Runs steps on the compiled decoder. Unlike a forward pass in torch, OpenVINO's does not hold the GIL."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -59,14 +60,21 @@ class OpenVinoForward:
         self.hidden_size = config.hidden_size
         self.hidden_dtype = torch.float32
         self.takes_embeds = True
-        self._axes = config.rope.sections is not None
         self.output_layers = output_layers
         self.rank = Rank(0, 1, self.device, compiled, cache)
-        # For fewer sequences of one token the plugin uses other kernels, with other rounding: matrix products of a
-        # single row, and attention that splits a sum over the threads. A padding sequence of more than one token makes
-        # it use the same kernels for every step.
-        self._smallest = max(MIN_ROWS, threads)
-        self._no_rows = np.zeros((0, config.hidden_size), np.float32)
+        # smallest: for fewer sequences of one token the plugin uses other kernels, with other rounding: matrix products
+        # of a single row, and attention that splits a sum over the threads. A padding sequence of more than one token
+        # makes it use the same kernels for every step.
+        self._pass = partial(
+            build_pass,
+            tokens_per_block=cache.tokens_per_block,
+            window=self.window,
+            smallest=max(MIN_ROWS, threads),
+            spare=cache.spare,
+            no_rows=np.zeros((0, config.hidden_size), np.float32),
+            axes=config.rope.sections is not None,
+            adapters=adapters is not None,
+        )
         self._request = compiled.create_infer_request()
         self._head = compiled.head
         # Initial buffers of a shape that no input has.
@@ -102,11 +110,6 @@ class OpenVinoForward:
         shares, order = divided_rows(rows, divided)
         passes = list(map(self._pass, divided, shares))
         return PreparedStep(passes, any(one.follows for one in passes), bool(rows), order)
-
-    def _pass(self, slices: Sequence[Slice], kept: Sequence[int]) -> Pass:
-        size, spare, lora = self.cache.tokens_per_block, self.cache.spare, self.adapters is not None
-        numbers = (size, self.window, self._smallest, spare)
-        return build_pass(slices, kept, *numbers, self._no_rows, axes=self._axes, adapters=lora)
 
     def prepare(self, arrays: PreparedStep) -> PreparedStep:
         """Returns the step unchanged: there is nothing to copy to a device."""

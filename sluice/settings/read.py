@@ -158,7 +158,7 @@ def _parse_setting(key: str, value: Any) -> Any:
 class _Parser(ArgumentParser):
     """Reads descriptions only for the help, since that takes as long as everything else here."""
 
-    described: tuple[tuple[Action, Setting], ...] = ()
+    described: Sequence[tuple[Action, Setting]] = ()
 
     def error(self, message: str) -> NoReturn:
         raise SettingsError(message)
@@ -173,6 +173,7 @@ def _read_flags(cls: type[ProcessSettings], argv: Sequence[str]) -> dict[str, An
     parser = _Parser(
         prog=f"python -m {cls.module}", usage="%(prog)s [options]", description=cls.summary, allow_abbrev=False
     )
+    described = []
     for title, settings in sections_of(cls).items():
         group = parser.add_argument_group(title)
         for setting in settings:
@@ -183,7 +184,8 @@ def _read_flags(cls: type[ProcessSettings], argv: Sequence[str]) -> dict[str, An
                 kind |= {"action": "extend", "type": _parts}
             action = group.add_argument(setting.flag, dest=setting.name, default=None, help=SUPPRESS, **kind)
             if not setting.launcher_only:
-                parser.described += ((action, setting),)
+                described.append((action, setting))
+    parser.described = described
     arguments, unknown = parser.parse_known_args(argv)
     if unknown:
         flags = {setting.flag for setting in settings_of(cls).values()}

@@ -52,8 +52,8 @@ def main(descriptor: int) -> None:
     if len(threads) > 1:
         raise SystemExit(f"the imports have started {len(threads) - 1} threads, and a fork would not have them")
     gc.freeze()
-    while message := socket.recv_fds(orders, MAX_BYTES, MAX_DESCRIPTORS):
-        data, descriptors = message[:2]
+    while True:
+        data, descriptors, *_ = socket.recv_fds(orders, MAX_BYTES, MAX_DESCRIPTORS)
         if not data:
             return
         order = msgspec.json.decode(data, type=Order)

@@ -76,7 +76,7 @@ def quick(*names: str) -> list:
     return [name if name in names else pytest.param(name, marks=pytest.mark.long) for name in PRECISIONS]
 
 
-@pytest.fixture(params=quick("u8 KV"))
+@pytest.fixture(params=quick("int8", "u8 KV"))
 def precision(request) -> str:
     return request.param
 
