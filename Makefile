@@ -30,8 +30,12 @@ check: lint
 test: $(VENV)/dev.done
 	@$(MAKE) --no-print-directory --jobs 2 lint tests
 
-tests: $(VENV)/dev.done
+tests: $(VENV)/dev.done | tests/__pycache__
 	$(PYTEST) --numprocesses $(WORKERS) -m "not long" --durations 25 --durations-min 5
+
+# In a new checkout, modules are compiled by one process before several workers would each compile all of them.
+tests/__pycache__: | $(VENV)/dev.done
+	@$(PYTEST) --collect-only -qq > $(VENV)/collected.txt || cat $(VENV)/collected.txt
 
 # The tests that `make test` skips: more kills, restarts and hosts, and a small run of every benchmark.
 test-long: $(VENV)/dev.done

@@ -33,7 +33,7 @@ from sluice.lanes.keys import InsecureError, KeysError
 from sluice.lanes.lane import Lane
 from sluice.settings.read import changed_settings, load_settings
 from sluice.settings.services import DetokenizerSettings
-from sluice.telemetry import configure
+from sluice.telemetry.logs import configure
 from sluice.telemetry.output import protect_stderr
 from sluice.telemetry.server import MAX_CONNECTIONS, MetricsPort
 from sluice.telemetry.service_status import ProgressBeacon, ServiceStatus, StatusFile

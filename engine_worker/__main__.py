@@ -44,7 +44,7 @@ from sluice.settings.engine import ProcessorNames
 from sluice.settings.fields import section_of
 from sluice.settings.read import changed_settings, load_settings
 from sluice.settings.services import EngineSettings
-from sluice.telemetry import configure
+from sluice.telemetry.logs import configure
 from sluice.telemetry.output import protect_stderr
 from sluice.telemetry.probes import Startup
 from sluice.telemetry.server import MAX_CONNECTIONS, MetricsPort

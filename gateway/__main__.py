@@ -19,11 +19,11 @@ import gc
 import uvloop
 
 from gateway.service import serve
-from sluice import telemetry
 from sluice.host.descriptors import OWN_DESCRIPTORS, check_limit, raise_limit
 from sluice.host.ports import LISTENER_VARIABLE, check_ports
 from sluice.settings.gateway import GatewaySettings
 from sluice.settings.read import load_settings
+from sluice.telemetry.logs import configure
 from sluice.telemetry.output import protect_stderr
 from sluice.telemetry.server import MetricsPort
 
@@ -33,7 +33,7 @@ def main() -> None:
     protect_stderr()
     die_with_parent()
     settings = load_settings(GatewaySettings)
-    log = telemetry.configure("gateway", settings.log_level).bind(id=settings.id)
+    log = configure("gateway", settings.log_level).bind(id=settings.id)
     check_limit(raise_limit(), OWN_DESCRIPTORS + settings.max_connections, log)
     try:
         # A launcher has opened the HTTP port already.

@@ -19,7 +19,6 @@ from pathlib import Path
 from router.api.listener import fit_connections
 from router.app import RouterApp
 from router.peers.discovery import AddressError
-from sluice import telemetry
 from sluice.checkpoint.folder import Checkpoint, CheckpointError, open_checkpoint
 from sluice.host.descriptors import raise_limit
 from sluice.host.ports import check_ports
@@ -27,6 +26,7 @@ from sluice.host.process import die_with_parent, run_service
 from sluice.lanes.keys import InsecureError, KeysError
 from sluice.settings.read import load_settings
 from sluice.settings.services import RouterSettings
+from sluice.telemetry.logs import configure
 from sluice.telemetry.output import protect_stderr
 from sluice.telemetry.server import MetricsPort
 
@@ -63,7 +63,7 @@ def with_template(checkpoint: Checkpoint, file: Path) -> Checkpoint:
 
 
 async def _serve(settings: RouterSettings, checkpoint: Checkpoint, metrics_port: MetricsPort) -> None:
-    logger = telemetry.configure("router", settings.log_level)
+    logger = configure("router", settings.log_level)
     settings = fit_connections(settings, raise_limit(), logger)
     router = RouterApp(settings, checkpoint, logger, metrics_port)
     # Install the handlers after the slow part of the start, so that until then a signal ends the process immediately.

@@ -52,7 +52,27 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.timeout(PROCESS_SECONDS))
         if folder not in EXACT and depends_on_time(item):
             item.add_marker(pytest.mark.flaky(reruns=1))
+    for cases in cases_by_test(items).values():
+        leave_out(cases)
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+
+
+def cases_by_test(items: list[pytest.Item]) -> dict[str, list[pytest.Item]]:
+    """The cases of each parametrized test that is marked `quick`, without those that are `long` anyway."""
+    tests: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("quick") and not item.get_closest_marker("long"):
+            tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    return tests
+
+
+def leave_out(cases: list[pytest.Item]) -> None:
+    """Mark as `long` all cases except the number that `quick` states, spread evenly from the first to the last."""
+    (count,) = cases[0].get_closest_marker("quick").args
+    kept = {round(place * (len(cases) - 1) / max(count - 1, 1)) for place in range(count)}
+    for place, item in enumerate(cases):
+        if place not in kept:
+            item.add_marker(pytest.mark.long)
 
 
 def depends_on_time(item: pytest.Item) -> bool:

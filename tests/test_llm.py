@@ -145,6 +145,7 @@ def test_names_of_the_package() -> None:
         _ = sluice.nothing
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("streaming", [False, True])
 def test_request_statistics(llm, streaming) -> None:
     results = [llm.generate_async("y" * (i + 1), streaming=streaming, return_perf_metrics=i != 3) for i in range(4)]

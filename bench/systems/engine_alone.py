@@ -24,7 +24,7 @@ from sluice.checkpoint.folder import open_checkpoint
 from sluice.launch.environment import child_environment
 from sluice.settings.read import load_settings
 from sluice.settings.services import EngineSettings
-from sluice.telemetry import configure
+from sluice.telemetry.logs import configure
 from sluice.telemetry.probes import Startup
 from sluice.wire.params import BeamSearchParams, SamplingParams, Speculation
 from sluice.wire.requests import NO_EXTRAS, Extras, Submit

@@ -17,6 +17,7 @@ def measured(part):
     return Measured(origin(["--quick"], 2), RESULTS[part]())
 
 
+@pytest.mark.quick(5)
 def test_saved_results_are_loaded(part, measured, tmp_path):
     save(tmp_path, part, measured)
     assert load(tmp_path) == {part: measured}

@@ -219,6 +219,7 @@ def test_why_a_service_cannot_start_is_reported_once(serving, tmp_path) -> None:
     assert json.loads(err.splitlines()[-1])["error"] == "engine-0 cannot start: the disk is full"
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("setting", ["port", "admin_port", "metrics_port", "http_port"])
 def test_a_port_in_use_is_reported_before_anything_is_started(serving, setting) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:

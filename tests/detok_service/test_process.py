@@ -137,6 +137,7 @@ def test_streams_that_outlive_the_drain_end_with_an_error(context, routers, tmp_
         process.child.kill()
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("num_tokens", [0, 1, 17, 60])
 def test_streams_of_a_killed_process_continue_in_another(context, routers, tmp_path, num_tokens):
     """The other process has only the tokens that the caller has received."""

@@ -121,6 +121,7 @@ def ends():
     return st.sampled_from(BY_TOKEN + ALONE).map(lambda reason: End(reason, TIMES, stop_token=1))
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_stream_resumed_at_any_point_is_the_same_stream(kind):
     tokenizer, decoders = built(kind)
@@ -139,6 +140,7 @@ def test_a_stream_resumed_at_any_point_is_the_same_stream(kind):
     run()
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_text_shown_after_n_tokens_depends_only_on_these(kind):
     """A caller with n tokens has a fixed text; a stream resumed there shows the rest of it."""

@@ -30,6 +30,7 @@ def run(*flags, **variables):
     )
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize(
     ("flags", "variables", "quoted"),
     [

@@ -23,6 +23,7 @@ WITHOUT_TORCH = [
 ]
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("module", WITHOUT_TORCH)
 def test_without_torch(module):
     code = f"import {module}, sys; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"

@@ -136,6 +136,7 @@ def test_the_metrics_port_answers_while_an_engine_loads_and_a_small_cache_is_a_w
         process.communicate(timeout=60)
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize(
     ("flags", "message"),
     [

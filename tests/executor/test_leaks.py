@@ -100,6 +100,7 @@ WAYS_TO_END = {
 FAST = ("requests under way", "exception without shutdown")
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     "how", [how if how in FAST else pytest.param(how, marks=pytest.mark.long) for how in WAYS_TO_END]
 )
@@ -135,6 +136,7 @@ def test_requests_end_before_the_ring_drains(program, folder) -> None:
     assert_no_leftovers(folder, process)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     "code",
     [
@@ -208,6 +210,7 @@ def test_killing_the_program_ends_its_processes(program, folder) -> None:
     assert wait_until(lambda: not any(is_alive(read_notes(folder, name)["pid"]) for name in NAMES))
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("leaves", ["sys.exit()", "pass"])
 def test_a_fork_does_not_stop_the_ring(program, folder, leaves, monkeypatch) -> None:
     # gRPC's fork handlers may wait forever in a fork of a process with running calls.

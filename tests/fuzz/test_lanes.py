@@ -8,7 +8,7 @@ from sluice.wire.requests import ToDetokenizer, ToEngine, ToRouter
 from tests.fuzz import detokenizer, engine, router
 from tests.fuzz.lanes import TARGETS, Watch
 
-FRAMES = 20_000
+FRAMES = 10_000
 GROWTH_MIB = 40
 """Caches of bounded size may still grow by this much after such a short warm-up."""
 

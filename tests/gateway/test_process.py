@@ -192,6 +192,7 @@ def test_it_waits_for_a_router(start, script):
     assert process.end() == 0
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -66,6 +66,7 @@ def can_unshare() -> bool:
     )
 
 
+@pytest.mark.quick(2)
 @pytest.mark.skipif(not can_unshare(), reason="needs the permission to unshare --pid")
 @pytest.mark.parametrize("module", ["router", "detok_service", "engine_worker"])
 def test_process_1_exits_at_any_time_during_its_start(tmp_path: Path, module: str) -> None:

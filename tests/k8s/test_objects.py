@@ -21,6 +21,7 @@ def test_strict_lint(name: str) -> None:
     assert not problems
 
 
+@pytest.mark.quick(6)
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("name", VALUE_SETS)
 def test_native_objects_are_valid(name: str, version: str) -> None:

@@ -162,6 +162,7 @@ def test_a_stream_and_the_shutdown(tmp_path: Path) -> None:
         assert {name: each.stop() for name, each in ring.items()} == dict.fromkeys(ring, 0)
 
 
+@pytest.mark.long
 def test_a_decode_engine_copies_blocks_from_the_keeper_of_another_pod(tmp_path: Path) -> None:
     with started(PHASES, tmp_path) as ring:
         check_ready(ring)

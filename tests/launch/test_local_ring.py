@@ -87,6 +87,7 @@ def test_sockets_are_short_with_a_long_temporary_folder(fake, tmp_path, monkeypa
     assert list(deep.iterdir()) == []
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", ["router", "engine-0", "detok-1"])
 def test_an_exit_during_the_start_shows_the_last_lines_and_leaves_no_process(fake, tmp_path, name) -> None:
     (tmp_path / f"{name}.do").write_text("die")
@@ -143,6 +144,7 @@ def test_log_lines_are_observed(fake) -> None:
     assert loading == [0, 50, 100]
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(("error", "printed"), [(BrokenPipeError, False), (KeyError, True)])
 def test_an_observer_that_fails_does_not_end_the_ring(fake, capfd, error, printed) -> None:
     def broken(line: LogLine) -> None:

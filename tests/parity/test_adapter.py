@@ -31,6 +31,7 @@ def case(request, tmp_path_factory, prompts) -> tuple[str, Path, list[list[int]]
     return request.param, folder, greedy(model, prompts, MAX_TOKENS)
 
 
+@pytest.mark.quick(5)
 @pytest.mark.parametrize(("max_tokens_per_step", "overlap"), [(2048, False), (13, True)])
 def test_outputs_equal_transformers_with_and_without_cached_prefixes(case, prompts, max_tokens_per_step, overlap):
     _, folder, expected = case
@@ -45,12 +46,14 @@ def test_outputs_equal_transformers_with_and_without_cached_prefixes(case, promp
     assert cached == [(len(prompt) - 1) // 16 * 16 for prompt in prompts]
 
 
+@pytest.mark.quick(3)
 def test_preemptions_change_no_token(case, prompts):
     _, folder, expected = case
     harness = EngineHarness(folder, kv_cache_tokens=256, max_tokens_per_step=64)
     check_preemptions_change_nothing(harness, prompts[:4], expected[:4])
 
 
+@pytest.mark.quick(3)
 def test_blocks_behind_the_window_are_released(case, prompts):
     name, folder, _ = case
     harness = EngineHarness(folder, kv_cache_tokens=1024, max_tokens_per_step=64)

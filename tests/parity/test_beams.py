@@ -134,6 +134,7 @@ def test_some_of_the_searches_end_with_end_tokens(cases, expected):
     assert sum(length < max_tokens for length, max_tokens in lengths) >= 5
 
 
+@pytest.mark.quick(1)
 @pytest.mark.one_model
 @pytest.mark.parametrize(
     ("backend", "overlap", "tokens"),

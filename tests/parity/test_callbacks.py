@@ -58,6 +58,7 @@ def generate(processors: ProcessorNames, **options) -> tuple[list, int]:
         return [stream.tokens for stream in streams], engine.pauses
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("overlap", [False, True], ids=["", "overlap"])
 def test_callbacks_return_the_tokens_of_imported_processors(called, overlap) -> None:
     processors, seen = called

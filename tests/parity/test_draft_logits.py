@@ -103,6 +103,7 @@ ENGINES = {
 FAST = {(0, "roomy"), (1, "openvino"), (7, "overlap"), (7, "pauses, small chunks, overlap")}
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     ("max_draft_tokens", "name"),
     [
@@ -119,6 +120,7 @@ def test_the_number_of_draft_tokens_per_step_changes_no_token(guides, plain, nam
     assert (harness.pauses > 0) == ("kv_cache_tokens" in options)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("max_draft_tokens", [0, 5])
 def test_a_request_resumes_on_another_engine_in_the_middle_of_its_draft(guides, plain, max_draft_tokens):
     specs, speculations, expected = plain

@@ -17,6 +17,7 @@ def expected(model_folder, prompts):
     return greedy_oracle(model_folder, prompts[:COUNT], MAX_TOKENS)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("max_batch_size", "max_tokens_per_step", "count"),
     [*(pytest.param(*each, marks=pytest.mark.long) for each in ((1, 2048, 12), (32, 2048, COUNT))), (32, 48, COUNT)],

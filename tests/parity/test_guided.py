@@ -117,6 +117,7 @@ def test_complete_outputs_match_their_guides(plain, tokenizer):
     assert {GuideKind.REGEX, GuideKind.CHOICE} <= ended
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     "options",
     [
@@ -167,6 +168,7 @@ def test_requests_that_resume_in_the_middle_return_the_same_tokens(model_folder,
     assert run(EngineHarness(model_folder, guides=guides), specs, resume=resumes) == expected
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("overlap", [False, True])
 def test_killing_the_guide_worker_changes_no_token(model_folder, guides, plain, overlap):
     specs, expected = plain

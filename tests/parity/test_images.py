@@ -131,6 +131,7 @@ def test_a_checkpoint_without_its_vision_tower_is_refused(tmp_path, oracle):
         EngineHarness(tmp_path)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("overlap", [False, True])
 def test_chunks_may_end_anywhere_in_an_image(prompts, oracle, overlap):
     chunks = (1, 2, 3, 5, 7, 8, 15, 16, 17, 18, 19, 20, 21, 31, 37, 38, 39)
@@ -156,6 +157,7 @@ def test_equal_images_share_blocks_and_others_do_not(prompts, oracle, backend):
         assert harness.cached_tokens(number) == cached
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("options", [{}, {"overlap": True}, {"backend": "openvino"}], ids=str)
 def test_preemptions_change_no_token(prompts, oracle, options):
     with_images = [mixed(prompts, 20 + 9 * i, i) for i in range(5)]

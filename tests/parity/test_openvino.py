@@ -48,6 +48,7 @@ def test_outputs_equal_transformers_with_and_without_cached_prefixes(
     assert [harness.cached_tokens(number) for number in repeated] == [max(0, len(p) - 2) // 32 * 32 for p in prompts]
 
 
+@pytest.mark.quick(1)
 def test_preemptions_and_blocks_from_host_memory_change_no_token(model_folder, prompts, expected):
     harness = EngineHarness(
         model_folder, backend="openvino", kv_cache_tokens=512, kv_host_memory=64 << 20, max_tokens_per_step=256
@@ -83,6 +84,7 @@ def test_capacity_policies_change_no_token(prompts, policy):
     assert streams(together) == expected
 
 
+@pytest.mark.quick(1)
 def test_a_request_resumes_on_another_engine(model_folder, prompts):
     options = {"sampling": SamplingParams(seed=5), "stopping": StopParams(24)}
     first = EngineHarness(model_folder, backend="openvino")
@@ -96,6 +98,7 @@ def test_a_request_resumes_on_another_engine(model_folder, prompts):
         assert second_engine.stream(number).tokens == tokens
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", ["mistral", "qwen2, last layers", "qwen3, alternating"])
 def test_attention_windows_equal_transformers(tmp_path, name):
     random = torch.Generator().manual_seed(3)

@@ -36,6 +36,7 @@ def generate(folder, prompts, attention: str, **options) -> tuple[EngineHarness,
     return harness, [(stream.tokens, [entry.logprob for entry in stream.logprobs]) for stream in streams]
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("attention", ["cpu", "reference"])
 @pytest.mark.parametrize(
     "options", [{}, {"kv_cache_tokens": 192, "max_tokens_per_step": 64}], ids=["roomy", "with pauses"]

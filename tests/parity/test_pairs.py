@@ -213,7 +213,7 @@ def check_prompt(actual: list[Row], expected: list[Row], accuracy: float) -> Non
 
 @given(drawn=REQUESTS)
 @examples(
-    12, phases=(Phase.generate,), suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+    6, phases=(Phase.generate,), suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
 )
 def test_requests_on_a_busy_engine_return_what_they_return_alone(engine, alone, prompts, drawn):
     name, harness = engine

@@ -76,6 +76,7 @@ def test_policies_that_reserve_memory_never_preempt(requests, alone, policy, chu
     assert (empty_slots(harness) > 0) == leaves_slots_empty
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("policy", ["max_utilization", "guaranteed_no_evict", "static_batch"])
 def test_chunking_policies_split_contexts_differently(prompts, policy):
     """With four long prompts, one policy completes them one after the other, and the other one serves all equally."""

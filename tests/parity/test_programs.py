@@ -36,6 +36,7 @@ def undisturbed(model, prompts) -> list[list[int]]:
     return greedy(model, prompts[20 : 20 + COUNT], MAX_TOKENS)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("engine", "rule"),
     [

@@ -86,6 +86,7 @@ def test_chunks_may_end_anywhere(model_folder, prompts, oracle, overlap, backend
         check(harness.prompt_logprobs(number), prompt, oracle, TOP)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("backend", ["torch", "openvino"])
 def test_cached_prefixes_are_computed_again(model_folder, prompts, oracle, backend):
     harness = EngineHarness(model_folder, backend=backend, max_tokens_per_step=64)

@@ -148,12 +148,14 @@ def test_prefixes_are_shared_up_to_the_first_image_that_differs(prompts, oracle,
         assert harness.cached_tokens(number) == cached
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("options", [{}, {"overlap": True}, {"backend": "openvino"}], ids=str)
 def test_preemptions_change_no_token(prompts, oracle, options):
     with_images = [mixed(prompts, 20 + 9 * i, i) for i in range(5)]
     check_preemptions(submit, oracle, with_images, 90, kv_cache_tokens=320, **options)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("backend", ["torch", "openvino"])
 def test_requests_with_several_outputs_can_resume(prompts, oracle, backend):
     check_resume(submit, oracle, mixed(prompts, 20), backend)

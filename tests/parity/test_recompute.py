@@ -110,6 +110,7 @@ def requests(prompts, adapters) -> list[Request]:
     ]
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("precision", quick("int8", "int8, adapters"), indirect=True)
 def test_resumed_streams_have_the_same_bits(precision, folder, requests, positions):
     """Beside others, with prompts in several chunks, with and without cached blocks."""
@@ -127,6 +128,7 @@ def test_resumed_streams_have_the_same_bits(precision, folder, requests, positio
         assert text_of(harness, number) == rest
 
 
+@pytest.mark.quick(1)
 def test_preempted_streams_have_the_same_bits(precision, folder, requests):
     harness = harness_of(precision, folder, kv_cache_tokens=7 * BLOCK, max_tokens_per_step=96)
     texts = [generate(harness, request, salt="undisturbed") for request in requests]
@@ -136,6 +138,7 @@ def test_preempted_streams_have_the_same_bits(precision, folder, requests):
     assert [[text_of(harness, number) for number in copy] for copy in numbers] == [texts] * 2
 
 
+@pytest.mark.quick(1)
 def test_cached_blocks_change_no_bit(precision, folder, requests):
     """Those of the prompt itself, and those of an answer that a longer prompt contains."""
     harness = harness_of(precision, folder)

@@ -49,6 +49,7 @@ def check_equal(actual: list, expected: list) -> None:
         assert logprobs == pytest.approx(right_logprobs, abs=1e-3)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("overlap", [False, True], ids=["", "overlap"])
 def test_both_ranks_call_processors_with_the_same_arguments(tmp_path, monkeypatch, overlap):
     named = [("shift",), (), ("shift", BATCHED), (BATCHED,), (BATCHED, "shift")]

@@ -59,6 +59,7 @@ def resume_lengths(streams: list, first: int) -> dict[int, int]:
     return {i: (first + 7 * i) % (len(stream.tokens) + 1) for i, stream in enumerate(streams)}
 
 
+@pytest.mark.quick(2)
 @pytest.mark.one_quick_model
 @pytest.mark.parametrize(
     "options", [{"block_reuse": False}, {"overlap": True}, {}], ids=["uncached", "cached, overlap", "cached"]
@@ -77,6 +78,7 @@ def test_requests_can_resume_after_any_token(model_folder, undisturbed, options)
         check(harness, number, streams, lengths)
 
 
+@pytest.mark.quick(1)
 def test_resumed_requests_can_be_preempted(model_folder, undisturbed):
     """In a pool that holds only a few of them."""
     harness = EngineHarness(model_folder, kv_cache_tokens=128, tokens_per_block=4, max_tokens_per_step=64)

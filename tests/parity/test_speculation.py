@@ -93,6 +93,7 @@ QUICK = {(1, "roomy"), (1, "overlap"), (7, "pauses, small chunks"), (7, "openvin
 """Each engine with one number of draft tokens."""
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     ("max_draft_tokens", "name"),
     [

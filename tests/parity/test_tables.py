@@ -45,6 +45,7 @@ def mixed(oracle: Oracle, prompts: list[list[int]], size: int) -> list[int]:
     return [first, first + 1, *text[: size // 2], first + 2, first + 3, first + 2, *text[size // 2 :], first + 4]
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     ("backend", "dtype"),
     [
@@ -112,6 +113,7 @@ def test_chunks_may_end_anywhere(model_folder, prompts, oracle, backend, overlap
         assert tokens_of(harness, submit(harness, prompt, rows)) == expected, chunk
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_equal_tables_share_blocks_and_others_do_not(model_folder, prompts, oracle, backend):
     """Text before the virtual tokens is shared too."""
@@ -144,6 +146,7 @@ def test_preemptions_change_no_token(model_folder, prompts, oracle, options):
         assert harness.stream(number).tokens == oracle.generate(prompt, rows, max_new_tokens=60)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_requests_with_several_outputs_can_resume(model_folder, prompts, oracle, backend):
     rows, prompt = oracle.rows(5, seed=6), mixed(oracle, prompts, 30)

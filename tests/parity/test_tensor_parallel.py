@@ -76,6 +76,7 @@ def test_draft_tokens_change_no_token_of_two_ranks():
     compare(actual, expected)
 
 
+@pytest.mark.long
 def test_two_ranks_accept_the_draft_tokens_with_logits_that_one_accepts():
     """Only rank 0 samples, so that draft logits are not sent to other ranks."""
     draft = generate(tiny_model.path(), 4096)[6][0]
@@ -93,6 +94,7 @@ def test_two_ranks_run_guided_requests():
         check(tiny_model.path(), checkpoint.vocab_size, guides=guides)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("name", "options"),
     [
@@ -107,6 +109,7 @@ def test_two_ranks_run_random_models(tmp_path, name, options):
     check(tmp_path, 97, **options)
 
 
+@pytest.mark.long
 def test_ranks_may_outnumber_kv_heads(tmp_path):
     """Four ranks share two KV heads."""
     write_checkpoint(tmp_path, CONFIGS["qwen3, tied"])

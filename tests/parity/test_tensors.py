@@ -68,6 +68,7 @@ def check(harness: EngineHarness, request: int, prompt: list[int], oracle: Oracl
         assert near(harness.tensor(request, name, context=True), expected.named[name]), name
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     ("overlap", "backend"),
     [
@@ -176,6 +177,7 @@ def test_every_output_has_its_own_rows(model_folder, prompts, oracle):
     assert len({tuple(harness.stream(number, i).tokens) for i in range(4)}) > 1
 
 
+@pytest.mark.quick(1)
 @pytest.mark.one_model
 @pytest.mark.parametrize(
     "options", [pytest.param({}, marks=pytest.mark.long), {"overlap": True}, {"backend": "openvino"}], ids=str

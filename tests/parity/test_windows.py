@@ -61,6 +61,7 @@ def folder_and_expected(request, tmp_path_factory, prompts):
     return folder, greedy(model, prompts, MAX_TOKENS)
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize(
     ("attention", "max_tokens_per_step"),
     [
@@ -84,6 +85,7 @@ def test_outputs_equal_transformers_with_and_without_cached_prefixes(
     assert cached == [(len(prompt) - 1) // 16 * 16 for prompt in prompts]
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("tokens_per_block", [1, pytest.param(64, marks=pytest.mark.long)])
 def test_outputs_equal_transformers_with_blocks_of_any_size(folder_and_expected, prompts, tokens_per_block):
     folder, expected = folder_and_expected
@@ -91,6 +93,7 @@ def test_outputs_equal_transformers_with_blocks_of_any_size(folder_and_expected,
     assert harness.generate(prompts, GREEDY, MAX_TOKENS) == expected
 
 
+@pytest.mark.quick(2)
 def test_preemptions_change_no_token(folder_and_expected, prompts):
     folder, expected = folder_and_expected
     harness = EngineHarness(folder, kv_cache_tokens=224, max_tokens_per_step=64, tokens_per_block=4)
@@ -138,6 +141,7 @@ def test_a_prefix_needs_only_the_blocks_of_its_last_window_to_be_reused(mistral,
     assert harness.cached_tokens(repeated) == 192
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("limits", "layer_types"),
     [

@@ -175,6 +175,7 @@ async def test_the_pushback_grows_with_each_attempt_and_is_random():
     assert len({await pushback(ErrorCode.OVERLOADED) for _ in range(50)}) > 10
 
 
+@pytest.mark.quick(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("connections", [1, 4])
 async def test_each_of_thousands_of_concurrent_calls_gets_a_response_of_the_router(ring, start, connections):

@@ -58,6 +58,7 @@ def test_a_chat_template_replaces_the_models(tmp_path):
     assert checkpoint.chat_template == "{{ messages[0].content }}!"
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     ("arguments", "quoted"),
     [

@@ -53,6 +53,7 @@ def test_requests_are_handed_over_and_nothing_is_left():
     assert (undisturbed().handovers, undisturbed().resumed) == (0, 0)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("moments", [MOMENTS[::4], pytest.param(MOMENTS, marks=pytest.mark.long)], ids=["few", "all"])
 @pytest.mark.parametrize("engine", ENGINES)
 def test_one_side_is_killed_at_each_moment(engine, moments):

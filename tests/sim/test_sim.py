@@ -6,7 +6,7 @@ from tests.sim.judge import MAX_POISON_DEATHS
 from tests.sim.run import verdict_on
 from tests.sim.scenario import Scenario
 
-PARTS = 5
+PARTS = 10
 SEEDS = 100
 
 

@@ -102,6 +102,7 @@ def busy_engines(client) -> list[str]:
     return [engine.engine_id for engine in client.stats().engines if engine.active_requests]
 
 
+@pytest.mark.long
 def test_the_executor_searches(ring):
     with GenerationExecutor.connect(ring.address) as executor:
         params = SamplingParams(use_beam_search=True, n=2, best_of=4, max_tokens=12, early_stopping=2)

@@ -39,6 +39,7 @@ def generate(executor: GenerationExecutor, **sampling) -> list[list[int]]:
     return [list(result.result(300).outputs[0].token_ids) for result in results]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("engines", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_streams_survive_the_death_of_an_engine(engines) -> None:
     steered = Steered(40)

@@ -101,6 +101,7 @@ async def test_an_unstreamed_result_equals_the_stream(wide_ring):
             assert outputs == {index: end[:2] for index, end in (await streamed(client, request(i))).items()}
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("n", [1, 3])
 async def test_cancelling_64_streams_in_the_middle_frees_every_block(wide_ring, n):
     async def cancelled(client: AsyncClient, i: int) -> None:

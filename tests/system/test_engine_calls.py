@@ -126,6 +126,7 @@ def test_slow_methods_delay_streams_but_change_no_text(two_ranks):
     assert texts == [expected]
 
 
+@pytest.mark.long
 def test_the_command_line_prints_the_answer_of_every_rank(two_ranks):
     address = two_ranks._session._client.addresses[0]
     done = subprocess.run(

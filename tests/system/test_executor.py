@@ -119,6 +119,7 @@ def test_every_example_is_tested() -> None:
     assert {path.stem for path in EXAMPLES.glob("*.py")} == set(CHECKS)
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("name", CHECKS)
 def test_examples_run_with_a_running_ring(ring, program, name) -> None:
     process = program.start(str(EXAMPLES / f"{name}.py"), "--address", ring.address)

@@ -111,6 +111,7 @@ def test_a_guide_that_is_too_complex_ends_only_its_own_request(client):
     assert "".join(chunk.text for chunk in stream) == plain
 
 
+@pytest.mark.long
 def test_the_executor_takes_guides(ring):
     params = SamplingParams(max_tokens=32, guided_decoding=GuidedDecodingParams(json={"enum": ["red", "blue"]}))
     with GenerationExecutor.connect(ring.address) as executor:

@@ -53,6 +53,7 @@ def test_the_python_example_of_the_page(address):
     assert lines[-1] in ("yes", "no")
 
 
+@pytest.mark.long
 @pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
 def test_the_curl_examples(address):
     (streamed,) = run("http.md", "bash", address)

@@ -87,6 +87,7 @@ def test_the_example_of_the_page_works(pair, capsys, tmp_path, monkeypatch):
     assert capsys.readouterr().out.splitlines()[-1] == f"{ROWS} tokens per image"
 
 
+@pytest.mark.long
 def test_the_python_example_works(pair, tmp_path):
     (tmp_path / "photo.png").write_bytes(picture(4))
     size, *lines = run("images.py", pair.address, str(tmp_path / "photo.png"), "What is this?").stdout.splitlines()

@@ -251,6 +251,7 @@ def test_the_examples_of_the_pages_work(ring, client, folders, capsys, page) -> 
         assert [line for line in lines if "no adapter is loaded under this id" in line]
 
 
+@pytest.mark.long
 def test_the_python_example_works(ring, folders) -> None:
     printed = run("lora.py", ring.addresses[0], str(folders["all"])).stdout
     assert re.fullmatch(r"127\.0\.0\.1:\d+: Lora\(lora_id='mine'.*\)\nmine: '.*'\nmodel: '.*'\n", printed)

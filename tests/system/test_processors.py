@@ -104,6 +104,7 @@ def test_no_ngram_occurs_twice(client):
     assert len(set(itertools.pairwise(without_repeats))) == 59
 
 
+@pytest.mark.long
 def test_best_of_returns_the_most_likely_outputs(client):
     several = client.generate(PROMPT, n=5, seed=3, max_tokens=12, logprobs=0)
     best = client.generate(PROMPT, n=2, best_of=5, seed=3, max_tokens=12)

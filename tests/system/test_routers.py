@@ -103,6 +103,7 @@ async def test_streams_survive_the_death_and_restart_of_their_router(two, how) -
         assert resumed >= len(OPTIONS)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_an_unstreamed_request_is_repeated_at_the_other_router(two) -> None:
     with Client(two.addresses) as client:

@@ -104,6 +104,7 @@ def test_the_demo_is_printed_and_the_ring_keeps_serving(serve) -> None:
     assert process.returncode == 0
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("drain", [pytest.param("30", marks=pytest.mark.long), "0"])
 def test_a_signal_during_the_demo_ends_the_ring_cleanly(serve, drain) -> None:
     process = serve("--port", "0", "--drain-timeout", drain, "--demo", "def fibonacci(n):")

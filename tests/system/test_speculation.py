@@ -170,6 +170,7 @@ def drafting():
         yield ring
 
 
+@pytest.mark.long
 def test_a_draft_model_accelerates_requests_without_changing_them(client, drafting):
     seeds = itertools.count()
 

@@ -186,6 +186,7 @@ def test_the_pages_of_engines_and_detokenizers_work_in_a_browser(ring, chromium,
     assert page.console_errors == []
 
 
+@pytest.mark.quick(1)
 @needs_chromium
 @pytest.mark.parametrize("width", [1280, 920, 360])
 def test_the_browser_shows_frozen_services_as_lost(ring, chromium, width):

@@ -13,6 +13,7 @@ ROOT = Path(__file__).parents[2]
 KILL = re.compile(r"^✘ kill -9 (\S+): .*\n", re.MULTILINE)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_the_demo_kills_three_services_and_the_text_is_the_same() -> None:
     done = subprocess.run(

@@ -64,6 +64,7 @@ def test_text_token_ids_and_embeddings_may_have_tables(pair, model):
             client.generate({"prompt_embeds": np.zeros((2, 3))})
 
 
+@pytest.mark.long
 def test_the_example_of_the_page_works(pair, capsys):
     (example,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     exec(example.replace("127.0.0.1:50051", pair.address), {})

@@ -48,7 +48,8 @@ def test_two_ranks_return_the_texts_of_one(ring, texts):
     assert generate(ring) == texts
 
 
-@pytest.mark.parametrize("death", [pytest.param(signal.SIGKILL, marks=pytest.mark.long), signal.SIGSTOP])
+@pytest.mark.long
+@pytest.mark.parametrize("death", [signal.SIGKILL, signal.SIGSTOP])
 async def test_streams_survive_when_a_rank_dies_or_hangs(shared_ring, texts, death):
     engine, second = shared_ring.pids["engine-0"], second_rank(shared_ring)
     async with AsyncClient(shared_ring.address, timeout=200) as client:

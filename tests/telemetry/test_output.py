@@ -18,10 +18,10 @@ PIPE_BYTES = 1 << 20
 """More than fits in a pipe."""
 CODE = """
 import logging, os, sys, threading, warnings
-from sluice import telemetry
+from sluice.telemetry.logs import configure
 from sluice.telemetry.output import protect_stderr
 stderr = protect_stderr()
-log = telemetry.configure("service")
+log = configure("service")
 class Bad:
     def __repr__(self):
         raise ValueError("canary")

@@ -15,6 +15,7 @@ pytestmark = [pytest.mark.process, pytest.mark.slow]
 ROOT = Path(__file__).parents[3]
 
 
+@pytest.mark.quick(1)
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize(
     ("line", "number"),

@@ -1,4 +1,4 @@
-"""Sluice's Triton kernels in Triton's interpreter, on a CPU; `test_triton` runs this file in a separate process."""
+"""Sluice's Triton kernels in Triton's interpreter, on a CPU; see `test_interpreted`."""
 
 from dataclasses import replace
 
@@ -56,6 +56,7 @@ def test_agrees_with_the_reference(
     assert_same(heads, step if window is None else drop_blocks_before_window(step, window), window)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("sequences", [ONE_SPLIT, MIXED])
 @pytest.mark.parametrize("head_dim", [16, 256])
 def test_half_precision(sequences, head_dim):
@@ -63,6 +64,7 @@ def test_half_precision(sequences, head_dim):
     assert_same(heads, paged_step(heads, sequences, dtype=torch.float16), tolerance=5e-3)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     ("cores", "long", "window"), [(1, 4096, None), (1, 64, None), (4, 64, None), (1, 64, 200), (32, 64, 200)]
 )
@@ -95,6 +97,7 @@ def test_generation_rows_are_split_in_steps_with_context_too(monkeypatch):
     assert launched == [(range(2), 1, 5), (range(2, 5), 40, None)]
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("head_dim", [16, 256])
 def test_the_output_for_context_length_0_is_zeros(head_dim):
     """Such sequences are the padding of a graph. Also with split keys, where every share is empty."""

@@ -1,5 +1,4 @@
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -9,7 +8,7 @@ from engine_worker.attention.backend import HeadShape
 from engine_worker.attention.cache import store_by_torch
 from engine_worker.attention.paged import TRITON, PagedAttention
 from tests.engine_worker.attention.paged import attend, paged_step
-from tests.engine_worker.triton_tools import interpret, needs_triton
+from tests.engine_worker.triton_tools import needs_triton
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
 
@@ -17,12 +16,6 @@ LARGE, WIDE, SMALL = HeadShape(32, 8, 128), HeadShape(8, 4, 256), HeadShape(4, 1
 NAMES = {torch.bfloat16: "bf16", torch.float32: "fp32", torch.int32: "i32", torch.int64: "i64"}
 SHARED = {80: 163, 90: 227, 120: 99}
 """KiB of shared memory per program, by compute capability."""
-
-
-@needs_triton
-@pytest.mark.timeout(400)
-def test_by_tritons_interpreter():
-    interpret(Path(__file__).with_name("interpreted.py"))
 
 
 class Recorded:
@@ -73,6 +66,7 @@ def launched(monkeypatch, tmp_path):
     return launch
 
 
+@pytest.mark.quick(2)
 @needs_triton
 @pytest.mark.parametrize("heads", [LARGE, WIDE], ids=["128", "256"])
 @pytest.mark.parametrize(

@@ -133,6 +133,7 @@ def all_kernels(monkeypatch):
     monkeypatch.setattr(on_device, "PAGES", (256,))
 
 
+@pytest.mark.quick(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("title", ["FlashAttention-2", "FlashAttention-3", "FlashAttention-4", "torch's varlen_attn"])
 def test_every_kernel_accepts_the_random_steps(all_kernels, on_a_gpu, title):

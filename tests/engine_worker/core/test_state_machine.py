@@ -13,10 +13,10 @@ from tests.examples import examples
 pytestmark = pytest.mark.timeout(600)
 
 TestEngine = EngineMachine.TestCase
-TestEngine.settings = examples(125, stateful_step_count=40, suppress_health_check=list(HealthCheck))
+TestEngine.settings = examples(60, stateful_step_count=40, suppress_health_check=list(HealthCheck))
 
 TestRing = RingMachine.TestCase
-TestRing.settings = examples(40, stateful_step_count=40, suppress_health_check=list(HealthCheck))
+TestRing.settings = examples(20, stateful_step_count=40, suppress_health_check=list(HealthCheck))
 
 
 def test_a_failed_step_should_have_offloaded_what_the_next_one_loads():

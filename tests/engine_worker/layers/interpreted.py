@@ -1,4 +1,4 @@
-"""The layers' Triton kernels in Triton's interpreter, on a CPU; `test_kernels` runs this file in a separate process."""
+"""The layers' Triton kernels in Triton's interpreter, on a CPU; see `test_interpreted`."""
 
 import pytest
 import torch

@@ -1,8 +1,6 @@
-from pathlib import Path
-
 import pytest
 
-from tests.engine_worker.triton_tools import CAPABILITIES, interpret, machine_code, needs_triton
+from tests.engine_worker.triton_tools import CAPABILITIES, machine_code, needs_triton
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
 
@@ -26,11 +24,7 @@ KERNELS = [
 ]
 
 
-@needs_triton
-def test_by_tritons_interpreter():
-    interpret(Path(__file__).with_name("interpreted.py"))
-
-
+@pytest.mark.quick(4)
 @needs_triton
 @pytest.mark.parametrize("capability", CAPABILITIES)
 @pytest.mark.parametrize(("name", "types", "constants"), KERNELS, ids=[f"{k[0]}{i}" for i, k in enumerate(KERNELS)])

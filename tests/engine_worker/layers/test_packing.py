@@ -87,6 +87,7 @@ def test_the_trial_detects_differences(where):
     assert not is_batch_invariant(inexact(where).pack(WEIGHT), 40)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("libraries", [LIBRARIES, (MKL,), (ONEDNN,), LIBRARIES[::-1]])

@@ -1,4 +1,4 @@
-"""Tests the adapters' kernels with Triton's interpreter, on a CPU; `test_kernels` runs this file in a subprocess."""
+"""Tests the adapters' kernels with Triton's interpreter, on a CPU; see `test_interpreted`."""
 
 import numpy as np
 import torch

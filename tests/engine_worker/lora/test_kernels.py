@@ -1,8 +1,6 @@
-from pathlib import Path
-
 import pytest
 
-from tests.engine_worker.triton_tools import CAPABILITIES, interpret, machine_code, needs_triton
+from tests.engine_worker.triton_tools import CAPABILITIES, machine_code, needs_triton
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
 
@@ -14,11 +12,6 @@ TYPES = {
     "sums": "*fp32",
 }
 SIZES = {"INPUTS": 4096, "RANKS": 8, "WIDTH": 16, "BLOCK": 16, "TILE": 64}
-
-
-@needs_triton
-def test_by_tritons_interpreter():
-    interpret(Path(__file__).with_name("interpreted.py"))
 
 
 @needs_triton

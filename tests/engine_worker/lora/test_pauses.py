@@ -60,6 +60,7 @@ def paused(bench: EngineBench) -> set[int]:
     return {each.request for report in bench.reports for each in report.requests if each.pauses}
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("pages", [sum(PAGES), max(PAGES)], ids=["room for all adapters", "one adapter at a time"])
 def test_pauses_change_no_token(model, prompts, undisturbed, overlap, pages):

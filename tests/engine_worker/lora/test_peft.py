@@ -57,6 +57,7 @@ def test_alone(model, oracle, adapters, name):
     assert not torch.allclose(oracle.logits(folder, tokens), oracle.logits(None, tokens), atol=1e-3)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_sixteen_requests_with_several_adapters_and_none(model, oracle, adapters, backend):
     bench, submitted = lora_engine(model, backend=backend), {}

@@ -53,6 +53,7 @@ def test_each_alone(model, oracle, folders):
         assert not torch.allclose(oracle.logits(folder, tokens), oracle.logits(None, tokens), atol=1e-3)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("seed", range(5))
 def test_sixteen_requests_with_four_adapters_and_none(model, oracle, folders, seed):
     bench, submitted = lora_engine(model), {}
@@ -68,6 +69,7 @@ def test_sixteen_requests_with_four_adapters_and_none(model, oracle, folders, se
     assert max(len(set(numbers)) for numbers in generating) == 5
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("seed", "backend"), [(0, "torch"), (1, "torch"), pytest.param(2, *OPENVINO.values, marks=OPENVINO.marks)]
 )

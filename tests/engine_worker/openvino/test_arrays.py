@@ -18,7 +18,7 @@ def built(slices, size, window, smallest) -> Pass:
     return build_pass(slices, requested_rows(slices), size, window, smallest, SPARE, NO_ROWS)
 
 
-@examples(300)
+@examples(150)
 @given(steps(), st.integers(2, 4))
 def test_inputs_equal_the_arrays_for_torch(step, smallest):
     slices, size, window = step

@@ -17,6 +17,7 @@ def folder_and_model(request, tmp_path_factory):
     return folder, write_checkpoint(folder, CONFIGS[request.param])
 
 
+@pytest.mark.quick(4)
 def test_logits_equal_transformers_and_rotations_are_fused(folder_and_model):
     folder, model = folder_and_model
     runner = load(folder)

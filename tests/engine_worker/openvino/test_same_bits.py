@@ -56,6 +56,7 @@ def last(number: int, *, lora: bool = False) -> Slice:
     return Slice(prompt(number)[-1:], LENGTHS[number], blocks(number), (DRAW,), adapter_slot=adapter)
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize(
     ("threads", "options"),
     [

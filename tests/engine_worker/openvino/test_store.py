@@ -65,6 +65,7 @@ def test_on_a_full_disk_arrays_stay_in_memory(tmp_path, monkeypatch):
     assert file_store.summary == f"in memory: in a file in {tmp_path} failed: the disk is nearly full"
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("quantize", ["none", "int8", "int4"])
 def test_weights_in_a_file_do_not_change_the_tokens(tmp_path, monkeypatch, quantize):
     prompts = [[1, 2, 3], list(range(70))]

@@ -18,7 +18,7 @@ from engine_worker.runner import load
 from engine_worker.runner.config import RunnerConfig
 from engine_worker.step import Draw, Slice, Step
 from sluice.checkpoint.folder import open_checkpoint
-from sluice.telemetry import configure
+from sluice.telemetry.logs import configure
 from sluice.wire.params import SamplingParams
 from tests.fakes.graphs import WeakCapture
 from tests.fakes.paged_attention import PagedTorch

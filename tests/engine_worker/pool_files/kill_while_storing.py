@@ -15,15 +15,17 @@ from tests.engine_worker.pool_files.files import NUM_BLOCKS, holds, open_file, s
 LONGEST_LIFE = 0.03
 
 
-def live(folder: Path, start: int, begun: int) -> None:
-    """Store blocks until this process is killed. `start`: number of the first content. `begun`: a byte is written to
-    this descriptor once the engine has started."""
+def live(folder: Path, start: int, progress: int) -> None:
+    """Store blocks until this process is killed. `start`: number of the first content. `progress`: a byte is written to
+    this descriptor once the engine has started, and another one once it has stored a block."""
     _, file = open_file(folder, "a")
     list(file.adopted())
-    os.write(begun, b"x")
+    os.write(progress, b"x")
     for number in count(start):
         file.clear(number % NUM_BLOCKS)
         store(file, number % NUM_BLOCKS, number)
+        if number == start:
+            os.write(progress, b"x")
 
 
 def check(folder: Path) -> int:
@@ -45,8 +47,8 @@ def main(folder: Path, kills: int) -> None:
         child = os.fork()
         if not child:
             live(folder, 1000 * attempt, writer)
-        # Every other one may be killed while it starts.
-        if attempt % 2:
+        # Killed while it starts or later, while it stores its first block or later, or after that.
+        for _ in range(attempt % 3):
             os.read(reader, 1)
         os.close(reader)
         os.close(writer)

@@ -120,7 +120,7 @@ def check_rows(arrays: StepArrays, expected: dict[int, list[float]]) -> None:
     assert (arrays.virtual_tokens.dtype, arrays.virtual_rows.dtype) == (np.int64, np.float32)
 
 
-@examples(300)
+@examples(150)
 @given(steps())
 def test_a_step_token_by_token(step):
     """Each array agrees with its meaning, computed in plain loops."""

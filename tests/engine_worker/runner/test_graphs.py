@@ -79,6 +79,7 @@ def make(
 PROMPTS = [[5, 6, 7, 8, 9, 10, 11], [12, 13], [14], [15, 16, 17], [18, 19, 20, 21, 22], [23, 24]]
 
 
+@pytest.mark.quick(10)
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 5])
 @pytest.mark.parametrize("sampling", [{"temperature": 0.0}, {"seed": 3}], ids=str)
 def test_replayed_steps_equal_eager_ones(checkpoint, count, sampling):
@@ -90,6 +91,7 @@ def test_replayed_steps_equal_eager_ones(checkpoint, count, sampling):
     assert {1: 3, 2: 2, 3: 1, 4: 1, 5: 0}[count] == max(i for i, graph in enumerate(capture.graphs) if graph.replays)
 
 
+@pytest.mark.quick(2)
 def test_a_loaded_runner_has_graphs(checkpoint, monkeypatch):
     """Loaded as on a GPU, with a fake capture."""
     config = RunnerConfig("cpu", tokens_per_block=TOKENS_PER_BLOCK, kv_cache_tokens=256, max_batch_size=5)
@@ -107,6 +109,7 @@ def test_a_loaded_runner_has_graphs(checkpoint, monkeypatch):
     assert sum(graph.replays for graph in capture.graphs) == 12
 
 
+@pytest.mark.quick(10)
 @pytest.mark.parametrize("chunk", [1, 2, 3, 1 << 20])
 @pytest.mark.parametrize("count", [1, 3, 5])
 def test_replayed_steps_with_context_equal_eager_ones(checkpoint, count, chunk):

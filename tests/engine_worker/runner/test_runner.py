@@ -50,10 +50,12 @@ def expected(folder_and_model, prompts):
     return outputs
 
 
+@pytest.mark.quick(3)
 def test_greedy_alone_equals_transformers(runner, prompts, expected):
     assert [generate(runner, [prompt], NEW, temperature=0.0)[0] for prompt in prompts] == expected
 
 
+@pytest.mark.quick(8)
 @pytest.mark.parametrize("chunk", [1, 2, 7, 16, 1 << 20])
 def test_greedy_together_and_chunked_equals_transformers(runner, prompts, expected, chunk):
     assert generate(runner, prompts, NEW, chunk=chunk, temperature=0.0) == expected
@@ -67,6 +69,7 @@ def test_chunked_at_every_edge(runner, prompts, expected):
         assert drawn[0].token == expected[6][0]
 
 
+@pytest.mark.quick(3)
 def test_seeded_samples_do_not_depend_on_the_batch(runner, prompts):
     sampling = {"seed": 5, "temperature": 1.5}
     alone = [generate(runner, [prompt], NEW, **sampling)[0] for prompt in prompts]

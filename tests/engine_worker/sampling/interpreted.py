@@ -1,4 +1,4 @@
-"""Tests the sampling kernels with Triton's interpreter, on a CPU; `test_kernels` runs this file in a subprocess."""
+"""Tests the sampling kernels with Triton's interpreter, on a CPU; see `test_interpreted`."""
 
 import pytest
 import torch
@@ -73,6 +73,7 @@ def test_noise_in_float32_is_accurate_to_the_margin_at_both_ends():
     torch.testing.assert_close(-exponentials.double().log(), noise.gumbel(bits), atol=kernels.MARGIN / 100, rtol=0)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("above", [-3e-7, 3e-7])
 def test_a_near_tie_is_decided_in_float64(above):
     """The best two tokens are in different parts, and their sums are closer than the precision of float32."""

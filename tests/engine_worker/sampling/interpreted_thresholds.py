@@ -1,4 +1,4 @@
-"""Tests the thresholds kernel with Triton's interpreter, on a CPU; `test_kernels` runs this file in a subprocess."""
+"""Tests the thresholds kernel with Triton's interpreter, on a CPU; see `test_interpreted`."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ from sluice.wire.params import SamplingParams
 from tests.engine_worker.sampling.draws import draw, tensors
 from tests.examples import examples
 
-pytestmark = pytest.mark.filterwarnings("ignore:invalid value", "ignore:overflow")
+pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("ignore:invalid value", "ignore:overflow")]
 KERNELS = SamplingKernels(torch_gumbel_max, kernel.triton_thresholds)
 SMALL = 1 << 6
 """In place of WIDTH. The interpreter takes about as long for many scores at a time as for few."""

@@ -62,6 +62,7 @@ SETTINGS = [
 ]
 
 
+@pytest.mark.quick(7)
 @pytest.mark.parametrize("sampling", SETTINGS, ids=str)
 @pytest.mark.parametrize("vocab", [40, 300])
 def test_samples_follow_the_filtered_softmax(sampling, vocab):

@@ -1,8 +1,6 @@
-from pathlib import Path
-
 import pytest
 
-from tests.engine_worker.triton_tools import CAPABILITIES, interpret, machine_code, needs_triton
+from tests.engine_worker.triton_tools import CAPABILITIES, machine_code, needs_triton
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
 
@@ -34,12 +32,7 @@ THRESHOLD_TYPES = {
 }
 
 
-@needs_triton
-@pytest.mark.parametrize("tests", ["interpreted.py", pytest.param("interpreted_thresholds.py", marks=pytest.mark.long)])
-def test_by_tritons_interpreter(tests):
-    interpret(Path(__file__).with_name(tests))
-
-
+@pytest.mark.quick(2)
 @needs_triton
 @pytest.mark.parametrize("capability", CAPABILITIES)
 @pytest.mark.parametrize("limited", [False, True])
@@ -54,6 +47,7 @@ def test_gumbel_max_compiles(capability, limited, monkeypatch, tmp_path):
     assert machine_code(kernels._exact_max, capability, types, constants)
 
 
+@pytest.mark.quick(1)
 @needs_triton
 @pytest.mark.parametrize("capability", CAPABILITIES)
 def test_thresholds_compile(capability, monkeypatch, tmp_path):

@@ -53,6 +53,7 @@ def drawn(
     return tokens, torch.tensor([each.token for each in sampled(logits[None], [0] * DRAWS, draws)])
 
 
+@pytest.mark.quick(5)
 @pytest.mark.parametrize("sampling", SETTINGS, ids=str)
 @pytest.mark.parametrize("draft", [random_logits(2), random_logits(3, 5.0)], ids=["flat", "peaked"])
 def test_samples_follow_the_distribution_of_the_request(sampling, draft):

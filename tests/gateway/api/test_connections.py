@@ -133,6 +133,7 @@ async def test_connections_beyond_the_limit_while_all_have_requests(address, scr
             writer.close()
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("path", ["/version", "/v1/models"])
 async def test_pipelined_requests_are_all_answered(gateway, path):
     """More of them than are read at once, and parsed no faster than they are answered."""

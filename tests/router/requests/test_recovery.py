@@ -87,6 +87,7 @@ LOSSES = {
 } | {code: fault(code) for code in ("OVERLOADED", "DRAINING", "STEP_FAILED", "ROWS_LOST", "ENGINE_LOST")}
 
 
+@pytest.mark.quick(24)
 @pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize("phase", PHASES)
 async def test_every_loss_in_every_phase(two_of_each, ring, phase, loss):

@@ -189,7 +189,7 @@ class Machine(RecoverySystem):
 
 
 TestRecovery = Machine.TestCase
-TestRecovery.settings = examples(60, stateful_step_count=50, suppress_health_check=list(HealthCheck))
+TestRecovery.settings = examples(40, stateful_step_count=50, suppress_health_check=list(HealthCheck))
 
 
 class HandingOver(Machine):

@@ -44,6 +44,7 @@ def check(runner, model) -> None:
         torch.testing.assert_close(logprobs, expected, atol=2e-4, rtol=1e-4)
 
 
+@pytest.mark.quick(10)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ADAPTED)
 def test_logits_equal_transformers(tmp_path, name):

@@ -8,8 +8,8 @@ pytestmark = pytest.mark.process
 
 CODE = """
 import sys
-from sluice import telemetry
-log = telemetry.configure("service", "debug", exception_texts=sys.argv[1] == "True")
+from sluice.telemetry.logs import configure
+log = configure("service", "debug", exception_texts=sys.argv[1] == "True")
 def fail(text):
     try:
         {}[text]
