@@ -50,7 +50,8 @@ def test_a_closure() -> None:
     assert all(count >= 6 for count in num_calls.values())
 
 
-@pytest.mark.parametrize("flags", [pytest.param((), marks=pytest.mark.long), ("--batched",)])
+@pytest.mark.long
+@pytest.mark.parametrize("flags", [(), ("--batched",)])
 def test_logits_processors(flags: tuple[str, ...]) -> None:
     check_digits(run("logits_processor.py", *flags))
 
