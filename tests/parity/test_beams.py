@@ -115,7 +115,7 @@ def model(model_folder):
 
 @pytest.fixture(scope="module")
 def cases(model, prompts):
-    return cases_of(model, prompts, 21)
+    return cases_of(model, prompts, 36)
 
 
 @pytest.fixture(scope="module")
