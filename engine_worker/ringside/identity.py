@@ -74,6 +74,7 @@ class Identity:
             version=self.version,
             model=self.limits.fingerprint,
             model_version=self.settings.model_version,
+            phase=self.settings.phase,
             max_batch_size=self.settings.max_batch_size,
         )
         return ServiceReport(self.address, engines=[engine.with_stats(stats)])

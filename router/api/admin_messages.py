@@ -14,6 +14,12 @@ from sluice.telemetry.status_report import (
 from sluice.v1 import admin_pb2 as pb
 from sluice.wire import cache_events as ring
 
+PHASES = {
+    None: pb.ENGINE_PHASE_UNSPECIFIED,
+    "both": pb.ENGINE_PHASE_BOTH,
+    "prefill": pb.ENGINE_PHASE_PREFILL,
+    "decode": pb.ENGINE_PHASE_DECODE,
+}
 TIERS = {ring.Tier.DEVICE: pb.CACHE_TIER_DEVICE, ring.Tier.HOST: pb.CACHE_TIER_HOST}
 
 
@@ -26,6 +32,7 @@ def engine_info(report: EngineReport) -> pb.EngineInfo:
         model_fingerprint=report.model,
         model_version=report.model_version,
         heartbeat_age=None if report.heartbeat_age is None else duration(report.heartbeat_age),
+        phase=PHASES[report.phase],
     )
 
 

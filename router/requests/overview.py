@@ -110,6 +110,7 @@ def _engine(peer: EnginePeer) -> EngineReport:
         heartbeat.version,
         heartbeat.fingerprint,
         heartbeat.model_version,
+        heartbeat.phase,
         max_batch_size=heartbeat.max_batch_size,
     )
     return report.with_stats(heartbeat.stats)

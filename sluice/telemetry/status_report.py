@@ -5,6 +5,7 @@ from typing import Literal
 import msgspec
 
 from sluice.telemetry.measures import Histogram
+from sluice.wire.heartbeats import Phase
 from sluice.wire.stats import StepStats
 
 PeerState = Literal["serving", "draining", "stalled", "unreachable", "lost", "unknown"]
@@ -26,6 +27,8 @@ class EngineReport(msgspec.Struct, frozen=True):
     """Fingerprint of weights, configuration and dtype."""
     model_version: str = ""
     """The operator's label for the model, or empty."""
+    phase: Phase | None = None
+    """The part of requests that it computes; None: not known, for want of a heartbeat."""
     iteration: int = 0
     active_requests: int = 0
     max_requests: int = 0

@@ -63,6 +63,11 @@ def state(row: EngineRow | DetokenizerRow | RouterRow | RequestRow) -> Text:
     return Text(row.state.replace("_", " "), style=STYLES.get(row.state, ""))
 
 
+def engine_state(row: EngineRow) -> Text:
+    """The state, and the phase of an engine that does not compute whole requests."""
+    return Text.assemble(state(row), " ", (row.phase, "dim")) if row.phase else state(row)
+
+
 def bar(fraction: float) -> Text:
     full = round(BAR_CELLS * min(fraction, 1.0))
     return Text.assemble(("━" * full, "cyan"), ("━" * (BAR_CELLS - full), "bright_black"), f" {fraction:4.0%}")
@@ -93,7 +98,7 @@ ENGINES = Panel(
     "engines",
     (
         Column("engine", lambda row: Text(row.id), right=False),
-        Column("state", state, right=False),
+        Column("state", engine_state, right=False),
         Column("requests", _number(lambda row: str(row.active)), wide=True),
         Column("batch", _number(lambda row: f"{row.batch} of {row.max_batch}")),
         Column("queued", _number(lambda row: str(row.queued))),

@@ -9,6 +9,8 @@ import msgspec
 from sluice.client import Client, SluiceError
 from sluice.v1 import admin_pb2 as pb
 
+PHASES = {pb.ENGINE_PHASE_PREFILL: "prefill", pb.ENGINE_PHASE_DECODE: "decode"}
+
 
 class RouterRow(msgspec.Struct, frozen=True):
     address: str
@@ -38,6 +40,8 @@ class EngineRow(msgspec.Struct, frozen=True):
     model_fingerprint: str = ""
     model_version: str = ""
     """The version label, if the operator has set one."""
+    phase: str = ""
+    """prefill or decode; empty if it computes whole requests, or has not sent a heartbeat."""
     active: int = 0
     max_active: int = 0
     batch: int = 0
@@ -200,6 +204,7 @@ def _engines(info: pb.GetServerInfoResponse, stats: pb.Stats) -> Iterable[Engine
             served if engine.model_fingerprint else "",
             engine.model_fingerprint,
             engine.model_version,
+            PHASES.get(engine.phase, ""),
             numbers.active_requests,
             numbers.max_requests,
             numbers.scheduled_requests,

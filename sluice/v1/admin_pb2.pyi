@@ -69,6 +69,34 @@ PEER_STATE_UNKNOWN: PeerState.ValueType  # 6
 """It has not sent a heartbeat yet."""
 Global___PeerState: _TypeAlias = PeerState  # noqa: Y015
 
+class _EnginePhase:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _EnginePhaseEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_EnginePhase.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    ENGINE_PHASE_UNSPECIFIED: _EnginePhase.ValueType  # 0
+    """Not known: the engine has not sent a heartbeat yet."""
+    ENGINE_PHASE_BOTH: _EnginePhase.ValueType  # 1
+    """Whole requests."""
+    ENGINE_PHASE_PREFILL: _EnginePhase.ValueType  # 2
+    """Prompts; other engines continue their requests."""
+    ENGINE_PHASE_DECODE: _EnginePhase.ValueType  # 3
+    """Requests whose prompts other engines have computed."""
+
+class EnginePhase(_EnginePhase, metaclass=_EnginePhaseEnumTypeWrapper):
+    """The part of requests that an engine computes."""
+
+ENGINE_PHASE_UNSPECIFIED: EnginePhase.ValueType  # 0
+"""Not known: the engine has not sent a heartbeat yet."""
+ENGINE_PHASE_BOTH: EnginePhase.ValueType  # 1
+"""Whole requests."""
+ENGINE_PHASE_PREFILL: EnginePhase.ValueType  # 2
+"""Prompts; other engines continue their requests."""
+ENGINE_PHASE_DECODE: EnginePhase.ValueType  # 3
+"""Requests whose prompts other engines have computed."""
+Global___EnginePhase: _TypeAlias = EnginePhase  # noqa: Y015
+
 class _CacheTier:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -901,6 +929,7 @@ class EngineInfo(_message.Message):
     MODEL_FINGERPRINT_FIELD_NUMBER: _builtins.int
     MODEL_VERSION_FIELD_NUMBER: _builtins.int
     HEARTBEAT_AGE_FIELD_NUMBER: _builtins.int
+    PHASE_FIELD_NUMBER: _builtins.int
     engine_id: _builtins.str
     """Id of the engine; its address until its first heartbeat."""
     address: _builtins.str
@@ -913,6 +942,8 @@ class EngineInfo(_message.Message):
     """As EngineStats.model_fingerprint."""
     model_version: _builtins.str
     """As EngineStats.model_version."""
+    phase: Global___EnginePhase.ValueType
+    """The part of requests that routers send it."""
     @_builtins.property
     def heartbeat_age(self) -> _duration_pb2.Duration:
         """Time since its latest heartbeat. Unset before the first one."""
@@ -927,10 +958,11 @@ class EngineInfo(_message.Message):
         model_fingerprint: _builtins.str = ...,
         model_version: _builtins.str = ...,
         heartbeat_age: _duration_pb2.Duration | None = ...,
+        phase: Global___EnginePhase.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["heartbeat_age", b"heartbeat_age"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "engine_id", b"engine_id", "heartbeat_age", b"heartbeat_age", "model_fingerprint", b"model_fingerprint", "model_version", b"model_version", "state", b"state", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "engine_id", b"engine_id", "heartbeat_age", b"heartbeat_age", "model_fingerprint", b"model_fingerprint", "model_version", b"model_version", "phase", b"phase", "state", b"state", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

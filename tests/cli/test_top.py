@@ -173,6 +173,14 @@ def test_the_answers_of_several_routers_are_combined():
     assert ring.models == ["tiny"]
 
 
+def test_the_state_of_an_engine_for_one_phase_has_its_name():
+    asked = answer("r0", {"e0": SERVING, "e1": SERVING, "e2": pb.PEER_STATE_UNKNOWN})
+    for engine, phase in zip(asked.info.engines, (pb.ENGINE_PHASE_PREFILL, pb.ENGINE_PHASE_BOTH), strict=False):
+        engine.phase = phase
+    states = [str(panels.engine_state(engine)) for engine in combine([asked]).engines]
+    assert states == ["serving prefill", "serving", "unknown"]
+
+
 def test_the_column_model_has_the_name_and_the_version():
     (engine,) = combine([answer("r0", {"e0": SERVING})]).engines
     assert (engine.model, engine.model_version) == ("tiny", "v2")

@@ -115,6 +115,8 @@ def test_heartbeats_contain_the_phase_and_the_group(start):
     assert (worker._heartbeat().phase, worker._heartbeat().kv_group) == ("decode", "")
     grouped = replace(worker._identity, kv_group="g").heartbeat(StepStats(), False)
     assert (grouped.phase, grouped.kv_group) == ("decode", "g")
+    (described,) = worker._identity.report(StepStats(), False).engines
+    assert described.phase == "decode"
 
 
 def test_a_limit_below_the_models_context(start):

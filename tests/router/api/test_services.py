@@ -177,6 +177,19 @@ async def test_server_info(client):
     assert [model.name for model in info.models] == ["tiny"]
 
 
+async def test_engines_have_their_phase(ring, start):
+    for name, phase in (("a", "prefill"), ("b", "decode"), ("c", "both")):
+        ring.add_engine(name).phase = phase
+    ring.add_detokenizer()
+    client = await start()
+    info = await client.admin.GetServerInfo(admin_pb2.GetServerInfoRequest())
+    assert {engine.engine_id: engine.phase for engine in info.engines} == {
+        "a": admin_pb2.ENGINE_PHASE_PREFILL,
+        "b": admin_pb2.ENGINE_PHASE_DECODE,
+        "c": admin_pb2.ENGINE_PHASE_BOTH,
+    }
+
+
 async def test_stats_of_requests_and_tenants(client):
     caller = (("x-sluice-tenant", "search"),)
     await client.generate(text_spec(request_id="r"), metadata=caller)
