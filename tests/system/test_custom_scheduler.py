@@ -32,6 +32,7 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.mark.long
 def test_the_scheduler_of_the_page_changes_no_text(folder, ring):
     with Client(ring.address) as client:
         expected = client.generate(PROMPT, max_tokens=24, temperature=0).text

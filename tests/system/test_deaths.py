@@ -19,7 +19,7 @@ from sluice.v1.sampling_pb2 import SamplingParams, StoppingCriteria
 PEER_TIMEOUT = 5.0
 """Seconds; long enough that a busy machine makes no live peer count as lost."""
 STREAMS = 8
-TOKENS = 480
+TOKENS = 240
 BEGUN = 8
 """Number of tokens after which the disturbance may begin."""
 NOTHING = Leftovers([])

@@ -128,6 +128,7 @@ def test_examples_run_with_a_running_ring(ring, program, name) -> None:
     CHECKS[name](out)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "name",
     [

@@ -46,6 +46,7 @@ def tokens_of(line: str) -> int:
     return int(count)
 
 
+@pytest.mark.long
 def test_the_python_example_of_the_page(address):
     (streamed,) = run("http.md", "python", address)
     lines = streamed.splitlines()

@@ -79,6 +79,7 @@ def test_malformed_images_are_refused(pair):
         assert client.generate("<image>", images=[good], max_tokens=2).usage.completion_tokens > 0
 
 
+@pytest.mark.long
 def test_the_example_of_the_page_works(pair, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "photo.png").write_bytes(picture(3))

@@ -119,7 +119,7 @@ def test_folders_that_peft_saved_return_the_tokens_of_peft(ring, prompts) -> Non
     assert len({tuple(tokens) for tokens in (plain, *(expected for _, expected in tuned))}) == 3
 
 
-@pytest.mark.quick(1)
+@pytest.mark.long
 @pytest.mark.parametrize("source", ["random", "tuned"])
 def test_the_python_example_works(ring, prompts, source) -> None:
     folder = write(prompts / "example", rows(3))

@@ -36,7 +36,7 @@ context = st.tuples(st.integers(0, 150), st.one_of(st.just(1), st.integers(1, 60
 row = st.tuples(st.integers(0, 300), st.just(1))
 
 
-@examples(8)
+@examples(4)
 @given(
     rows=st.lists(row, max_size=3),
     contexts=st.lists(context, max_size=2),

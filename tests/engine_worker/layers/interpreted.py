@@ -28,7 +28,7 @@ def numbers(seed: int, dtype: torch.dtype):
     return lambda *shape: torch.randn(*shape, generator=generator).to(dtype)
 
 
-@examples(12)
+@examples(6)
 @given(rows=rows, size=st.sampled_from([1, 48, 64, 1000]), added=st.booleans(), dtype=dtypes, seed=seeds)
 def test_norm(rows, size, added, dtype, seed):
     random = numbers(seed, dtype)
@@ -46,7 +46,7 @@ def test_an_update_need_not_be_contiguous():
     torch.testing.assert_close(KERNELS.norm(x, update, weight, EPS), expected)
 
 
-@examples(12)
+@examples(6)
 @given(
     rows=rows,
     heads=st.sampled_from([1, 3, 8, 40]),
@@ -69,14 +69,14 @@ def test_rotate(rows, heads, head_dim, values, weighted, dtype, seed):
         torch.testing.assert_close(rotated, expected, **CLOSE[dtype])
 
 
-@examples(12)
+@examples(6)
 @given(rows=rows, size=st.sampled_from([1, 80, TILE, TILE + 3]), dtype=dtypes, seed=seeds)
 def test_gate(rows, size, dtype, seed):
     x = 4 * numbers(seed, dtype)(rows, 2 * size)
     torch.testing.assert_close(KERNELS.gate(x), silu_and_mul(x), **CLOSE[dtype])
 
 
-@examples(12)
+@examples(6)
 @given(
     inputs=st.sampled_from([1, 80, 1024, PRODUCT_TILE, PRODUCT_TILE + 3]),
     outputs=st.sampled_from([1, 2, 7, 64]),
