@@ -186,6 +186,7 @@ def test_killing_the_guide_worker_changes_no_token(model_folder, guides, plain, 
     assert guides._processes.forks > forks + 2
 
 
+@pytest.mark.long
 def test_a_guide_that_becomes_too_complex_ends_only_its_own_request(model_folder, guides, plain, prompts):
     specs, expected = plain
     harness = EngineHarness(model_folder, guides=guides)

@@ -51,9 +51,8 @@ def empty_slots(harness: EngineHarness) -> int:
     return max(step.empty_generation_slots for step in harness.steps)
 
 
-@pytest.mark.parametrize(
-    "chunking", [pytest.param("first_come_first_served", marks=pytest.mark.long), "equal_progress"]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("chunking", ["first_come_first_served", "equal_progress"])
 def test_max_utilization_preempts_often_and_changes_no_token(requests, alone, chunking):
     harness = run_together(requests, alone, "max_utilization", chunking)
     assert harness.pauses >= 50
@@ -61,10 +60,11 @@ def test_max_utilization_preempts_often_and_changes_no_token(requests, alone, ch
     assert empty_slots(harness) == 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("policy", "chunking", "leaves_slots_empty"),
     [
-        pytest.param("guaranteed_no_evict", "first_come_first_served", False, marks=pytest.mark.long),
+        ("guaranteed_no_evict", "first_come_first_served", False),
         ("static_batch", "equal_progress", True),
     ],
 )

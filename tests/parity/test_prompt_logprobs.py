@@ -57,6 +57,7 @@ def test_prompts_of_all_lengths_share_a_batch_with_requests_without_logprobs(mod
     assert not any(map(harness.prompt_logprobs, plain))
 
 
+@pytest.mark.long
 @pytest.mark.one_model
 @pytest.mark.parametrize(
     ("overlap", "backend"),

@@ -172,6 +172,7 @@ def test_draft_tokens_change_no_token(prompts, oracle, overlap):
     check_draft_tokens(submit, oracle, prompt, overlap=overlap)
 
 
+@pytest.mark.long
 def test_two_ranks_return_the_same_tokens(prompts, oracle):
     check_two_ranks(submit, oracle, mixed(prompts, 20))
 

@@ -61,6 +61,7 @@ def test_both_ranks_call_processors_with_the_same_arguments(tmp_path, monkeypatc
     assert sum(len(ids) for _, ids, *_ in first) >= 4 + 2 * 8 + 10 + 2 * 2 * 12
 
 
+@pytest.mark.long
 def test_processors_that_misbehave_on_rank_1_change_no_token(tmp_path, monkeypatch):
     named = [("shift",), (*HARMFUL, "shift"), ("keep_there",), ("write_nan_there", "shift")]
     expected = generate(processors_named(*NAMES), named)

@@ -111,6 +111,7 @@ def test_draft_tokens_of_the_caller_change_no_token_and_no_logprob(model_folder,
     assert (harness.pauses > 0) == ("kv_cache_tokens" in options)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("backend", [pytest.param("torch", marks=pytest.mark.long), "openvino"])
 def test_a_draft_model_that_equals_the_model_is_almost_always_right(model_folder, prompts, backend):
     """The draft model samples with the same noise, filters, penalties and bans."""

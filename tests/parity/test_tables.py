@@ -86,6 +86,7 @@ def test_several_tables_are_joined(model_folder, prompts, oracle):
     assert [harness.stream(number).tokens for number in numbers] == [oracle.generate(prompt, rows)] * 3
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("overlap", "backend"),
     [

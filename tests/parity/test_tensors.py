@@ -91,6 +91,7 @@ def test_prompts_of_all_lengths_share_a_batch_with_requests_without_tensors(
         assert harness.stream(number).tokens == harness.stream(plain[i]).tokens
 
 
+@pytest.mark.long
 @pytest.mark.one_model
 @pytest.mark.parametrize(
     ("rows", "overlap", "backend"),

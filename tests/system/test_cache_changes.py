@@ -76,6 +76,7 @@ def cached_tokens(client: Client, prompt: str, request_id: str) -> int:
     return client.generate(prompt, max_tokens=2, temperature=0.0, request_id=request_id).usage.cached_tokens
 
 
+@pytest.mark.long
 def test_a_router_started_later_sends_prompts_to_the_engines_that_hold_them(ring, lines, second_router):
     prompts: dict[str, str] = {}
     with Client(ring.address, timeout=100) as client:

@@ -62,6 +62,7 @@ def two_ranks(plugin):
         yield executor
 
 
+@pytest.mark.long
 def test_every_engine_answers_or_is_named():
     # The router must not count the frozen engine as lost while the call waits for it.
     router = {"peer_timeout": 60.0}

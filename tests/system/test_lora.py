@@ -183,7 +183,8 @@ def test_malicious_files_are_refused_and_never_executed(client, folders, tmp_pat
     assert not trap.sprung
 
 
-@pytest.mark.parametrize("how", [pytest.param("path", marks=pytest.mark.long), "upload"])
+@pytest.mark.long
+@pytest.mark.parametrize("how", ["path", "upload"])
 async def test_streams_keep_the_weights_with_which_they_began(ring, client, folders, expected, how) -> None:
     """Even if their engine dies after the adapter was replaced. New requests use the new weights."""
     load(client, "a", folders["all"], how)

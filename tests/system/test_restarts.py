@@ -133,6 +133,7 @@ def test_a_killed_router_is_restarted_at_its_address(small_ring, launcher_log):
     assert generate(small_ring) == text
 
 
+@pytest.mark.long
 def test_a_router_is_not_ready_while_its_only_engine_is_frozen(small_ring, launcher_log):
     text = generate(small_ring)
     launcher_log.clear()

@@ -58,8 +58,8 @@ def test_slow_connections_are_closed_for_new_ones(serve, monkeypatch):
         assert slow[-1].recv(4096).startswith(b"HTTP/1.0 200")
 
 
-def test_20_000_pipelined_probes_are_answered(serve):
-    count = 20_000
+def test_thousands_of_pipelined_probes_are_answered(serve):
+    count = 5000
     request = b"GET /livez HTTP/1.1\r\nHost: a\r\n\r\n"
     with socket.create_connection(serve(), timeout=LIMIT) as connection:
         sender = threading.Thread(target=connection.sendall, args=(request * count + REQUEST + b"\r\n",))

@@ -23,6 +23,7 @@ def folder(caplog) -> Path:
     return Path(message.rpartition(" ")[2])
 
 
+@pytest.mark.long
 def test_a_queue_of_the_newest_steps() -> None:
     config = trtllm.DebugConfig(debug_tensor_names=["sequence_length", "input_ids"], debug_tensors_max_iterations=3)
     with start(debug_config=config) as executor:

@@ -172,6 +172,7 @@ def outputs(served_model: Served, mode: str) -> list[int]:
     return [drawn.token for drawn in core.drawn[0]][:5]
 
 
+@pytest.mark.long
 def test_modes_sample(runners: tuple[Served, Served, Served]):
     greedy, *sampled = (outputs(runners[1], mode) for mode in (measures.AS_SERVED, measures.FREE, measures.FLAT))
     assert greedy == outputs(runners[1], measures.EAGER)
@@ -196,6 +197,7 @@ def test_the_bytes_that_a_step_reads(runners: tuple[Served, Served, Served]):
     assert plain.shape.matrices == sum(count for name, count in weights.items() if "proj" in name)
 
 
+@pytest.mark.long
 def test_a_step_reads_only_the_needed_rows_of_an_untied_embedding():
     assert SMALL.embedding == 0
     assert LARGE.embedding == 151936 * 4096

@@ -94,6 +94,7 @@ def run(code: str, folder: Path) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100)
 
 
+@pytest.mark.long
 @pytest.mark.process
 def test_a_hanging_task_ends_the_process_after_the_page_is_written(tmp_path):
     done = run(TASK_HANGS, tmp_path)
@@ -105,6 +106,7 @@ def test_a_hanging_task_ends_the_process_after_the_page_is_written(tmp_path):
     assert "after the budget of 0 s" in page
 
 
+@pytest.mark.long
 @pytest.mark.process
 def test_children_of_a_task_end_with_the_process(tmp_path):
     assert run(CHILD_HANGS, tmp_path).returncode == 1

@@ -86,6 +86,7 @@ def test_kernels_of_other_devices_are_not_tried(tmp_path):
     assert (result.ended, result.absent) == ("is not available: it needs a CPU device", True)
 
 
+@pytest.mark.long
 @pytest.mark.process
 def test_a_process_that_cannot_start_is_a_crash(tmp_path):
     place = PLACE._replace(device=torch.device("cuda"))

@@ -79,7 +79,7 @@ actions = st.lists(
 
 
 # Shrinking a failing example would take many minutes of real steps.
-@examples(25, suppress_health_check=list(HealthCheck), phases=(Phase.generate,))
+@examples(12, suppress_health_check=list(HealthCheck), phases=(Phase.generate,))
 @given(
     actions=actions,
     overlap=st.booleans(),

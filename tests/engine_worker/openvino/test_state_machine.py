@@ -150,5 +150,5 @@ pytestmark = pytest.mark.timeout(600)
 TestEngine = OpenVinoMachine.TestCase
 # Phase.generate only: shrinking a failing example would take many minutes of real steps.
 TestEngine.settings = examples(
-    20, stateful_step_count=30, suppress_health_check=list(HealthCheck), phases=(Phase.generate,)
+    12, stateful_step_count=30, suppress_health_check=list(HealthCheck), phases=(Phase.generate,)
 )

@@ -181,6 +181,7 @@ def test_started_by_torchrun(given_ranks):
     assert [rank.returncode for rank in given_ranks] == [0, 0], errors
 
 
+@pytest.mark.long
 def test_rank_0_of_torchrun_does_not_join(tmp_path):
     errors = refused(start(tmp_path, "--rank-start-timeout", "1", environment=environments()[1]))
     assert "no store at MASTER_ADDR and MASTER_PORT: " in errors

@@ -31,6 +31,7 @@ async def until_full(lane, fill=lambda: None):
         await asyncio.sleep(0.05 if full_polls else 0)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 async def test_cancels_survive_a_full_lane(ring, start):
     engine = ring.add_engine()

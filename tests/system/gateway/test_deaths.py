@@ -101,6 +101,7 @@ async def test_unstreamed_answers_survive_the_death_of_their_router(ring, url):
     assert await asyncio.to_thread(wait_until, lambda: are_restarted(ring, pids, name))
 
 
+@pytest.mark.long
 def test_a_killed_gateway_is_restarted_at_its_address(ring, client):
     former = ring.pids["gateway"]
     os.kill(former, signal.SIGKILL)
