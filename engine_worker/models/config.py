@@ -21,7 +21,6 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "hidden_act": ("silu",),
     "partial_rotary_factor": (1, 1.0),
     "pretraining_tp": (1,),
-    "quantization_config": (None,),
     "attn_logit_softcapping": (None, 0),
     "final_logit_softcapping": (None, 0),
     "logit_scale": (None, 1, 1.0),

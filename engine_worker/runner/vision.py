@@ -34,7 +34,9 @@ def load_images(
     if config.weights == "random":
         random_weights(targets, config.weights_seed, 0.02, ignore_progress)
     else:
-        load_weights(checkpoint.path, targets, ignore_progress, rename=vision_name)
+        load_weights(
+            checkpoint.path, targets, ignore_progress, rename=vision_name, quantization=checkpoint.quantization
+        )
     try:
         # This also allocates the tower's memory, so that the KV cache leaves it. Large images are slow on a CPU.
         tower.encode(_blank(checkpoint.vision, largest=device.type == "cuda"))

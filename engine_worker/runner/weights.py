@@ -1,28 +1,25 @@
-"""Loads weights from safetensors files: one tensor at a time, only this rank's slice, directly to its device."""
+"""Loads weights from safetensors files: one at a time, only this rank's slice, directly to its device.
 
-import math
+A quantized matrix is decoded on the host, and is then as dense as any other.
+"""
+
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from engine_worker.formats.source import FLOATS, Files, Place, Rename, Weight, find_weights, opened, same_name
 from engine_worker.layers.shard import Cut
 from engine_worker.models.decoder import EMBEDDING, TIED, CausalLM
 from engine_worker.models.model import Model, SelfLoading
 from engine_worker.runner.config import RunnerConfig
 from engine_worker.vision.names import decoder_name
-from sluice.checkpoint.folder import Checkpoint, CheckpointError, listed, weight_files
+from sluice.checkpoint.folder import Checkpoint, CheckpointError, listed
+from sluice.checkpoint.quantization import Quantization
 
-FLOATS = ("BF16", "F16", "F32", "F64")
-"""Names in safetensors of the types that are not quantized."""
 Progress = Callable[[int, int], None]
 """Called with bytes done and bytes in total."""
-Rename = Callable[[str], str | None]
-"""Maps the name of a tensor in a file to a target's name; None: the tensor belongs to another part of the model."""
 ROWS = 4096
 """Rows of a matrix that are compared at once."""
 Cuts = Mapping[str, Cut]
@@ -33,44 +30,32 @@ def ignore_progress(_done: int, _total: int) -> None:
     """A `Progress` that drops the reports."""
 
 
-def same_name(name: str) -> str:
-    return name
-
-
-@contextmanager
-def opened(file: Path, device: str = "cpu") -> Iterator[Any]:
-    try:
-        with safe_open(file, framework="pt", device=device) as tensors:
-            yield tensors
-    except SafetensorError as error:
-        raise CheckpointError(f"{file} is broken: {error}") from error
-
-
 def load_weights(
     folder: Path,
     targets: dict[str, Tensor],
     progress: Progress,
     cuts: Cuts = {},  # noqa: B006
     rename: Rename = same_name,
+    quantization: Quantization | None = None,
 ) -> None:
-    """Fill every target from the tensor of its name.
+    """Fill every target from the weight of its name.
 
     Derived tensors (rotary frequencies, a head that equals the embedding) are ignored. Raises CheckpointError on files
-    that are missing or broken, and on tensors that are missing, unexpected, or of the wrong shape or type.
+    that are missing or broken, and on weights that are missing, unexpected, or of the wrong shape or type.
     """
     # Check all headers before the first tensor, which may be large, is read.
-    files = weight_files(folder)
-    _check_headers(folder, targets, cuts, files, rename)
-    total = sum(file.stat().st_size for file in files)
+    weights = find_weights(folder, rename)
+    _check_names(folder, targets, weights)
+    for name, target in targets.items():
+        _check_header(weights[name], _whole(target, cuts.get(name)))
+    total = sum(file.stat().st_size for file in {place.file for weight in weights.values() for place in weight.places})
     done = 0
     device = str(next(iter(targets.values())).device)
-    for file in files:
-        with opened(file, device) as tensors:
-            for name_in_file in tensors.keys():  # noqa: SIM118 - not a mapping
-                name = rename(name_in_file)
-                if name in targets:
-                    read = _fill(targets[name], tensors.get_slice(name_in_file), cuts.get(name))
-                    progress(min(done := done + read, total), total)
+    with Files(device) as files:
+        for name, weight in weights.items():
+            if name in targets:
+                done += _fill(targets[name], name, weight, files, cuts.get(name), quantization)
+                progress(min(done, total), total)
     progress(total, total)
 
 
@@ -101,17 +86,8 @@ def random_weights(
         progress(done := done + target.nbytes, total)
 
 
-def _check_headers(folder: Path, targets: dict[str, Tensor], cuts: Cuts, files: list[Path], rename: Rename) -> None:
-    names: set[str] = set()
-    for file in files:
-        with opened(file) as tensors:
-            for name_in_file in tensors.keys():  # noqa: SIM118 - not a mapping
-                if (name := rename(name_in_file)) is not None:
-                    names.add(name)
-                if name in targets:
-                    _check_tensor(name_in_file, targets[name], tensors.get_slice(name_in_file), cuts.get(name))
-    missing = targets.keys() - names
-    unexpected = {name for name in names - targets.keys() if name != TIED and not name.endswith("rotary_emb.inv_freq")}
+def _check_names(folder: Path, targets: dict[str, Tensor], weights: Mapping[str, Weight]) -> None:
+    missing, unexpected = targets.keys() - weights.keys(), weights.keys() - targets.keys() - {TIED}
     problems = [
         f"{kind}: {listed(wrong)}" for kind, wrong in (("missing", missing), ("unexpected", unexpected)) if wrong
     ]
@@ -127,21 +103,27 @@ def _whole(target: Tensor, cut: Cut | None) -> list[int]:
     return shape
 
 
-def _check_tensor(name: str, target: Tensor, found: Any, cut: Cut | None) -> None:
-    """`found`: a slice object of safetensors, of which only the header is read."""
-    shape = list(found.get_shape())
-    if shape != _whole(target, cut):
-        raise CheckpointError(f"tensor {name} has shape {shape}, the model needs {_whole(target, cut)}")
-    # Integer and 8-bit tensors are quantized: without their scales the values are wrong.
-    if found.get_dtype() not in FLOATS:
-        raise CheckpointError(f"tensor {name} has type {found.get_dtype()}: quantized weights are not supported")
+def _check_header(weight: Weight, shape: list[int]) -> None:
+    """The parts of a quantized matrix are checked when they are read."""
+    if weight.whole is None:
+        return
+    _, name, kind, found, _ = weight.whole
+    if list(found) != shape:
+        raise CheckpointError(f"tensor {name} has shape {list(found)}, the model needs {shape}")
+    if kind not in FLOATS:
+        raise CheckpointError(f"tensor {name} has type {kind}: only matrices may be quantized")
 
 
-def _fill(target: Tensor, found: Any, cut: Cut | None) -> int:
-    """Copy from `found`, a slice object of safetensors. Returns the size of the whole tensor in bytes."""
-    tensor = found[:] if cut is None else found[cut.slices]
-    target.copy_(tensor)
-    return math.prod(found.get_shape()) * int(tensor.itemsize)
+def _fill(
+    target: Tensor, name: str, weight: Weight, files: Files, cut: Cut | None, quantization: Quantization | None
+) -> int:
+    """Returns the size of the whole weight in the files, in bytes."""
+    slices = () if cut is None else cut.slices
+    if weight.whole is not None:
+        target.copy_(files.plain(weight.whole, slices))
+    else:
+        target.copy_(files.stored(name, weight, tuple(_whole(target, cut)), quantization).decode()[slices])
+    return sum(place.num_bytes for place in weight.places)
 
 
 def fill_weights(model: Model, checkpoint: Checkpoint, config: RunnerConfig, progress: Progress) -> None:
@@ -155,7 +137,7 @@ def fill_weights(model: Model, checkpoint: Checkpoint, config: RunnerConfig, pro
         rename: Rename = same_name if checkpoint.vision is None else decoder_name
         if isinstance(model, CausalLM):
             rename = resolve_tied(model, checkpoint.path, rename)
-        load_weights(checkpoint.path, model.targets(), progress, model.cuts(), rename)
+        load_weights(checkpoint.path, model.targets(), progress, model.cuts(), rename, checkpoint.quantization)
     model.freeze()
 
 
@@ -165,37 +147,26 @@ def resolve_tied(model: CausalLM, folder: Path, rename: Rename) -> Rename:
     embedding's. Returns `rename`, extended to map the head to the embedding if the files contain only the head."""
     if not model.config.tie_word_embeddings:
         return rename
-    places = _places(folder, rename)
-    if TIED not in places:
+    weights = find_weights(folder, rename)
+    if TIED not in weights:
         return rename
-    if EMBEDDING not in places:
+    if EMBEDDING not in weights:
         return lambda name: EMBEDDING if rename(name) == TIED else rename(name)
-    if not _equal(places[TIED], places[EMBEDDING]):
+    if not _equal(weights[TIED].whole, weights[EMBEDDING].whole):
         model.untie()
     return rename
 
 
-class Place(NamedTuple):
-    file: Path
-    name: str
-
-
-def _places(folder: Path, rename: Rename) -> Mapping[str | None, Place]:
-    """Where in the files each tensor of the model is, by target name."""
-    places: dict[str | None, Place] = {}
-    for file in weight_files(folder):
-        with opened(file) as tensors:
-            places |= {rename(name): Place(file, name) for name in tensors.keys()}  # noqa: SIM118 - not a mapping
-    return places
-
-
-def _equal(one: Place, other: Place) -> bool:
+def _equal(one: Place | None, other: Place | None) -> bool:
+    """Quantized matrices, for which there is no place, count as different."""
+    if one is None or other is None or one.shape != other.shape:
+        return False
     with opened(one.file) as first, opened(other.file) as second:
         pair = first.get_slice(one.name), second.get_slice(other.name)
-        return pair[0].get_shape() == pair[1].get_shape() and all(
-            torch.equal(*(matrix[start : start + ROWS].float() for matrix in pair)) for start in _starts(pair[0])
+        return all(
+            torch.equal(*(matrix[start : start + ROWS].float() for matrix in pair)) for start in _starts(one.shape[0])
         )
 
 
-def _starts(matrix: Any) -> Iterator[int]:
-    yield from range(0, matrix.get_shape()[0], ROWS)
+def _starts(rows: int) -> Iterator[int]:
+    yield from range(0, rows, ROWS)

@@ -11,6 +11,8 @@ import msgspec
 
 from sluice.checkpoint.config import context_of, eos_token_ids, tokenizer_eos, wrong_eos, wrong_size
 from sluice.checkpoint.other_formats import why_incomplete, why_no_folder, why_no_weights, why_not_downloaded
+from sluice.checkpoint.quantization import FILES as QUANTIZATION_FILES
+from sluice.checkpoint.quantization import Quantization, QuantizationError, read_quantization
 from sluice.checkpoint.tensor_file import LENGTH_BYTES
 from sluice.checkpoint.vision import Vision, VisionError, split_config
 
@@ -74,6 +76,14 @@ class Checkpoint:
     def tokenizer_fingerprint(self) -> str:
         """Hex digest of the tokenizer files. Must be equal in all services of a ring."""
         return _digest(self.path, TOKENIZER_FILES).hexdigest()
+
+    @property
+    def quantization(self) -> Quantization | None:
+        """Raises CheckpointError if the weights are quantized in a way that is not supported."""
+        try:
+            return read_quantization(self.path, self.config)
+        except QuantizationError as error:
+            raise CheckpointError(f"{self.path}: {error}") from error
 
     @property
     def vocab_size(self) -> int:
@@ -236,7 +246,8 @@ class _Tensor(msgspec.Struct):
 def model_fingerprint(folder: Path) -> str:
     """Hex digest of the configuration, the tokenizer, and samples of every tensor. Independent of paths and dates."""
     # Absent files are skipped, so that the fingerprints of text-only models do not depend on these names.
-    present = (name for name in (*PROCESSOR_FILES, TOOL_USE_FILE) if (folder / name).is_file())
+    optional = (*PROCESSOR_FILES, TOOL_USE_FILE, *QUANTIZATION_FILES)
+    present = (name for name in optional if (folder / name).is_file())
     digest = _digest(folder, (*MODEL_FILES, *present))
     for file in sorted(folder.glob("*.safetensors")):
         _digest_weights(digest, file)

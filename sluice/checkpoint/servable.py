@@ -11,16 +11,13 @@ from typing import Any
 from sluice.checkpoint.folder import Checkpoint, CheckpointError
 
 LIBRARY = "transformers"
-QUANTIZED_KEYS = ("quantization_config", "compression_config")
-QUANTIZED_FILES = ("hf_quant_config.json", "quantize_config.json", "quant_config.json")
-"""Files of ModelOpt, AutoGPTQ and AutoAWQ, which older versions wrote instead of an entry in config.json."""
 TABLE_FILE, TABLE = "models/auto/modeling_auto.py", "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES"
 
 
 def check_servable(checkpoint: Checkpoint) -> None:
     """Raises CheckpointError if the files other than the weights show that the checkpoint cannot be served."""
     _check_architecture(checkpoint.path / "config.json", checkpoint.config)
-    _check_quantization(checkpoint.path, checkpoint.config)
+    _ = checkpoint.quantization
     try:
         json.loads(checkpoint.tokenizer_file.read_bytes())
     except (ValueError, RecursionError) as error:
@@ -37,19 +34,6 @@ def _check_architecture(file: Path, config: Mapping[str, Any]) -> None:
             f"{file}: the architecture {', '.join(map(str, names))} is not supported: it is not a decoder-only "
             f"language model of {LIBRARY} {version(LIBRARY)}; docs/models.md lists the supported models"
         )
-
-
-def _check_quantization(folder: Path, config: Mapping[str, Any]) -> None:
-    for key in QUANTIZED_KEYS:
-        if (quantization := config.get(key)) is not None:
-            method = quantization.get("quant_method") if isinstance(quantization, Mapping) else None
-            named = key if method is None else f"{key}.quant_method = {method}"
-            raise CheckpointError(
-                f"{folder / 'config.json'}: quantized weights ({named}) are not supported; use the original model"
-            )
-    for name in QUANTIZED_FILES:
-        if (folder / name).is_file():
-            raise CheckpointError(f"{folder / name}: quantized weights are not supported; use the original model")
 
 
 def causal_language_models() -> frozenset[str]:

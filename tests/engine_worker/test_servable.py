@@ -45,7 +45,7 @@ def test_the_check_needs_no_weights(folder):
     ("config", "options", "message"),
     [
         ({"architectures": ["FooForCausalLM"]}, {}, "architecture FooForCausalLM is not supported"),
-        ({"quantization_config": {"quant_method": "gptq"}}, {}, "quantization_config.quant_method = gptq"),
+        ({"quantization_config": {"quant_method": "aqlm"}}, {}, "quantization_config.quant_method = 'aqlm' is not"),
         ({"num_key_value_heads": 3}, {}, "num_attention_heads = 4 is not a multiple of num_key_value_heads = 3"),
         ({"head_dim": 63}, {}, "head_dim = 63 must be even"),
         ({"layer_types": ["full_attention"]}, {}, "layer_types has 1 entries for 6 layers"),

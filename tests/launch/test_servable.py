@@ -58,8 +58,8 @@ def test_architectures_are_those_of_transformers() -> None:
         ({"architectures": ["FooForCausalLM"], "model_type": "foo"}, "FooForCausalLM"),
         ({"architectures": []}, "architectures"),
         ({"architectures": None}, "architectures"),
-        ({"quantization_config": {"quant_method": "awq"}}, "quantization_config.quant_method = awq"),
-        ({"compression_config": {"format": "pack-quantized"}}, "(compression_config)"),
+        ({"quantization_config": {"quant_method": "aqlm"}}, "quantization_config.quant_method = 'aqlm' is not"),
+        ({"compression_config": {"format": "pack-quantized"}}, "compression_config.quant_method = None"),
         ({"max_position_embeddings": 1}, "max_position_embeddings must be an integer from 2 to 2147483647 (got 1)"),
         (
             {"max_position_embeddings": "8k"},
@@ -88,9 +88,9 @@ def test_no_weights_of_an_unsupported_model_are_downloaded(folder, monkeypatch) 
 
 
 @pytest.mark.parametrize("name", ["hf_quant_config.json", "quantize_config.json", "quant_config.json"])
-def test_files_of_quantized_weights_are_refused(folder, name) -> None:
-    (folder / name).write_text("{}")
-    assert name in refusal(folder)
+def test_files_of_unknown_quantization_are_refused(folder, name) -> None:
+    (folder / name).write_text('{"quant_method": "aqlm"}')
+    assert f"{name}: quant_method = 'aqlm' is not supported" in refusal(folder)
 
 
 def test_truncated_weights_are_refused_unless_they_are_not_read(folder) -> None:

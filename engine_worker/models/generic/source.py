@@ -41,7 +41,9 @@ def read_source(raw: Mapping[str, Any]) -> Source:
     if kind not in CONFIG_MAPPING:
         raise CheckpointError(f"config.json: model_type {kind!r} is unknown to transformers {transformers.__version__}")
     if raw.get("quantization_config") is not None:
-        raise CheckpointError("config.json: quantization_config is not supported")
+        raise CheckpointError(
+            "config.json: quantization_config is not supported in models that run through transformers"
+        )
     try:
         config = CONFIG_MAPPING[kind].from_dict(dict(raw))
     except Exception as error:

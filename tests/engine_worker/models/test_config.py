@@ -53,7 +53,6 @@ def test_old_and_new_rope_keys():
         ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope type 'dynamic'"),
         ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "rope_parameters per layer type"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor = 0.5"),
-        ({"quantization_config": {"bits": 4}}, "quantization_config"),
         ({"architectures": ["Qwen3ForCausalLM"], "mlp_bias": True}, "mlp_bias"),
     ],
 )

@@ -1,0 +1,1 @@
+"""How checkpoints store a quantized matrix. Readers of public formats all end in one representation, `Stored`."""

@@ -1,0 +1,33 @@
+"""Numbers of few bits, packed into bytes or 32-bit words."""
+
+import torch
+from torch import Tensor
+
+WORD_BITS = 32
+
+
+def pack_pairs(codes: Tensor) -> Tensor:
+    """[..., K] integers, of which the low four bits count -> [..., K / 2] uint8, the first of each pair in the low
+    bits."""
+    codes = codes.to(torch.uint8) & 15
+    return codes[..., ::2] | (codes[..., 1::2] << 4)
+
+
+def unpack_pairs(packed: Tensor) -> Tensor:
+    """[..., K / 2] uint8 -> [..., K] uint8 in [0, 15]."""
+    return torch.stack((packed & 15, packed >> 4), dim=-1).flatten(-2)
+
+
+def unpack_words(words: Tensor, bits: int, count: int) -> Tensor:
+    """[..., W] int32, read as one stream of `bits`-bit numbers with the lowest bits first -> [..., count] uint8."""
+    mask = (1 << bits) - 1
+    if WORD_BITS % bits == 0:
+        shifts = torch.arange(0, WORD_BITS, bits, dtype=torch.int32)
+        # The shift is arithmetic: the mask removes the copies of the sign.
+        return ((words.unsqueeze(-1) >> shifts) & mask).to(torch.uint8).flatten(-2)[..., :count]
+    # Numbers of 3 bits may cross two words.
+    stream = words.to(torch.int64) & 0xFFFFFFFF
+    starts = torch.arange(count) * bits
+    word, shift = starts // WORD_BITS, starts % WORD_BITS
+    next_words = torch.nn.functional.pad(stream, (0, 1))[..., word + 1]
+    return (((stream[..., word] | next_words << WORD_BITS) >> shift) & mask).to(torch.uint8)

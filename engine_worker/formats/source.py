@@ -1,0 +1,130 @@
+"""The tensors of a checkpoint's safetensors files, by the names of the model's weights."""
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from engine_worker.formats.readers import PARTS, is_quantized, read
+from engine_worker.formats.stored import Stored
+from sluice.checkpoint.folder import CheckpointError, weight_files
+from sluice.checkpoint.quantization import Quantization
+
+FLOATS = ("BF16", "F16", "F32", "F64")
+"""Names in safetensors of the types that are not quantized."""
+IGNORED = ("rotary_emb.inv_freq", ".k_scale", ".v_scale", ".q_scale", ".prob_scale", ".output_scale")
+"""Ends of names that are no weights: frequencies, which are derived from config.json, and scales of a quantized KV
+cache, which this engine's cache does not have."""
+
+Rename = Callable[[str], str | None]
+"""Maps the name of a tensor in a file to a weight's name; None: the tensor belongs to another part of the model."""
+
+
+class Place(NamedTuple):
+    """A tensor in a file."""
+
+    file: Path
+    name: str
+    type: str
+    shape: tuple[int, ...]
+    num_bytes: int
+
+
+class Weight(NamedTuple):
+    """The tensors of one weight."""
+
+    whole: Place | None
+    """None: it is quantized."""
+    parts: Mapping[str, Place]
+    """By the last part of their names. Empty unless it is quantized."""
+
+    @property
+    def places(self) -> list[Place]:
+        return [self.whole] if self.whole is not None else list(self.parts.values())
+
+
+def same_name(name: str) -> str:
+    return name
+
+
+@contextmanager
+def opened(file: Path, device: str = "cpu") -> Iterator[Any]:
+    try:
+        with safe_open(file, framework="pt", device=device) as tensors:
+            yield tensors
+    except SafetensorError as error:
+        raise CheckpointError(f"{file} is broken: {error}") from error
+
+
+def find_weights(folder: Path, rename: Rename = same_name) -> dict[str, Weight]:
+    """All weights by name, from the headers of the files, in the order of the files. Raises CheckpointError."""
+    found: dict[str, dict[str, Place]] = {}
+    for file in weight_files(folder):
+        with opened(file) as tensors:
+            for name_in_file in tensors.keys():  # noqa: SIM118 - not a mapping
+                weight, part = _split(name_in_file)
+                if (name := rename(weight)) is not None and not name_in_file.endswith(IGNORED):
+                    found.setdefault(name, {})[part] = _place(file, name_in_file, tensors.get_slice(name_in_file))
+    return {name: _weight(parts) for name, parts in found.items()}
+
+
+def _place(file: Path, name: str, header: Any) -> Place:
+    """header: a slice object of safetensors, of which only the header is read."""
+    kind, shape = header.get_dtype(), tuple(header.get_shape())
+    bits = int("".join(filter(str.isdigit, kind.partition("_")[0])) or 8)
+    return Place(file, name, kind, shape, math.prod(shape) * bits // 8)
+
+
+def _split(name: str) -> tuple[str, str]:
+    """The name of a tensor -> that of its weight, and which part of it it is."""
+    module, _, part = name.rpartition(".")
+    return (f"{module}.weight", part) if module and part in PARTS else (name, "")
+
+
+def _weight(parts: dict[str, Place]) -> Weight:
+    quantized = is_quantized({part: place.type for part, place in parts.items()})
+    return Weight(None, parts) if quantized else Weight(next(iter(parts.values())), {})
+
+
+class Files:
+    """Reads tensors; each file is opened once. A context manager."""
+
+    def __init__(self, device: str) -> None:
+        """`device`: where plain tensors are read to. Quantized ones are decoded on the host."""
+        self._device = device
+        self._opened: dict[tuple[Path, str], Any] = {}
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._stack.close()
+
+    def plain(self, place: Place, slices: tuple[slice, ...]) -> Tensor:
+        """The slices of a tensor, by dimension; () is all of it."""
+        whole = self._file(place, self._device).get_slice(place.name)
+        tensor: Tensor = whole[slices or slice(None)]
+        return tensor
+
+    def stored(self, name: str, weight: Weight, shape: tuple[int, ...], quantization: Quantization | None) -> Stored:
+        """The quantized matrix [N, K] called `name`. Raises CheckpointError."""
+        if quantization is None and "qweight" in weight.parts:
+            raise CheckpointError(f"{name} is quantized, but config.json has no quantization_config to say how")
+        if len(shape) != 2:
+            raise CheckpointError(f"{name} is quantized, but it is not a matrix: the model needs {list(shape)}")
+        parts = {part: self._file(place, "cpu").get_tensor(place.name) for part, place in weight.parts.items()}
+        try:
+            return read(parts, (shape[0], shape[1]), quantization or Quantization(""))
+        except CheckpointError as error:
+            raise CheckpointError(f"{name.removesuffix('.weight')} {error}") from error
+
+    def _file(self, place: Place, device: str) -> Any:
+        key = place.file, device
+        if key not in self._opened:
+            self._opened[key] = self._stack.enter_context(opened(place.file, device))
+        return self._opened[key]

@@ -1,0 +1,113 @@
+"""Quantized checkpoints compute what dense ones of the same values compute, bit for bit."""
+
+from functools import partial
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from engine_worker.attention.reference import ReferenceAttention
+from engine_worker.layers.shard import UNSHARDED, Place, Shard
+from engine_worker.models.registry import model_class
+from engine_worker.openvino.load import load_openvino
+from engine_worker.runner.config import RunnerConfig
+from engine_worker.runner.load import load_runner
+from engine_worker.runner.weights import fill_weights
+from engine_worker.step import Draw, Slice, Step
+from sluice.checkpoint.folder import CheckpointError
+from sluice.wire.params import SamplingParams
+from tests.engine_worker.formats.checkpoints import FILE, change_config, write_pair
+from tests.engine_worker.formats.packed import FORMATS
+from tests.engine_worker.models.checkpoints import open_written
+
+LOADERS = {"torch": load_runner, "openvino": partial(load_openvino, warn=lambda *_: None)}
+
+
+class Rank(Shard):
+    """One of two ranks; without the other its results are meaningless."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+        self.size = 2
+
+
+def first_token(folder, backend: str) -> object:
+    config = RunnerConfig("cpu", kv_cache_tokens=64, threads=1)
+    runner = LOADERS[backend](open_written(folder), config, lambda *_: None)
+    draw = Draw(SamplingParams(temperature=0.0, logprobs=3), 0, 0)
+    return runner.run(Step((Slice([5, 6, 7], 0, [0], (draw,)),)))[0]
+
+
+def weights(folder, shard: Shard) -> dict[str, torch.Tensor]:
+    checkpoint = open_written(folder)
+    architecture = model_class(checkpoint.config)
+    shape = architecture.read_config(checkpoint.config)
+    backend = ReferenceAttention(shard.heads(shape.heads))
+    model = architecture(shape, backend, Place(torch.float32, torch.device("cpu"), shard))
+    fill_weights(model, checkpoint, RunnerConfig("cpu"), lambda *_: None)
+    return model.targets()
+
+
+@pytest.mark.parametrize("backend", LOADERS)
+@pytest.mark.parametrize("name", ["AWQ", "GPTQ, act-order", "compressed-tensors, 4 bits with zeros", "FP8, blocks"])
+def test_the_tokens_and_their_log_probabilities_are_those_of_the_dense_checkpoint(tmp_path, name, backend):
+    quantized, dense = write_pair(tmp_path, "qwen3, biased", name)
+    assert first_token(quantized, backend) == first_token(dense, backend)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_every_rank_has_its_share_of_the_values(tmp_path, name):
+    quantized, dense = write_pair(tmp_path, "llama", name)
+    for shard in (UNSHARDED, Rank(0), Rank(1)):
+        expected = weights(dense, shard)
+        for target, weight in weights(quantized, shard).items():
+            assert torch.equal(weight, expected[target]), target
+
+
+def test_experts(tmp_path):
+    quantized, dense = write_pair(tmp_path, "qwen3 moe", "GPTQ", excluded=("q_proj", "experts.3.up_proj"))
+    for shard in (UNSHARDED, Rank(1)):
+        expected = weights(dense, shard)
+        for target, weight in weights(quantized, shard).items():
+            assert torch.equal(weight, expected[target]), target
+
+
+def test_matrices_with_scales_need_no_quantization_config(tmp_path):
+    """ModelOpt may write none."""
+    quantized, dense = write_pair(tmp_path, "llama", "ModelOpt, FP8")
+    change_config(quantized, {"quantization_config": None})
+    assert first_token(quantized, "torch") == first_token(dense, "torch")
+
+
+def change(folder, edit) -> None:
+    tensors = load_file(folder / FILE)
+    edit(tensors)
+    save_file(tensors, folder / FILE)
+
+
+def test_scales_of_a_quantized_kv_cache_are_ignored(tmp_path):
+    quantized, dense = write_pair(tmp_path, "llama", "FP8, blocks")
+    names = [f"model.layers.0.self_attn.{name}" for name in ("k_proj.k_scale", "v_proj.v_scale", "k_proj.output_scale")]
+    change(quantized, lambda tensors: tensors.update({name: torch.tensor(0.5) for name in names}))
+    assert first_token(quantized, "torch") == first_token(dense, "torch")
+
+
+def test_integers_without_a_quantization_config_are_refused(tmp_path):
+    quantized, _ = write_pair(tmp_path, "llama", "GPTQ")
+    change_config(quantized, {"quantization_config": None})
+    with pytest.raises(CheckpointError, match=r"is quantized, but config\.json has no quantization_config"):
+        first_token(quantized, "torch")
+
+
+def test_codes_without_scales_are_refused(tmp_path):
+    quantized, _ = write_pair(tmp_path, "llama", "FP8, blocks")
+    change(quantized, lambda tensors: tensors.pop("model.layers.1.mlp.up_proj.weight_scale_inv"))
+    with pytest.raises(CheckpointError, match=r"model\.layers\.1\.mlp\.up_proj has no weight_scale_inv"):
+        first_token(quantized, "torch")
+
+
+def test_a_part_of_no_matrix_is_named(tmp_path):
+    quantized, _ = write_pair(tmp_path, "llama", "GPTQ")
+    change(quantized, lambda tensors: tensors.update({"model.layers.0.mlp.extra.scales": torch.ones(2)}))
+    with pytest.raises(CheckpointError, match=r"unexpected: model\.layers\.0\.mlp\.extra\.weight"):
+        first_token(quantized, "torch")
