@@ -40,8 +40,9 @@ def read(parts: Parts, shape: Shape, quantization: Quantization) -> Stored:
     """The matrix [N, K] of these parts, named as in PARTS. Raises CheckpointError; the message continues the name of
     the module."""
     if "qweight" in parts:
-        method = _awq if quantization.method == "awq" else _gptq
-        return method(parts, shape, quantization)
+        if quantization.method not in WORDS:
+            raise CheckpointError(f"has a qweight, but its quant_method is {quantization.method!r}")
+        return WORDS[quantization.method](parts, shape, quantization)
     if "weight_packed" in parts:
         packed = _part(parts, "weight_packed")
         return _nvfp4_packed(parts, shape) if packed.dtype == torch.uint8 else _packed_words(parts, shape)
@@ -95,6 +96,10 @@ def _packed_words(parts: Parts, shape: Shape) -> Stored:
     if order is not None and bool((order < 0).all()):
         order = None
     return _integers(bits, codes, _part(parts, "weight_scale"), zeros, order)
+
+
+WORDS = {"awq": _awq, "gptq": _gptq}
+"""Readers of `qweight`, which two formats have, by method."""
 
 
 def _integers(bits: int, codes: Tensor, scales: Tensor, zeros: Tensor | None, groups: Tensor | None) -> Stored:

@@ -109,8 +109,8 @@ def _compressed_tensors(options: Mapping[str, Any], where: str) -> Quantization:
     if isinstance(transforms, Mapping) and transforms.get("config_groups"):
         _refuse(where, "transform_config", "…", "checkpoints without transforms are")
     weights = [group["weights"] for group in groups if isinstance(group.get("weights"), Mapping)]
-    blocks = {tuple(each["block_structure"]) for each in weights if isinstance(each.get("block_structure"), list)}
-    return _with_block("compressed-tensors", sorted(blocks), f"{where}block_structure")
+    blocks = [tuple(each["block_structure"]) for each in weights if isinstance(each.get("block_structure"), list)]
+    return _with_block("compressed-tensors", blocks, f"{where}block_structure")
 
 
 def _fp8(options: Mapping[str, Any], where: str) -> Quantization:
@@ -121,9 +121,11 @@ def _fp8(options: Mapping[str, Any], where: str) -> Quantization:
 def _with_block(method: str, blocks: list[tuple[Any, ...]], name: str) -> Quantization:
     if not blocks:
         return Quantization(method)
-    if len(blocks) > 1 or len(blocks[0]) != 2 or not all(isinstance(side, int) and side > 0 for side in blocks[0]):
+    first, *others = blocks
+    sides = [side for side in first if isinstance(side, int) and side > 0]
+    if len(first) != 2 or len(sides) != 2 or any(other != first for other in others):
         raise QuantizationError(f"{name} must be two positive integers, the same in all groups (got {blocks})")
-    return Quantization(method, block=(blocks[0][0], blocks[0][1]))
+    return Quantization(method, block=(sides[0], sides[1]))
 
 
 def _modelopt(options: Mapping[str, Any], where: str) -> Quantization:

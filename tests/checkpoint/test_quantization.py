@@ -61,6 +61,14 @@ def test_a_plain_checkpoint(tmp_path):
         ),
         ({"quant_method": CT, "transform_config": {"config_groups": {"u": {}}}}, "transform_config = '…' is not supp"),
         ({"quant_method": "fp8", "weight_block_size": [128]}, "weight_block_size must be two positive integers"),
+        ({"quant_method": "fp8", "weight_block_size": [[128], 128]}, "weight_block_size must be two positive integers"),
+        (
+            {
+                "quant_method": CT,
+                "config_groups": {str(side): {"weights": {"block_structure": [side, side]}} for side in (64, 128)},
+            },
+            "block_structure must be two positive integers, the same in all groups",
+        ),
         ({"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}, "quant_algo = 'W4A8_AWQ' is not supported"),
         ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "load_in_4bit = True is not supported"),
         ("int4", "quantization_config must be an object (got str)"),

@@ -57,6 +57,11 @@ def test_a_zero_point_of_sixteen():
     assert torch.equal(stored.zeros, torch.full_like(stored.zeros, 16.0))
 
 
+def test_words_of_another_method_are_refused():
+    with pytest.raises(CheckpointError, match="has a qweight, but its quant_method is 'fp8'"):
+        read(gptq(matrix()).parts, SHAPE, Quantization("fp8"))
+
+
 def test_pairs():
     codes = torch.arange(16, dtype=torch.uint8).view(2, 8)
     assert torch.equal(unpack_pairs(pack_pairs(codes)), codes)
