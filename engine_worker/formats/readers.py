@@ -19,11 +19,11 @@ AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 """Output j of eight is in nibble AWQ_ORDER[j] of its word."""
 FLOAT8 = {torch.float8_e4m3fn: "f8e4m3", torch.float8_e5m2: "f8e5m2"}
 NVFP4_GROUP = 16
-UNUSED = ("input_scale", "input_scale_ub", "input_global_scale", "weight_shape", "weight_format", "bias")
+UNUSED = ("input_scale", "input_scale_ub", "input_global_scale", "weight_shape", "weight_format")
 """Activations are not quantized, so their scales are not needed; shapes follow from the model."""
 PARTS = (
     "weight", "qweight", "qzeros", "scales", "g_idx", "weight_packed", "weight_scale", "weight_scale_inv",
-    "weight_scale_2", "weight_zero_point", "weight_global_scale", "weight_g_idx", "SCB", *UNUSED[:-1],
+    "weight_scale_2", "weight_zero_point", "weight_global_scale", "weight_g_idx", "SCB", *UNUSED,
 )  # fmt: skip
 """Last part of the name of each tensor that belongs to a matrix."""
 
@@ -44,8 +44,8 @@ def read(parts: Parts, shape: Shape, quantization: Quantization) -> Stored:
             raise CheckpointError(f"has a qweight, but its quant_method is {quantization.method!r}")
         return WORDS[quantization.method](parts, shape, quantization)
     if "weight_packed" in parts:
-        packed = _part(parts, "weight_packed")
-        return _nvfp4_packed(parts, shape) if packed.dtype == torch.uint8 else _packed_words(parts, shape)
+        is_nvfp4 = parts["weight_packed"].dtype == torch.uint8
+        return _nvfp4_packed(parts, shape) if is_nvfp4 else _packed_words(parts, shape)
     weight = _part(parts, "weight")
     if weight.dtype in FLOAT8:
         return _scaled(FLOAT8[weight.dtype], parts, shape, quantization)

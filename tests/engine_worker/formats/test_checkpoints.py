@@ -4,11 +4,8 @@ from functools import partial
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
-from engine_worker.attention.reference import ReferenceAttention
-from engine_worker.layers.shard import UNSHARDED, Place, Shard
-from engine_worker.models.registry import model_class
+from engine_worker.layers.shard import UNSHARDED, Shard
 from engine_worker.openvino.load import load_openvino
 from engine_worker.runner.config import RunnerConfig
 from engine_worker.runner.load import load_runner
@@ -16,19 +13,12 @@ from engine_worker.runner.weights import fill_weights
 from engine_worker.step import Draw, Slice, Step
 from sluice.checkpoint.folder import CheckpointError
 from sluice.wire.params import SamplingParams
-from tests.engine_worker.formats.checkpoints import FILE, change_config, write_pair
+from tests.engine_worker.formats.checkpoints import change_config, write_pair
 from tests.engine_worker.formats.packed import FORMATS
 from tests.engine_worker.models.checkpoints import open_written
+from tests.engine_worker.models.loading import Rank, change, empty_model
 
 LOADERS = {"torch": load_runner, "openvino": partial(load_openvino, warn=lambda *_: None)}
-
-
-class Rank(Shard):
-    """One of two ranks; without the other its results are meaningless."""
-
-    def __init__(self, rank: int) -> None:
-        self.rank = rank
-        self.size = 2
 
 
 def first_token(folder, backend: str) -> object:
@@ -40,10 +30,7 @@ def first_token(folder, backend: str) -> object:
 
 def weights(folder, shard: Shard) -> dict[str, torch.Tensor]:
     checkpoint = open_written(folder)
-    architecture = model_class(checkpoint.config)
-    shape = architecture.read_config(checkpoint.config)
-    backend = ReferenceAttention(shard.heads(shape.heads))
-    model = architecture(shape, backend, Place(torch.float32, torch.device("cpu"), shard))
+    model = empty_model(checkpoint, shard)
     fill_weights(model, checkpoint, RunnerConfig("cpu"), lambda *_: None)
     return model.targets()
 
@@ -77,12 +64,6 @@ def test_matrices_with_scales_need_no_quantization_config(tmp_path):
     quantized, dense = write_pair(tmp_path, "llama", "ModelOpt, FP8")
     change_config(quantized, {"quantization_config": None})
     assert first_token(quantized, "torch") == first_token(dense, "torch")
-
-
-def change(folder, edit) -> None:
-    tensors = load_file(folder / FILE)
-    edit(tensors)
-    save_file(tensors, folder / FILE)
 
 
 def test_scales_of_a_quantized_kv_cache_are_ignored(tmp_path):

@@ -3,12 +3,10 @@ from functools import partial
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM
 
-from engine_worker.attention.reference import ReferenceAttention
-from engine_worker.layers.shard import UNSHARDED, Cut, Place, Shard, Span
-from engine_worker.models.registry import model_class
+from engine_worker.layers.shard import UNSHARDED, Cut, Span
 from engine_worker.openvino.load import load_openvino
 from engine_worker.runner.config import RunnerConfig
 from engine_worker.runner.load import load_runner
@@ -17,17 +15,10 @@ from engine_worker.step import Draw, Slice, Step
 from sluice.checkpoint.folder import CheckpointError
 from sluice.wire.params import SamplingParams
 from tests.engine_worker.models.checkpoints import CONFIGS, open_written, write_checkpoint
+from tests.engine_worker.models.loading import Rank, change, empty_model
 
 LLAMA = CONFIGS["llama"]
 TIED = CONFIGS["qwen3, tied"]
-
-
-class Rank(Shard):
-    """One of two ranks; without the other its results are meaningless."""
-
-    def __init__(self, rank: int) -> None:
-        self.rank = rank
-        self.size = 2
 
 
 def targets(**shapes: tuple[int, ...]) -> dict[str, torch.Tensor]:
@@ -39,12 +30,6 @@ def first_token(folder, *, load=load_runner, **options) -> object:
     runner = load(open_written(folder), config, lambda *_: None)
     draw = Draw(SamplingParams(temperature=0.0, logprobs=3), 0, 0)
     return runner.run(Step((Slice([5, 6, 7], 0, [0], (draw,)),)))[0]
-
-
-def change(folder, edit) -> None:
-    tensors = load_file(folder / "model.safetensors")
-    edit(tensors)
-    save_file(tensors, folder / "model.safetensors")
 
 
 def test_sharded_equals_single(tmp_path):
@@ -93,7 +78,7 @@ def test_a_tied_checkpoint_is_read_as_by_transformers(tmp_path, edit, shard):
     checkpoint = open_written(tmp_path)
     reference = AutoModelForCausalLM.from_pretrained(tmp_path)
     with torch.inference_mode():
-        model = _model(checkpoint, shard)
+        model = empty_model(checkpoint, shard)
         fill_weights(model, checkpoint, RunnerConfig("cpu"), lambda *_: None)
     for name, weight in (("embed_tokens", model.model.embed_tokens.weight), ("lm_head", model.lm_head.weight)):
         whole = (reference.model.embed_tokens if name == "embed_tokens" else reference.lm_head).weight
@@ -186,7 +171,7 @@ def test_each_rank_loads_its_shard(tmp_path, config, source):
     checkpoint = open_written(tmp_path)
     loaded, progress = [], []
     for shard in (UNSHARDED, Rank(0), Rank(1)):
-        model = _model(checkpoint, shard)
+        model = empty_model(checkpoint, shard)
         cuts = model.cuts()
         if source == "files":
             load_weights(tmp_path, model.targets(), lambda *done: progress.append(done), cuts)
@@ -202,10 +187,3 @@ def test_each_rank_loads_its_shard(tmp_path, config, source):
             assert targets[name].shape[dim] == part.filled
             together.narrow(dim, part.end - part.filled, part.filled).copy_(targets[name])
         assert torch.equal(together, tensor), name
-
-
-def _model(checkpoint, shard: Shard):
-    architecture = model_class(checkpoint.config)
-    shape = architecture.read_config(checkpoint.config)
-    backend = ReferenceAttention(shard.heads(shape.heads))
-    return architecture(shape, backend, Place(torch.float32, torch.device("cpu"), shard))
