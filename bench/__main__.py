@@ -5,8 +5,10 @@ import sys
 import tempfile
 import time
 import traceback
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 if __name__ == "__main__" and find_spec("matplotlib") is None:
     sys.exit("python -m bench needs the extra bench: pip install -e '.[router,detok,engine,bench]', or make bench")
@@ -19,7 +21,7 @@ from bench.deaths.precisions import PRECISIONS
 from bench.harness.origin import origin
 from bench.harness.pool_files import OFF, ON
 from bench.harness.topic import progress_lines
-from bench.page import OUT, Measured, load, save, show, write_page
+from bench.page import OUT, Measured, load, save, save_partial, show, write_page
 from sluice.host.cores import usable_cores
 
 WIDTH = 140
@@ -45,8 +47,9 @@ def main(arguments: list[str]) -> None:
             if options.rounds is not None and hasattr(plan, "repeats"):
                 plan = replace(plan, repeats=options.rounds)
             try:
-                result = topic.run(name, plan, Path(folder), progress)
-                save(options.out, name, Measured(origin(arguments, options.threads), result))
+                found = Measured(origin(arguments, options.threads), None)
+                keep = partial(_keep, options.out, name, found)
+                save(options.out, name, replace(found, result=topic.run(name, plan, Path(folder), progress, keep)))
             except Exception:  # noqa: BLE001 - the results of the other topics must still be written
                 failed[name] = traceback.format_exc()
                 progress.console.print(f"{name} failed", style="bold red")
@@ -59,6 +62,10 @@ def main(arguments: list[str]) -> None:
     console.print(f"{time.monotonic() - began:.0f} s; written to {options.out}")
     if failed:
         sys.exit(1)
+
+
+def _keep(out: Path, name: str, found: Measured, result: Any) -> None:
+    save_partial(out, name, replace(found, result=result))
 
 
 def _chosen(options: argparse.Namespace) -> list[str]:

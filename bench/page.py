@@ -36,9 +36,22 @@ class Measured(msgspec.Struct, frozen=True):
 
 
 def save(folder: Path, name: str, measured: Measured) -> None:
-    data = msgspec.json.format(msgspec.json.encode(measured), indent=1)
-    (folder / f"{name}.json").write_bytes(data + b"\n")
+    (folder / f"{name}.json").write_bytes(_json(measured))
+    _partial(folder, name).unlink(missing_ok=True)
     TOPICS[name].draw(measured.result).savefig(folder / f"{name}.png")
+
+
+def save_partial(folder: Path, name: str, measured: Measured) -> None:
+    """An unfinished result. It is not part of the page, and `save` deletes it."""
+    _partial(folder, name).write_bytes(_json(measured))
+
+
+def _partial(folder: Path, name: str) -> Path:
+    return folder / f"{name}.partial"
+
+
+def _json(measured: Measured) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(measured), indent=1) + b"\n"
 
 
 def load(folder: Path) -> dict[str, Measured]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 from matplotlib.figure import Figure
@@ -18,6 +18,14 @@ WARM_TOKENS = 1024
 """Maximum length of a prompt in the warm-up."""
 Step = Callable[[str], None]
 """Progress callback: called after each run with a description of it."""
+Keep = Callable[[Any], None]
+"""Stores the result so far."""
+
+
+class Steps(Protocol):
+    """A `Step` that can be told the result so far, so that it is not lost if a long measurement is stopped."""
+
+    def __call__(self, done: str, so_far: Any = None) -> None: ...
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,16 +38,22 @@ class Topic(NamedTuple):
     plan: Plan
     quick: Plan
     """Smallest sizes, to test that the measurement works."""
-    measure: Callable[[Any, Path, Step], Any]
+    measure: Callable[[Any, Path, Steps], Any]
     """Maps (plan, folder for logs and model files, step) to the result."""
     result: type[msgspec.Struct]
     section: Callable[[Any], Section]
     draw: Callable[[Any], Figure]
 
-    def run(self, name: str, plan: Plan, folder: Path, progress: Progress) -> Any:
+    def run(self, name: str, plan: Plan, folder: Path, progress: Progress, keep: Keep | None = None) -> Any:
         """Measures, and shows the progress."""
         task = progress.add_task(f"{name}: starting", total=None)
-        result = self.measure(plan, folder, lambda done: progress.update(task, description=f"{name}: {done}"))
+
+        def step(done: str, so_far: Any = None) -> None:
+            progress.update(task, description=f"{name}: {done}")
+            if keep and so_far is not None:
+                keep(so_far)
+
+        result = self.measure(plan, folder, step)
         progress.stop_task(task)
         return result
 

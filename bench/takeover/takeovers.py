@@ -18,7 +18,7 @@ from bench.deaths.streams import StreamSeen, connect, read_stream
 from bench.harness.engine_counters import ADOPTED_BLOCKS, CONTEXT_TOKENS, FETCHED_BLOCKS, EngineCounters
 from bench.harness.models import python_prompts
 from bench.harness.pool_files import OFF, ON, folders
-from bench.harness.topic import Step
+from bench.harness.topic import Steps
 from bench.takeover.rings import LongPlan, WatchedStream
 from sluice.launch import Ring
 
@@ -85,7 +85,7 @@ class TakeoverResult(msgspec.Struct, frozen=True):
         return [run for run in self.runs if all(getattr(run, name) == value for name, value in fields.items())]
 
 
-def measure(plan: TakeoverPlan, _: Path, step: Step) -> TakeoverResult:
+def measure(plan: TakeoverPlan, _: Path, step: Steps) -> TakeoverResult:
     runs: list[Takeover] = []
     in_files = True
     for precision in plan.precisions:
@@ -106,7 +106,7 @@ class _Turns:
     _plan: TakeoverPlan
     _precision: str
     _runs: list[Takeover]
-    _step: Step
+    _step: Steps
     _truths: dict[int, StreamSeen] = field(default_factory=dict)
     """Undisturbed streams by the length of the prompt. They are computed once, for all cases and both sides."""
 
@@ -126,7 +126,8 @@ class _Turns:
             for kv in self._plan.kv if repeat % 2 == 0 else reversed(self._plan.kv):
                 found = await _strike(rings[kv], CASES[name], request, self._truths[prompt], self._plan.begun)
                 self._runs.append(Takeover(self._precision, prompt, name, kv, **found))
-                self._step(f"{self._precision}, {prompt:,} tokens, {name}, pool files {kv}, run {repeat + 1}")
+                done = f"{self._precision}, {prompt:,} tokens, {name}, pool files {kv}, run {repeat + 1}"
+                self._step(done, TakeoverResult(self._plan, self._runs))
 
 
 def _request(plan: TakeoverPlan, tokens: int, salt: str) -> StreamRequest:

@@ -1,3 +1,4 @@
+import json
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -174,7 +175,9 @@ def test_quick_of_pool_files_and_roles(tmp_path):
 def test_the_results_of_other_topics_are_written_when_one_fails(tmp_path):
     code = (
         "import bench.__main__ as main\n"
-        "def broken(*_): raise RuntimeError('no luck')\n"
+        "def broken(plan, folder, step):\n"
+        "    step('half', {'half': 1})\n"
+        "    raise RuntimeError('no luck')\n"
         "main.TOPICS = {**main.TOPICS, 'cache': main.TOPICS['cache']._replace(measure=broken)}\n"
         f"main.main(['cache', 'scheduler', '--quick', '--out', {str(tmp_path)!r}])"
     )
@@ -182,4 +185,5 @@ def test_the_results_of_other_topics_are_written_when_one_fails(tmp_path):
     assert done.returncode == 1
     assert "no luck" in done.stdout
     assert set(load(tmp_path)) == {"scheduler"}
+    assert json.loads((tmp_path / "cache.partial").read_bytes())["result"] == {"half": 1}
     assert "scheduler.png" in (tmp_path / "README.md").read_text(encoding="utf-8")
