@@ -22,7 +22,8 @@ from detok_service import metrics
 from detok_service.decoders import TokenizerError, load_decoders
 from detok_service.router_links import MAX_LINKS
 from detok_service.service import Detokenizer, Identity
-from sluice.checkpoint.folder import CheckpointError, open_checkpoint
+from sluice.checkpoint.errors import CheckpointError
+from sluice.checkpoint.folder import open_checkpoint
 from sluice.host.descriptors import OWN_DESCRIPTORS, WATCHED_LANE_DESCRIPTORS, check_limit, raise_limit
 from sluice.host.host_names import HostNames
 from sluice.host.installation import BUILD_VERSION

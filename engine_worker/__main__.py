@@ -30,7 +30,8 @@ from engine_worker.ringside.identity import why_context_is_limited
 from engine_worker.ringside.outbox import MAX_LANES
 from engine_worker.ringside.worker import Worker, open_metrics_port
 from engine_worker.scheduling.build import find_classes
-from sluice.checkpoint.folder import Checkpoint, CheckpointError, fetch_weights, open_checkpoint
+from sluice.checkpoint.errors import CheckpointError
+from sluice.checkpoint.folder import Checkpoint, fetch_weights, open_checkpoint
 from sluice.host.descriptors import (
     LANE_DESCRIPTORS,
     OWN_DESCRIPTORS,

@@ -19,7 +19,8 @@ from pathlib import Path
 from router.api.listener import fit_connections
 from router.app import RouterApp
 from router.peers.discovery import AddressError
-from sluice.checkpoint.folder import Checkpoint, CheckpointError, open_checkpoint
+from sluice.checkpoint.errors import CheckpointError
+from sluice.checkpoint.folder import Checkpoint, open_checkpoint
 from sluice.host.descriptors import raise_limit
 from sluice.host.ports import check_ports
 from sluice.host.process import die_with_parent, run_service

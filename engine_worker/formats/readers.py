@@ -11,7 +11,7 @@ from torch import Tensor
 
 from engine_worker.formats.packing import WORD_BITS, pack_pairs, unpack_words
 from engine_worker.formats.stored import Stored
-from sluice.checkpoint.folder import CheckpointError
+from sluice.checkpoint.errors import CheckpointError
 from sluice.checkpoint.quantization import Quantization
 
 AWQ_BITS = 4

@@ -1,50 +1,29 @@
-"""The tensors of a checkpoint's safetensors files, by the names of the model's weights."""
+"""The tensors of a checkpoint's files, by the names of the model's weights."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from engine_worker.formats.gguf import BLOCKS, GgufFile
 from engine_worker.formats.readers import PARTS, is_quantized, read
 from engine_worker.formats.stored import Stored
-from sluice.checkpoint.folder import CheckpointError, weight_files
+from engine_worker.formats.weight import Place, Weight
+from sluice.checkpoint.errors import CheckpointError
+from sluice.checkpoint.gguf import SUFFIX
 from sluice.checkpoint.quantization import Quantization
+from sluice.checkpoint.weight_files import weight_files
 
-FLOATS = ("BF16", "F16", "F32", "F64")
-"""Names in safetensors of the types that are not quantized."""
 IGNORED = ("rotary_emb.inv_freq", ".k_scale", ".v_scale", ".q_scale", ".prob_scale", ".output_scale")
 """Ends of names that are no weights: frequencies, which are derived from config.json, and scales of a quantized KV
 cache, which this engine's cache does not have."""
 
 Rename = Callable[[str], str | None]
 """Maps the name of a tensor in a file to a weight's name; None: the tensor belongs to another part of the model."""
-
-
-class Place(NamedTuple):
-    """A tensor in a file."""
-
-    file: Path
-    name: str
-    type: str
-    shape: tuple[int, ...]
-    num_bytes: int
-
-
-class Weight(NamedTuple):
-    """The tensors of one weight."""
-
-    whole: Place | None
-    """None: it is quantized."""
-    parts: Mapping[str, Place]
-    """By the last part of their names. Empty unless it is quantized."""
-
-    @property
-    def places(self) -> list[Place]:
-        return [self.whole] if self.whole is not None else list(self.parts.values())
 
 
 def same_name(name: str) -> str:
@@ -64,6 +43,9 @@ def find_weights(folder: Path, rename: Rename = same_name) -> dict[str, Weight]:
     """All weights by name, from the headers of the files, in the order of the files. Raises CheckpointError."""
     found: dict[str, dict[str, Place]] = {}
     for file in weight_files(folder):
+        if file.suffix == SUFFIX:
+            named = ((rename(name), weight) for name, weight in GgufFile(file).weights())
+            return {name: weight for name, weight in named if name is not None}
         with opened(file) as tensors:
             for name_in_file in tensors.keys():  # noqa: SIM118 - not a mapping
                 weight, part = _split(name_in_file)
@@ -97,6 +79,7 @@ class Files:
         """`device`: where plain tensors are read to. Quantized ones are decoded on the host."""
         self._device = device
         self._opened: dict[tuple[Path, str], Any] = {}
+        self._gguf: dict[Path, GgufFile] = {}
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
@@ -107,9 +90,17 @@ class Files:
 
     def plain(self, place: Place, slices: tuple[slice, ...]) -> Tensor:
         """The slices of a tensor, by dimension; () is all of it."""
+        if place.file.suffix == SUFFIX:
+            return self._gguf_file(place).plain(place)[slices]
         whole = self._file(place, self._device).get_slice(place.name)
         tensor: Tensor = whole[slices or slice(None)]
         return tensor
+
+    def whole(self, name: str, weight: Weight) -> Tensor:
+        """A weight as a dense tensor, for weights whose shape is known without the model: plain and GGUF's."""
+        if weight.whole is not None:
+            return self.plain(weight.whole, ())
+        return self.stored(name, weight, weight.parts[BLOCKS].shape, None).decode()
 
     def stored(self, name: str, weight: Weight, shape: tuple[int, ...], quantization: Quantization | None) -> Stored:
         """The quantized matrix [N, K] called `name`. Raises CheckpointError."""
@@ -117,11 +108,18 @@ class Files:
             raise CheckpointError(f"{name} is quantized, but config.json has no quantization_config to say how")
         if len(shape) != 2:
             raise CheckpointError(f"{name} is quantized, but it is not a matrix: the model needs {list(shape)}")
+        if (blocks := weight.parts.get(BLOCKS)) is not None:
+            return self._gguf_file(blocks).stored(name, blocks, (shape[0], shape[1]))
         parts = {part: self._file(place, "cpu").get_tensor(place.name) for part, place in weight.parts.items()}
         try:
             return read(parts, (shape[0], shape[1]), quantization or Quantization(""))
         except CheckpointError as error:
             raise CheckpointError(f"{name.removesuffix('.weight')} {error}") from error
+
+    def _gguf_file(self, place: Place) -> GgufFile:
+        if place.file not in self._gguf:
+            self._gguf[place.file] = GgufFile(place.file)
+        return self._gguf[place.file]
 
     def _file(self, place: Place, device: str) -> Any:
         key = place.file, device

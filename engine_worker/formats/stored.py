@@ -1,6 +1,9 @@
 """A quantized matrix as a checkpoint stores it: codes, and a scale and zero for each row and group of columns."""
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,6 +22,7 @@ TABLES = {"f4e2m1": FLOAT4, "nf4": NORMAL4}
 """Element types whose codes are indices of a table."""
 PAIRS = ("u4", "i4", *TABLES)
 """Element types with two codes in each byte."""
+BYTE_MAX = 255
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,3 +74,68 @@ class Stored:
         if numbers.shape[1] == 1:
             return numbers
         return numbers.repeat_interleave(self.group, dim=1)[:, : self.shape[1]]
+
+
+class Kind(NamedTuple):
+    """What a consumer's way of computing with a matrix depends on."""
+
+    type: str
+    group: int | None
+    """None: one for each row."""
+    zeros: Literal["none", "integer", "fraction"]
+    ordered: bool
+    """Whether the inputs have an order of their own."""
+
+
+def kind_of(stored: Stored) -> Kind:
+    group = None if stored.group >= stored.shape[1] else stored.group
+    zeros: Literal["none", "integer", "fraction"] = "none"
+    if stored.zeros is not None:
+        whole = bool(((stored.zeros == stored.zeros.round()) & (stored.zeros >= 0) & (stored.zeros <= BYTE_MAX)).all())
+        zeros = "integer" if whole else "fraction"
+    return Kind(stored.type, group, zeros, stored.order is not None)
+
+
+def stack(parts: Sequence[Stored]) -> Stored | None:
+    """The rows of all parts in turn; None if these are not of one kind."""
+    first = parts[0]
+    same = all((each.type, each.group) == (first.type, first.group) for each in parts)
+    if not same or not all(_equal(first.order, each.order) for each in parts):
+        return None
+    zeros = None
+    if any(each.zeros is not None for each in parts):
+        zeros = torch.cat([torch.zeros_like(each.scales) if each.zeros is None else each.zeros for each in parts])
+    codes, scales = (torch.cat([getattr(each, name) for each in parts]) for name in ("codes", "scales"))
+    return replace(first, codes=codes, scales=scales, zeros=zeros)
+
+
+def _equal(one: Tensor | None, other: Tensor | None) -> bool:
+    return one is other if one is None or other is None else torch.equal(one, other)
+
+
+def with_zeros(stored: Stored) -> Stored:
+    """The same matrix with unsigned codes, and so with zeros, if its codes are signed integers."""
+    middle = {"i4": 8.0, "i8": 128.0}.get(stored.type)
+    if middle is None:
+        return stored
+    zeros = torch.full_like(stored.scales, middle) if stored.zeros is None else stored.zeros + middle
+    if stored.type == "i4":
+        # Each nibble plus 8, which as a number without a sign differs in the highest bit.
+        return replace(stored, type="u4", codes=stored.codes ^ 0x88, zeros=zeros)
+    return replace(stored, type="u8", codes=stored.codes.view(torch.uint8) ^ 0x80, zeros=zeros)
+
+
+def random_stored(kind: Kind, rows: int, columns: int, seed: int) -> Stored:
+    """Every code, with values about 0.1 in size."""
+    random = torch.Generator().manual_seed(seed)
+    group = columns if kind.group is None else math.gcd(columns, kind.group)
+    middle, spread = {"u4": (8, 5), "i4": (0, 5), "u8": (128, 74), "i8": (0, 74)}.get(kind.type, (0, 2))
+    codes = torch.randint(0, 256, (rows, columns // 2 if kind.type in PAIRS else columns), generator=random)
+    scales = (0.5 + torch.rand(rows, columns // group, generator=random)) * 0.1 / spread
+    zeros = None
+    if kind.zeros != "none":
+        zeros = middle + torch.randint(-2, 3, scales.shape, generator=random).float()
+        zeros += 0.0 if kind.zeros == "integer" else 0.25
+    order = torch.randperm(columns, generator=random) if kind.ordered else None
+    stored = codes.to(torch.uint8)
+    return Stored(kind.type, stored.view(torch.int8) if kind.type == "i8" else stored, scales, zeros, group, order)

@@ -7,7 +7,7 @@ from typing import Any
 
 from engine_worker.attention.backend import HeadShape
 from engine_worker.layers.rotary import LinearScaling, Llama3Scaling, Rope
-from sluice.checkpoint.folder import CheckpointError
+from sluice.checkpoint.errors import CheckpointError
 
 Windows = tuple[int | None, ...]
 """Attention window of each layer in tokens; None: full attention."""

@@ -10,7 +10,7 @@ from engine_worker.layers.moe import ALIGNED, ExpertShape, SparseMoE, waits_for_
 from engine_worker.layers.shard import Place
 from engine_worker.models.config import DecoderConfig, qwen_moe_windows, qwen_windows, read_decoder, size
 from engine_worker.models.decoder import CausalLM, FeedForward
-from sluice.checkpoint.folder import CheckpointError
+from sluice.checkpoint.errors import CheckpointError
 
 EXPERT_COUNTS = ("num_experts", "num_local_experts")
 """Names of the option with the number of experts: Qwen's, and the one that transformers writes."""

@@ -7,7 +7,7 @@ from engine_worker.models.config import NotNativeError
 from engine_worker.models.llama import Llama, Mistral, Qwen2
 from engine_worker.models.model import Architecture
 from engine_worker.models.qwen3 import Qwen3, Qwen3Moe
-from sluice.checkpoint.folder import CheckpointError
+from sluice.checkpoint.errors import CheckpointError
 
 MODELS: Mapping[str, Architecture] = {
     "LlamaForCausalLM": Llama,

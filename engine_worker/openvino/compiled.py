@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from engine_worker.models.decoder import CausalLM
 from engine_worker.openvino.adapters import GraphAdapters
 from engine_worker.openvino.graph import build
+from engine_worker.openvino.matrices import NO_MATRICES, Matrices, Products
 from engine_worker.openvino.weights import ConstantStore, formats
 from engine_worker.runner.config import RunnerConfig
 
@@ -28,6 +29,10 @@ class Precision(NamedTuple):
     quantize: str = "none"
     kv: str = "float32"
     """Type of the KV cache."""
+    activations: bool = True
+    """Whether the plugin may quantize the activations of products whose weights are quantized."""
+    stored: bool = False
+    """Whether it does so for matrices that the checkpoint stores."""
 
     @classmethod
     def of(cls, config: RunnerConfig) -> "Precision":
@@ -37,7 +42,7 @@ class Precision(NamedTuple):
         kv = cache_types[0] if config.kv_precision == "auto" else config.kv_precision
         if kv not in cache_types:
             raise ValueError(f"kv_precision = {kv} contradicts dtype = {dtype}: use {' or '.join(cache_types)}")
-        return cls(dtype, config.quantize, kv)
+        return cls(dtype, config.quantize, kv, config.quantized_activations)
 
     @property
     def separates(self) -> bool:
@@ -47,12 +52,17 @@ class Precision(NamedTuple):
     @property
     def properties(self) -> dict[str, str]:
         """Properties for the CPU plugin, which by default computes in bfloat16 on every CPU that supports it."""
-        return {"INFERENCE_PRECISION_HINT": TYPES[self.dtype], "KV_CACHE_PRECISION": TYPES[self.kv]}
+        exact = {} if self.activations else {"DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"}
+        return {"INFERENCE_PRECISION_HINT": TYPES[self.dtype], "KV_CACHE_PRECISION": TYPES[self.kv], **exact}
 
     def __str__(self) -> str:
         """Name of the computation. Engines whose names differ may sample different tokens."""
         weights = self.dtype if self.quantize == "none" else self.quantize
         computed = f"{weights}, computed in {self.dtype}" if weights != self.dtype != "float32" else weights
+        if self.stored and self.activations:
+            computed += ", activations int8"
+        elif self.quantize != "none" and not self.activations:
+            computed += ", activations exact"
         return computed if self.kv == self.dtype else f"{computed}, KV cache {self.kv}"
 
 
@@ -64,9 +74,10 @@ def compile_decoder(
     output_layers: Sequence[int] = (),
     *,
     lora: bool = False,
+    matrices: Matrices = NO_MATRICES,
 ) -> ov.CompiledModel:
     """Build and compile the graph. The weights are then owned by `store`, so the model may be dropped. Raises any error
-    of OpenVINO. `lora`: with operations for adapters."""
+    of OpenVINO. `lora`: with operations for adapters. `matrices`: those that are not in the model."""
     properties = {
         **precision.properties,
         "INFERENCE_NUM_THREADS": threads,
@@ -75,7 +86,8 @@ def compile_decoder(
         "ENABLE_CPU_PINNING": False,
     }
     adapters = GraphAdapters() if lora else None
-    graphs = build(model, formats(precision.quantize, store), output_layers, adapters)
+    products = Products(formats(precision.quantize, store), store, precision.activations)
+    graphs = build(model, products, output_layers, adapters, matrices)
     compiled = _core().compile_model(graphs.decoder, "CPU", properties)
     # Attributes of the compiled model, so that they live as long as it does.
     compiled.store, compiled.head, compiled.adapters = store, Head(graphs.head, properties), adapters

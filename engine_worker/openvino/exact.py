@@ -13,7 +13,7 @@ from engine_worker.models.config import DecoderConfig
 from engine_worker.openvino.compiled import Precision
 from engine_worker.openvino.forward import OpenVinoForward
 from engine_worker.openvino.passes import LEAST_TOKENS
-from engine_worker.openvino.trial import ADAPTER, compute, one_slice, random_decoder, small
+from engine_worker.openvino.trial import ADAPTER, Shape, compute, one_slice, random_decoder
 from engine_worker.step import Slice
 from sluice.settings.engine import OPENVINO_BLOCK
 
@@ -38,11 +38,11 @@ class Exact(NamedTuple):
 
 
 @cache
-def find_exact(config: DecoderConfig, precision: Precision, threads: int, *, lora: bool = False) -> Exact:
+def find_exact(shape: Shape, precision: Precision, threads: int, *, lora: bool = False) -> Exact:
     """`lora`: test with adapters too. Raises any error of OpenVINO. The result depends on nothing but the arguments and
     the CPU."""
-    config = wide(config)
-    decoder = random_decoder(config, precision, threads, lora=lora)
+    shape = wide(shape)
+    config, decoder = shape.config, random_decoder(shape, precision, threads, lora=lora)
     adapters = (NO_ADAPTER, ADAPTER) if lora else (NO_ADAPTER,)
     passes = [_longest_pass(decoder.forward(BLOCKS), config, adapter) for adapter in adapters]
     pass_tokens = max(min(passes), LEAST_TOKENS)
@@ -52,9 +52,10 @@ def find_exact(config: DecoderConfig, precision: Precision, threads: int, *, lor
     return Exact(min(passes) > 0 and all(_is_exact(forward, config, *pair) for pair in pairs), pass_tokens)
 
 
-def wide(config: DecoderConfig) -> DecoderConfig:
-    """One layer of each window, as wide as the model's."""
-    return replace_field(config, vocab_size=min(config.vocab_size, VOCABULARY), windows=small(config).windows)
+def wide(shape: Shape) -> Shape:
+    """One layer of each window and kinds of matrices, as wide as the model's."""
+    config, kinds = shape.distinct_layers
+    return Shape(replace_field(config, vocab_size=min(config.vocab_size, VOCABULARY)), kinds)
 
 
 def _longest_pass(forward: OpenVinoForward, config: DecoderConfig, adapter: int) -> int:

@@ -19,9 +19,10 @@ from engine_worker.layers.linear import Linear
 from engine_worker.layers.mlp import SwiGLU
 from engine_worker.layers.rotary import frequencies
 from engine_worker.models.config import DecoderConfig
-from engine_worker.models.decoder import CausalLM, DecoderLayer
+from engine_worker.models.decoder import EMBEDDING, TIED, CausalLM, DecoderLayer
 from engine_worker.openvino.adapters import AdaptedLinear, GraphAdapters
-from engine_worker.openvino.weights import Weights, constant, rows_of
+from engine_worker.openvino.matrices import NO_MATRICES, Matrices, Products
+from engine_worker.openvino.weights import constant, rows_of
 from engine_worker.positions import AXES
 
 INPUTS: tuple[tuple[str, ov.Type, list[int]], ...] = (
@@ -77,35 +78,50 @@ class Step(NamedTuple):
 class Linears(NamedTuple):
     """How the linear layers of a decoder layer are built."""
 
-    weights: Weights
+    products: Products
+    matrices: Matrices
     adapters: GraphAdapters | None
     layer: int
     """Index of the decoder layer."""
 
     def product(self, name: str, linear: Linear, x: ov.Node | ov.Output) -> ov.Node:
-        product = op.matmul(x, self.weights.layers.node(linear.weight), False, True)
+        """name: "self_attn.qkv_proj" and such."""
+        targets = linear.targets(f"model.layers.{self.layer}.{name}.")
+        weights = {each: target for each, target in targets.items() if each.endswith(".weight")}
+        parts = [self.matrices.read(each) for each in weights]
+        if any(part is not None for part in parts):
+            pairs = zip(parts, weights.values(), strict=True)
+            product = self.products.linear([target if part is None else part for part, target in pairs], x)
+        else:
+            product = op.matmul(x, self.products.weights.layers.node(linear.weight), False, True)
         if linear.bias is not None:
             product = op.add(product, constant(linear.bias))
         if self.adapters is None:
             return product
-        return self.adapters.add(AdaptedLinear(self.layer, name, *reversed(linear.weight.shape)), x, product)
+        own_name = name.rpartition(".")[2]
+        return self.adapters.add(AdaptedLinear(self.layer, own_name, *reversed(linear.weight.shape)), x, product)
 
 
 def build(
-    model: CausalLM, weights: Weights, output_layers: Sequence[int] = (), adapters: GraphAdapters | None = None
+    model: CausalLM,
+    products: Products,
+    output_layers: Sequence[int] = (),
+    adapters: GraphAdapters | None = None,
+    matrices: Matrices = NO_MATRICES,
 ) -> Graphs:
     """Build both graphs. Shape and type of the cache inputs are dynamic: the plugin chooses them."""
-    config: DecoderConfig = model.config
+    config, vocabulary = model.config, products.weights.vocabulary
     inputs = [_parameter(*declared) for declared in INPUTS]
     token_ids, positions, *attention, max_context, rows, kept, virtual_tokens, virtual_rows = inputs
     step = Step(attention, max_context, *_rotations(config, positions))
-    x = rows_of(weights.vocabulary, model.model.embed_tokens.weight, token_ids)
+    table = matrices.read(EMBEDDING)
+    x = products.rows(table, token_ids) if table else rows_of(vocabulary, model.model.embed_tokens.weight, token_ids)
     x = op.scatter_update(x, virtual_tokens, virtual_rows, _int64(0))
     layers: dict[int, ov.Output] = {}
     for index, (layer, window) in enumerate(zip(model.model.layers, config.windows, strict=True)):
         caches = [_parameter(f"{kind}.{index}", ov.Type.dynamic, [-1] * 4) for kind in ("keys", "values")]
         inputs += caches
-        linears = Linears(weights, adapters, index)
+        linears = Linears(products, matrices, adapters, index)
         x = _layer(layer, config, linears, x, step, caches, window)
         if index in output_layers:
             layers[index] = op.gather(x, kept, _int64(0)).output(0)
@@ -114,7 +130,9 @@ def build(
         inputs.append(adapters.parameter)
     # Kept rows are returned before the last norm, which the head graph computes: most steps return no such rows, and
     # even an operation on no rows costs microseconds.
-    kept_rows, head = op.gather(x, kept, _int64(0)), weights.vocabulary.node(model.lm_head.weight)
+    kept_rows = op.gather(x, kept, _int64(0))
+    own_head = table if config.tie_word_embeddings else matrices.read(TIED)
+    head = products.head(own_head) if own_head else vocabulary.node(model.lm_head.weight)
     sampled_rows = op.gather(x, rows, _int64(0))
     normed_sampled, normed_hidden = (
         _norm(states, model.model.norm.weight, config.rms_norm_eps) for states in (sampled_rows, hidden)
@@ -140,14 +158,14 @@ def _layer(
     heads = config.heads
     query_size, kv_size = heads.num_heads * heads.head_dim, heads.num_kv_heads * heads.head_dim
     h = _norm(x, layer.input_layernorm.weight, eps)
-    qkv = _split(linears.product("qkv_proj", attention.qkv_proj, h), [query_size, kv_size, kv_size])
+    qkv = _split(linears.product("self_attn.qkv_proj", attention.qkv_proj, h), [query_size, kv_size, kv_size])
     query = _rotated(qkv[0], heads.num_heads, attention.q_norm.weight if config.head_norms else None, config, step)
     key = _rotated(qkv[1], heads.num_kv_heads, attention.k_norm.weight if config.head_norms else None, config, step)
     attended = _attention([query, key, qkv[2]], caches, config, step, window)
-    x = op.add(x, linears.product("o_proj", attention.o_proj, attended))
+    x = op.add(x, linears.product("self_attn.o_proj", attention.o_proj, attended))
     h = _norm(x, layer.post_attention_layernorm.weight, eps)
-    gate, up = _split(linears.product("gate_up_proj", mlp.gate_up_proj, h), [config.intermediate_size] * 2)
-    return op.add(x, linears.product("down_proj", mlp.down_proj, op.multiply(op.swish(gate), up)))
+    gate, up = _split(linears.product("mlp.gate_up_proj", mlp.gate_up_proj, h), [config.intermediate_size] * 2)
+    return op.add(x, linears.product("mlp.down_proj", mlp.down_proj, op.multiply(op.swish(gate), up)))
 
 
 def _attention(

@@ -21,7 +21,8 @@ from engine_worker.openvino.cache import CPU, BlockCache, BlockShape
 from engine_worker.openvino.compiled import Precision, compile_decoder, has_bfloat16
 from engine_worker.openvino.exact import Exact, find_exact
 from engine_worker.openvino.forward import OpenVinoForward
-from engine_worker.openvino.trial import RefusedError, verify
+from engine_worker.openvino.kinds import NO_KINDS, Kinds, LoadedMatrices, find_kinds
+from engine_worker.openvino.trial import RefusedError, Shape, verify
 from engine_worker.openvino.weights import open_store
 from engine_worker.pool_files.folder import PoolFolder
 from engine_worker.pool_files.pool_file import PoolFile
@@ -31,7 +32,7 @@ from engine_worker.runner.load import share_of_rank
 from engine_worker.runner.memory import count_blocks, free_memory, size_pools
 from engine_worker.runner.runner import DraftRunner, ModelRunner
 from engine_worker.runner.vision import load_images
-from engine_worker.runner.weights import Progress, fill_weights
+from engine_worker.runner.weights import Progress, fill_weights, open_weights
 from engine_worker.sampling.processors import Warn
 from engine_worker.step import Slice
 from sluice.checkpoint.folder import Checkpoint
@@ -47,6 +48,7 @@ class Tested(NamedTuple):
     checkpoint: Checkpoint
     config: RunnerConfig
     shape: DecoderConfig
+    kinds: Kinds
     precision: Precision
     result: str
     """Of the trial, for the log."""
@@ -65,7 +67,7 @@ class Compiled(NamedTuple):
         return BlockShape.of(self.decoder, self.tested.shape.num_layers)
 
     def forward(self, cache: BlockCache, threads: int) -> OpenVinoForward:
-        _, config, shape, precision, _, exact = self.tested
+        _, config, shape, _, precision, _, exact = self.tested
         return OpenVinoForward(
             self.decoder,
             shape,
@@ -123,17 +125,28 @@ def load_openvino(
         "quantize": tested[0].precision.quantize,
         "kv_precision": tested[0].precision.kv,
         "weights": compiled[0].weights,
+        "matrices": tested[0].kinds.summary,
     }
     return runner
 
 
 def _compile(tested: Tested, progress: Progress) -> Compiled:
-    checkpoint, config, shape, precision, *_ = tested
+    checkpoint, config, shape, kinds, precision, *_ = tested
     with torch.inference_mode():
         model = CausalLM(shape, ReferenceAttention(shape.heads), Place(torch.float32, CPU, UNSHARDED))
-        fill_weights(model, checkpoint, config, progress)
         store = open_store(config.weights_folder)
-        decoder = compile_decoder(model, precision, config.threads, store, config.output_layers, lora=config.lora)
+        build = partial(compile_decoder, model, precision, config.threads, store, config.output_layers)
+        if config.weights == "random":
+            fill_weights(model, checkpoint, config, progress)
+            decoder = build(lora=config.lora)
+        else:
+            with open_weights(model, checkpoint, progress) as weights:
+                weights.fill_plain()
+                model.freeze()
+                matrices = LoadedMatrices(weights, model.targets(), kinds)
+                decoder = build(lora=config.lora, matrices=matrices)
+            if matrices.unexpected:
+                tested = tested._replace(exact=tested.exact._replace(exact=False))
         targets = find_targets(model.model.layers)
         # The store owns the weights: free the model's copies before the plugin packs them.
         del model
@@ -169,15 +182,18 @@ def _tested(checkpoint: Checkpoint, config: RunnerConfig) -> Tested:
     """Run the trial. Raises RefusedError."""
     check_servable(checkpoint, config)
     shape, precision = _shape(checkpoint, config), Precision.of(config)
+    kinds = NO_KINDS if config.weights == "random" else find_kinds(checkpoint, shape)
+    precision = precision._replace(stored=kinds.rounds_activations)
     check_output_layers(config.output_layers, shape.num_layers)
     try:
         with torch.inference_mode():
-            result = verify(shape, precision, config.threads, lora=config.lora)
-            exact = find_exact(shape, precision, config.threads, lora=config.lora)
+            tested = Shape(shape, kinds)
+            result = verify(tested, precision, config.threads, lora=config.lora)
+            exact = find_exact(tested, precision, config.threads, lora=config.lora)
     except RuntimeError as error:
         # The last line of OpenVINO's errors says what went wrong, the lines before it where.
         raise RefusedError(f"failed in a test: {' '.join(str(error).split())[-300:]}") from error
-    return Tested(checkpoint, config, shape, precision, result, exact)
+    return Tested(checkpoint, config, shape, kinds, precision, result, exact)
 
 
 def _pack(compiled: ov.CompiledModel, shape: DecoderConfig, threads: int) -> None:

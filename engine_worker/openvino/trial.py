@@ -21,6 +21,8 @@ from engine_worker.models.decoder import CausalLM
 from engine_worker.openvino.cache import CPU, BlockCache, BlockShape
 from engine_worker.openvino.compiled import Precision, compile_decoder, fused_rotations
 from engine_worker.openvino.forward import OpenVinoForward
+from engine_worker.openvino.kinds import NO_KINDS, Kinds, RandomMatrices
+from engine_worker.openvino.matrices import Matrices
 from engine_worker.openvino.weights import ConstantStore, Weights, formats
 from engine_worker.positions import PlacedGrid, Positions
 from engine_worker.runner.forward import Forward
@@ -58,18 +60,37 @@ class RefusedError(Exception):
     """OpenVINO cannot serve this checkpoint here; the message says why."""
 
 
-def small(config: DecoderConfig) -> DecoderConfig:
-    """The same options in a much smaller decoder."""
-    heads = config.heads
-    kv_heads = min(2, heads.num_kv_heads)
-    return replace_field(
-        config,
-        vocab_size=128,
-        hidden_size=64,
-        intermediate_size=96,
-        windows=(*({None} & set(config.windows)), *({WINDOW} if any(config.windows) else ())),
-        heads=HeadShape(kv_heads * heads.group, kv_heads, heads.head_dim, heads.scaling),
-    )
+class Shape(NamedTuple):
+    """Of a decoder to test."""
+
+    config: DecoderConfig
+    kinds: Kinds = NO_KINDS
+
+    @property
+    def distinct_layers(self) -> "Shape":
+        """One layer of each window and kinds of matrices."""
+        windows = [None if window is None else WINDOW for window in self.config.windows]
+        pairs = zip(windows, self.kinds.layers or ((),) * len(windows), strict=True)
+        layers = sorted(dict.fromkeys(pairs), key=lambda pair: pair[0] is not None)
+        kinds = tuple(kinds for _, kinds in layers)
+        config = replace_field(self.config, windows=tuple(window for window, _ in layers))
+        return Shape(config, self.kinds._replace(layers=kinds if any(kinds) else ()))
+
+    @property
+    def small(self) -> "Shape":
+        """The same options in a much smaller decoder."""
+        config, kinds = self.distinct_layers
+        heads, unit = config.heads, max((kind.group or 0 for kind in kinds.by_name.values()), default=0)
+        kv_heads, unit = min(2, heads.num_kv_heads), max(unit, 32)
+        small = replace_field(
+            config,
+            vocab_size=128,
+            # Matrices have several groups in each row.
+            hidden_size=2 * unit,
+            intermediate_size=3 * unit,
+            heads=HeadShape(kv_heads * heads.group, kv_heads, heads.head_dim, heads.scaling),
+        )
+        return Shape(small, kinds)
 
 
 class RandomDecoder(NamedTuple):
@@ -98,32 +119,36 @@ class RandomDecoder(NamedTuple):
 
 
 def random_decoder(
-    config: DecoderConfig, precision: Precision, threads: int, *, lora: bool, rounded: bool = False
+    shape: Shape, precision: Precision, threads: int, *, lora: bool, rounded: bool = False
 ) -> RandomDecoder:
     """`lora`: with the adapter ADAPTER. `rounded`: the model's weights are those that the graph's quantized weights
     stand for. Raises any error of OpenVINO."""
+    config, kinds = shape
     model = CausalLM(config, ReferenceAttention(config.heads), Place(torch.float32, CPU, UNSHARDED))
     random_weights(model.targets(), 0, 0.1, lambda *_: None)
     model.freeze()
     adapters = _random_adapter(model) if lora else None
     store = ConstantStore()
-    compiled = compile_decoder(model, precision, threads, store, lora=lora)
+    matrices = RandomMatrices(model.targets(), kinds)
+    compiled = compile_decoder(model, precision, threads, store, lora=lora, matrices=matrices)
     if rounded:
-        _round(model, formats(precision.quantize, store))
+        _round(model, formats(precision.quantize, store), matrices)
     return RandomDecoder(model, config, compiled, precision, threads, adapters)
 
 
-def verify(config: DecoderConfig, precision: Precision, threads: int, *, lora: bool = False) -> str:
+def verify(shape: Shape, precision: Precision, threads: int, *, lora: bool = False) -> str:
     """Returns the result for the log. `lora`: test with adapters too. Raises RefusedError, and any error of
     OpenVINO."""
-    config = small(config)
-    decoder = random_decoder(config, precision, threads, lora=lora, rounded=True)
+    shape = shape.small
+    config = shape.config
+    decoder = random_decoder(shape, precision, threads, lora=lora, rounded=True)
     heads, backend = config.heads, ReferenceAttention(config.heads)
     sizes = (config.num_layers, BLOCKS, OPENVINO_BLOCK, heads.num_kv_heads, heads.head_dim)
     cache = KVCache(*sizes, torch.float32, CPU)
     reference = TorchForward(decoder.model, cache, backend, CPU, adapters=decoder.adapters)
     forward = decoder.forward(BLOCKS)
-    plain = precision.quantize == "none" and precision.dtype == "float32"
+    rounds = precision.activations and (precision.quantize != "none" or shape.kinds.rounds_activations)
+    plain = not rounds and precision.dtype == "float32"
     allowed = TOLERANCE[precision.kv] if plain else ROUNDED_TOLERANCE
     # With adapters too, between steps without.
     for adapted, sequences in product(((), ADAPTED, ()) if lora else ((),), STEPS):
@@ -154,10 +179,12 @@ def _random_adapter(model: CausalLM) -> DeviceAdapters:
     return adapters
 
 
-def _round(model: CausalLM, weights: Weights) -> None:
+def _round(model: CausalLM, weights: Weights, matrices: Matrices) -> None:
     """Replace the model's weights by the values that the graph's quantized weights stand for."""
     for name, matrix in model.targets().items():
-        if matrix.dim() == 2:
+        if (stored := matrices.read(name)) is not None:
+            matrix.copy_(stored.decode())
+        elif matrix.dim() == 2:
             table = name.endswith(("embed_tokens.weight", "lm_head.weight"))
             matrix.copy_((weights.vocabulary if table else weights.layers).rounded(matrix))
 

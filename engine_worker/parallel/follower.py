@@ -42,7 +42,8 @@ from engine_worker.runner.methods import Methods
 from engine_worker.runner.torch_forward import TorchForward
 from engine_worker.sampling.processors import NO_PROCESSORS, find_processors
 from engine_worker.sampling.replicas import ReplicatedProcessors, ReplicatedStep
-from sluice.checkpoint.folder import CheckpointError, open_checkpoint
+from sluice.checkpoint.errors import CheckpointError
+from sluice.checkpoint.folder import open_checkpoint
 from sluice.telemetry.logs import configure
 from sluice.telemetry.output import exit_now, protect_stderr
 from sluice.wire.calls import RankAnswer

@@ -5,7 +5,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from sluice.checkpoint.folder import Checkpoint, CheckpointError
+from sluice.checkpoint.errors import CheckpointError
+from sluice.checkpoint.folder import Checkpoint
 from sluice.settings.engine import BatchSize, Compute, ImageOptions, KvCacheSize, LoraOptions, OutputLayers
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

@@ -10,7 +10,8 @@ from engine_worker.runner.config import RunnerConfig, use_device
 from engine_worker.runner.weights import ignore_progress, load_weights, random_weights
 from engine_worker.vision.names import vision_name
 from engine_worker.vision.rows import ImageRows
-from sluice.checkpoint.folder import Checkpoint, CheckpointError
+from sluice.checkpoint.errors import CheckpointError
+from sluice.checkpoint.folder import Checkpoint
 from sluice.checkpoint.vision import Vision
 from sluice.wire.tables import Image
 

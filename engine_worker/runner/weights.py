@@ -1,21 +1,25 @@
-"""Loads weights from safetensors files: one at a time, only this rank's slice, directly to its device.
+"""Loads weights from a checkpoint's files: one at a time, only this rank's slice, directly to its device.
 
 A quantized matrix is decoded on the host, and is then as dense as any other.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Self
 
 import torch
 from torch import Tensor
 
-from engine_worker.formats.source import FLOATS, Files, Place, Rename, Weight, find_weights, opened, same_name
+from engine_worker.formats.source import Files, Rename, find_weights, same_name
+from engine_worker.formats.stored import Stored
+from engine_worker.formats.weight import FLOATS, Place, Weight
 from engine_worker.layers.shard import Cut
 from engine_worker.models.decoder import EMBEDDING, TIED, CausalLM
 from engine_worker.models.model import Model, SelfLoading
 from engine_worker.runner.config import RunnerConfig
 from engine_worker.vision.names import decoder_name
-from sluice.checkpoint.folder import Checkpoint, CheckpointError, listed
+from sluice.checkpoint.errors import CheckpointError, listed
+from sluice.checkpoint.folder import Checkpoint
 from sluice.checkpoint.quantization import Quantization
 
 Progress = Callable[[int, int], None]
@@ -30,33 +34,88 @@ def ignore_progress(_done: int, _total: int) -> None:
     """A `Progress` that drops the reports."""
 
 
+class CheckpointWeights:
+    """The weights of a checkpoint's files, for the targets of a model. A context manager.
+
+    Derived tensors (rotary frequencies, a head that equals the embedding) are ignored.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        targets: Mapping[str, Tensor],
+        progress: Progress,
+        cuts: Cuts = {},  # noqa: B006
+        rename: Rename = same_name,
+        quantization: Quantization | None = None,
+    ) -> None:
+        """Reads the headers. Raises CheckpointError on files that are missing or broken, and on weights that are
+        missing, unexpected, or of the wrong shape or type."""
+        self._targets = targets
+        self._cuts = cuts
+        self._quantization = quantization
+        self._weights = find_weights(folder, rename)
+        # Check all headers before the first tensor, which may be large, is read.
+        _check_names(folder, targets, self._weights)
+        for name, target in targets.items():
+            _check_header(self._weights[name], _whole(target, cuts.get(name)))
+        files = {place.file for weight in self._weights.values() for place in weight.places}
+        self._progress = progress
+        self._total = sum(file.stat().st_size for file in files)
+        self._done = 0
+        self.quantized: Mapping[str, Weight] = {
+            name: weight for name, weight in self._weights.items() if name in targets and weight.whole is None
+        }
+        """The weights that are quantized, by the names of their targets."""
+        self._files = Files(str(next(iter(targets.values())).device) if targets else "cpu")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._files.__exit__(*exception)
+
+    def fill_plain(self) -> None:
+        for name, weight in self._weights.items():
+            if weight.whole is not None and name in self._targets:
+                slices = self._slices(name)
+                self._targets[name].copy_(self._files.plain(weight.whole, slices))
+                self._count(weight)
+
+    def fill(self) -> None:
+        """Fill every target."""
+        self.fill_plain()
+        for name in self.quantized:
+            self._targets[name].copy_(self.read(name).decode()[self._slices(name)])
+        self._progress(self._total, self._total)
+
+    def read(self, name: str) -> Stored:
+        """The whole quantized matrix. Raises CheckpointError."""
+        weight, shape = self._weights[name], _whole(self._targets[name], self._cuts.get(name))
+        stored = self._files.stored(name, weight, tuple(shape), self._quantization)
+        self._count(weight)
+        return stored
+
+    def _slices(self, name: str) -> tuple[slice, ...]:
+        cut = self._cuts.get(name)
+        return () if cut is None else cut.slices
+
+    def _count(self, weight: Weight) -> None:
+        self._done += sum(place.num_bytes for place in weight.places)
+        self._progress(min(self._done, self._total), self._total)
+
+
 def load_weights(
     folder: Path,
-    targets: dict[str, Tensor],
+    targets: Mapping[str, Tensor],
     progress: Progress,
     cuts: Cuts = {},  # noqa: B006
     rename: Rename = same_name,
     quantization: Quantization | None = None,
 ) -> None:
-    """Fill every target from the weight of its name.
-
-    Derived tensors (rotary frequencies, a head that equals the embedding) are ignored. Raises CheckpointError on files
-    that are missing or broken, and on weights that are missing, unexpected, or of the wrong shape or type.
-    """
-    # Check all headers before the first tensor, which may be large, is read.
-    weights = find_weights(folder, rename)
-    _check_names(folder, targets, weights)
-    for name, target in targets.items():
-        _check_header(weights[name], _whole(target, cuts.get(name)))
-    total = sum(file.stat().st_size for file in {place.file for weight in weights.values() for place in weight.places})
-    done = 0
-    device = str(next(iter(targets.values())).device)
-    with Files(device) as files:
-        for name, weight in weights.items():
-            if name in targets:
-                done += _fill(targets[name], name, weight, files, cuts.get(name), quantization)
-                progress(min(done, total), total)
-    progress(total, total)
+    """Fill every target from the weight of its name. Raises CheckpointError; see `CheckpointWeights`."""
+    with CheckpointWeights(folder, targets, progress, cuts, rename, quantization) as weights:
+        weights.fill()
 
 
 def random_weights(
@@ -86,7 +145,7 @@ def random_weights(
         progress(done := done + target.nbytes, total)
 
 
-def _check_names(folder: Path, targets: dict[str, Tensor], weights: Mapping[str, Weight]) -> None:
+def _check_names(folder: Path, targets: Mapping[str, Tensor], weights: Mapping[str, Weight]) -> None:
     missing, unexpected = targets.keys() - weights.keys(), weights.keys() - targets.keys() - {TIED}
     problems = [
         f"{kind}: {listed(wrong)}" for kind, wrong in (("missing", missing), ("unexpected", unexpected)) if wrong
@@ -107,23 +166,11 @@ def _check_header(weight: Weight, shape: list[int]) -> None:
     """The parts of a quantized matrix are checked when they are read."""
     if weight.whole is None:
         return
-    _, name, kind, found, _ = weight.whole
-    if list(found) != shape:
-        raise CheckpointError(f"tensor {name} has shape {list(found)}, the model needs {shape}")
-    if kind not in FLOATS:
-        raise CheckpointError(f"tensor {name} has type {kind}: only matrices may be quantized")
-
-
-def _fill(
-    target: Tensor, name: str, weight: Weight, files: Files, cut: Cut | None, quantization: Quantization | None
-) -> int:
-    """Returns the size of the whole weight in the files, in bytes."""
-    slices = () if cut is None else cut.slices
-    if weight.whole is not None:
-        target.copy_(files.plain(weight.whole, slices))
-    else:
-        target.copy_(files.stored(name, weight, tuple(_whole(target, cut)), quantization).decode()[slices])
-    return sum(place.num_bytes for place in weight.places)
+    place = weight.whole
+    if list(place.shape) != shape:
+        raise CheckpointError(f"tensor {place.name} has shape {list(place.shape)}, the model needs {shape}")
+    if place.type not in FLOATS:
+        raise CheckpointError(f"tensor {place.name} has type {place.type}: only matrices may be quantized")
 
 
 def fill_weights(model: Model, checkpoint: Checkpoint, config: RunnerConfig, progress: Progress) -> None:
@@ -134,11 +181,18 @@ def fill_weights(model: Model, checkpoint: Checkpoint, config: RunnerConfig, pro
     elif isinstance(model, SelfLoading):
         model.load(checkpoint.path, progress)
     else:
-        rename: Rename = same_name if checkpoint.vision is None else decoder_name
-        if isinstance(model, CausalLM):
-            rename = resolve_tied(model, checkpoint.path, rename)
-        load_weights(checkpoint.path, model.targets(), progress, model.cuts(), rename, checkpoint.quantization)
+        with open_weights(model, checkpoint, progress) as weights:
+            weights.fill()
     model.freeze()
+
+
+def open_weights(model: Model, checkpoint: Checkpoint, progress: Progress) -> CheckpointWeights:
+    """The weights of a native model. Raises CheckpointError."""
+    rename: Rename = same_name if checkpoint.vision is None else decoder_name
+    if isinstance(model, CausalLM):
+        rename = resolve_tied(model, checkpoint.path, rename)
+    targets, cuts = model.targets(), model.cuts()
+    return CheckpointWeights(checkpoint.path, targets, progress, cuts, rename, checkpoint.quantization)
 
 
 def resolve_tied(model: CausalLM, folder: Path, rename: Rename) -> Rename:
@@ -161,12 +215,6 @@ def _equal(one: Place | None, other: Place | None) -> bool:
     """Quantized matrices, for which there is no place, count as different."""
     if one is None or other is None or one.shape != other.shape:
         return False
-    with opened(one.file) as first, opened(other.file) as second:
-        pair = first.get_slice(one.name), second.get_slice(other.name)
-        return all(
-            torch.equal(*(matrix[start : start + ROWS].float() for matrix in pair)) for start in _starts(one.shape[0])
-        )
-
-
-def _starts(rows: int) -> Iterator[int]:
-    yield from range(0, rows, ROWS)
+    with Files("cpu") as files:
+        parts = (slice(start, start + ROWS) for start in range(0, one.shape[0], ROWS))
+        return all(torch.equal(*(files.plain(place, (part,)).float() for place in (one, other))) for part in parts)

@@ -15,7 +15,8 @@ from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VisionTra
 from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VisionTransformerPretrainedModel
 
 from engine_worker.vision.names import TOWER, VISUAL
-from sluice.checkpoint.folder import Checkpoint, CheckpointError
+from sluice.checkpoint.errors import CheckpointError
+from sluice.checkpoint.folder import Checkpoint
 from sluice.checkpoint.vision import Scaling
 from sluice.pictures import PictureError, open_picture
 from sluice.wire.tables import Image, Table

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from router.errors import RequestError, shown
-from sluice.checkpoint.folder import Checkpoint, CheckpointError
+from sluice.checkpoint.errors import CheckpointError
+from sluice.checkpoint.folder import Checkpoint
 from sluice.checkpoint.vision import Vision
 from sluice.settings.router import ClientLimits
 from sluice.wire.errors import ErrorCode

@@ -13,7 +13,7 @@ from jinja2.utils import Namespace
 from router.errors import Reason, RequestError, shown
 from router.parse.chat import ChatPrompt
 from router.text.bounds import BoundedEnvironment, TooLargeError, TooSlowError
-from sluice.checkpoint.folder import CheckpointError
+from sluice.checkpoint.errors import CheckpointError
 
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 PROBE = "PROBE_OF_CONTENT"

@@ -11,7 +11,8 @@ from router.parse.chat import ChatPrompt
 from router.parse.prompt import IdsPrompt, Prompt, TextPrompt
 from router.text.chat_template import ChatTemplates
 from router.text.fair_threads import FairThreads
-from sluice.checkpoint.folder import Checkpoint, CheckpointError
+from sluice.checkpoint.errors import CheckpointError
+from sluice.checkpoint.folder import Checkpoint
 from sluice.checkpoint.vocabulary import Vocabulary, decode, encode
 from sluice.wire.errors import ErrorCode
 from sluice.wire.params import TextParams

@@ -1,51 +1,24 @@
-"""A model folder in Hugging Face layout: the files that all services read, fingerprints, and checks of weight files."""
+"""A model folder in Hugging Face layout: the files that all services read."""
 
 import json
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from sluice.checkpoint.config import context_of, eos_token_ids, tokenizer_eos, wrong_eos, wrong_size
-from sluice.checkpoint.other_formats import why_incomplete, why_no_folder, why_no_weights, why_not_downloaded
-from sluice.checkpoint.quantization import FILES as QUANTIZATION_FILES
+from sluice.checkpoint.errors import CheckpointError
+from sluice.checkpoint.fingerprint import model_fingerprint, tokenizer_fingerprint
+from sluice.checkpoint.other_formats import why_incomplete, why_no_folder, why_not_downloaded
 from sluice.checkpoint.quantization import Quantization, QuantizationError, read_quantization
-from sluice.checkpoint.tensor_file import LENGTH_BYTES
 from sluice.checkpoint.vision import Vision, VisionError, split_config
 
 FILES = ["*.json", "*.jinja"]
 WEIGHTS = ["*.safetensors"]
 FLOAT = "__float__"
 FLOATS = {text: float(text) for text in ("Infinity", "-Infinity", "NaN")}
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
-MODEL_FILES = (
-    "config.json",
-    "generation_config.json",
-    "chat_template.jinja",
-    *TOKENIZER_FILES,
-    "model.safetensors.index.json",
-)
-"""Files in addition to the weights that affect the output: through prompts, sampling defaults or shapes."""
-PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json", "chat_template.json")
-"""Further such files of vision-language models."""
 TEMPLATE_FOLDER = "additional_chat_templates"
-TOOL_USE_FILE = f"{TEMPLATE_FOLDER}/tool_use.jinja"
-SAMPLES, SAMPLE_BYTES = 512, 1024
-"""Samples of a weight file that are hashed, distributed over its tensors, with at least one in each tensor's middle."""
-MAX_HEADER_BYTES = 100_000_000
-"""The limit of safetensors for a header."""
-SINGLE = "model.safetensors"
-INDEX = "model.safetensors.index.json"
-LISTED = 5
-"""Number of names in an error message."""
-GIT_LFS = b"version https://git-lfs"
-
-
-class CheckpointError(ValueError):
-    """The folder is not a usable checkpoint. The message names the file at fault."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +48,7 @@ class Checkpoint:
     @property
     def tokenizer_fingerprint(self) -> str:
         """Hex digest of the tokenizer files. Must be equal in all services of a ring."""
-        return _digest(self.path, TOKENIZER_FILES).hexdigest()
+        return tokenizer_fingerprint(self.path)
 
     @property
     def quantization(self) -> Quantization | None:
@@ -236,136 +209,3 @@ def _read_text(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except ValueError as error:
         raise CheckpointError(f"{path} is not a text in UTF-8: {error}") from error
-
-
-class _Tensor(msgspec.Struct):
-    data_offsets: tuple[int, int] | None = None
-    """Start and end, relative to the end of the header. None for the metadata entry."""
-
-
-def model_fingerprint(folder: Path) -> str:
-    """Hex digest of the configuration, the tokenizer, and samples of every tensor. Independent of paths and dates."""
-    # Absent files are skipped, so that the fingerprints of text-only models do not depend on these names.
-    optional = (*PROCESSOR_FILES, TOOL_USE_FILE, *QUANTIZATION_FILES)
-    present = (name for name in optional if (folder / name).is_file())
-    digest = _digest(folder, (*MODEL_FILES, *present))
-    for file in sorted(folder.glob("*.safetensors")):
-        _digest_weights(digest, file)
-    return digest.hexdigest()
-
-
-def _digest(folder: Path, names: tuple[str, ...]) -> blake2b:
-    digest = blake2b(digest_size=8)
-    for name in names:
-        file = folder / name
-        # A missing file is treated as an empty one.
-        digest.update(name.encode() + b"\0" + (file.read_bytes() if file.is_file() else b"") + b"\0")
-    return digest
-
-
-def _digest_weights(digest: blake2b, file: Path) -> None:
-    # Samples of every tensor, because fine-tuned models may differ in a few tensors only. Reading everything would take
-    # minutes.
-    size = file.stat().st_size
-    digest.update(f"{file.name}\0{size}\0".encode())
-    with file.open("rb", buffering=0) as opened:
-        prefix = opened.read(LENGTH_BYTES)
-        length = int.from_bytes(prefix, "little")
-        # A header that is too long is reported when the file is checked.
-        header = opened.read(length) if length <= MAX_HEADER_BYTES else b""
-        digest.update(prefix + header)
-        tensors = _tensors(header, len(prefix) + len(header), size)
-        samples_per_tensor = max(1, SAMPLES // len(tensors))
-        for begin, end in tensors:
-            for offset in _spread(begin, end, samples_per_tensor):
-                opened.seek(offset)
-                digest.update(opened.read(min(SAMPLE_BYTES, end - offset)))
-
-
-def _tensors(header: bytes, start: int, size: int) -> list[tuple[int, int]]:
-    """Start and end of each tensor in the file.
-
-    If the header is malformed, which loading will report, start and end of the whole file.
-    """
-    try:
-        ranges = [(start + begin, start + end) for begin, end in _data_offsets(header)]
-    except ValueError:
-        return [(0, size)]
-    return ranges if ranges and all(start <= begin <= end <= size for begin, end in ranges) else [(0, size)]
-
-
-def _data_offsets(header: bytes) -> list[tuple[int, int]]:
-    """`data_offsets` of each tensor. Raises ValueError if the header is malformed."""
-    entries = msgspec.json.decode(header, type=dict[str, _Tensor]).values()
-    return [entry.data_offsets for entry in entries if entry.data_offsets is not None]
-
-
-def _spread(begin: int, end: int, count: int) -> list[int]:
-    """Offsets of `count` samples, spread evenly over a range."""
-    last = max(begin, end - SAMPLE_BYTES)
-    if count == 1:
-        return [(begin + last) // 2]
-    return [begin + (last - begin) * i // (count - 1) for i in range(count)]
-
-
-def weight_files(folder: Path) -> list[Path]:
-    """The files of the folder's index, or the single file. Raises CheckpointError if some are missing."""
-    if (folder / SINGLE).is_file():
-        return [folder / SINGLE]
-    index = folder / INDEX
-    if not index.is_file():
-        raise CheckpointError(why_no_weights(folder))
-    try:
-        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-        files = [folder / name for name in names]
-        outside = next((name for name in names if name in ("", "..") or Path(name).name != name), None)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise CheckpointError(f"{index} is not an index of weight files: {error!r:.200}") from error
-    if outside is not None:
-        raise CheckpointError(f"{index}: weight_map names {outside[:80]!r}, which is not the name of a file beside it")
-    missing = [file.name for file in files if not file.is_file()]
-    if missing:
-        raise CheckpointError(
-            f"{folder} has {len(files) - len(missing)} of the {len(files)} weight files of its index; "
-            f"missing: {listed(missing)}. Download them again"
-        )
-    return files
-
-
-def check_weight_files(folder: Path) -> None:
-    """Raises CheckpointError if a weight file is missing or truncated. Reads only the headers."""
-    for file in weight_files(folder):
-        _check_file(file)
-
-
-def _check_file(file: Path) -> None:
-    size = file.stat().st_size
-    with file.open("rb") as opened:
-        start = opened.read(len(GIT_LFS))
-        if start == GIT_LFS:
-            raise CheckpointError(f"{file} is a Git LFS pointer instead of weights: run `git lfs pull` in its folder")
-        length = int.from_bytes(start[:LENGTH_BYTES], "little")
-        expected = LENGTH_BYTES + length
-        if MAX_HEADER_BYTES < length <= size:
-            raise CheckpointError(f"{file} has a header of {length} bytes, at most {MAX_HEADER_BYTES} are allowed")
-        if len(start) < LENGTH_BYTES or expected > size:
-            raise CheckpointError(f"{file} ends within its header, after {size} bytes: download it again")
-        opened.seek(LENGTH_BYTES)
-        expected += _data_bytes(file, opened.read(length))
-    if size != expected:
-        raise CheckpointError(f"{file} has {size} bytes instead of {expected} as its header says: download it again")
-
-
-def _data_bytes(file: Path, header: bytes) -> int:
-    """Size of the tensors' data. Raises CheckpointError if the header is malformed."""
-    try:
-        return max((end for _, end in _data_offsets(header)), default=0)
-    except ValueError as error:
-        raise CheckpointError(f"{file} has no valid safetensors header: download it again") from error
-
-
-def listed(names: Iterable[str]) -> str:
-    """The first LISTED names, and the number of the others."""
-    ordered = sorted(names)
-    more = f" and {len(ordered) - LISTED} more" if len(ordered) > LISTED else ""
-    return ", ".join(ordered[:LISTED]) + more

@@ -9,10 +9,7 @@ CONVERT = (
     "[each.from_pretrained('{source}').save_pretrained('OUT') for each in (M, T)]\""
 )
 """A command that writes safetensors and tokenizer.json."""
-GGUF = (
-    "is in GGUF format, which Sluice does not support: use the folder or Hugging Face id of the original model "
-    "(the base model on the model's Hugging Face page)"
-)
+GGUF = "is a GGUF file: use `sluice serve`, or convert it with `sluice convert FILE.gguf FOLDER`"
 HUB_PAGE = "https://huggingface.co/"
 SLOW_TOKENIZERS = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "vocab.json", "vocab.txt")
 
@@ -60,8 +57,8 @@ def why_not_downloaded(model: str, revision: str | None, error: Exception) -> st
 
 def why_incomplete(folder: Path, missing: str) -> str:
     """The error for a folder without `missing`, which is config.json or tokenizer.json."""
-    if any(folder.glob("*.gguf")):
-        return f"{folder} {GGUF}"
+    if (file := next(folder.glob("*.gguf"), None)) is not None:
+        return f"{file} {GGUF}"
     slow = [name for name in SLOW_TOKENIZERS if (folder / name).is_file()]
     if missing == "tokenizer.json" and slow:
         return f"{folder} has {slow[0]} but no tokenizer.json. To create it: {CONVERT.format(source=folder)}"
@@ -78,8 +75,8 @@ def why_no_weights(folder: Path) -> str:
             f"{folder} has its weights in {pickled[0]}; Sluice only reads safetensors, which cannot execute code. "
             f"To convert: {CONVERT.format(source=folder)}"
         )
-    if any(folder.glob("*.gguf")):
-        return f"{folder} {GGUF}"
+    if (file := next(folder.glob("*.gguf"), None)) is not None:
+        return f"{file} {GGUF}"
     return (
         f"{folder} has neither model.safetensors nor model.safetensors.index.json; "
         "if it was downloaded, the model's weights may be in another format, which Sluice does not support"

@@ -8,7 +8,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from sluice.checkpoint.folder import Checkpoint, CheckpointError
+from sluice.checkpoint.errors import CheckpointError
+from sluice.checkpoint.folder import Checkpoint
 
 LIBRARY = "transformers"
 TABLE_FILE, TABLE = "models/auto/modeling_auto.py", "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES"

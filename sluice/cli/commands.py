@@ -9,6 +9,7 @@ from sluice.cli.adapters import lora, prompt_adapter
 from sluice.cli.admin import cache_events, call, serving_version
 from sluice.cli.bench import bench
 from sluice.cli.chat import chat
+from sluice.cli.convert import convert
 from sluice.cli.generate import GenerateCommand, generate
 from sluice.cli.health import health
 from sluice.cli.keygen import keygen
@@ -34,6 +35,7 @@ app.command()(top)
 app.command()(bench)
 app.command()(call)
 app.command()(cache_events)
+app.command()(convert)
 app.command()(serving_version)
 app.command()(keygen)
 app.add_typer(lora, name="lora")

@@ -15,7 +15,7 @@ from typing import Self
 
 import typer
 
-from sluice.checkpoint.folder import CheckpointError
+from sluice.checkpoint.errors import CheckpointError
 from sluice.cli.common import describe, with_options
 from sluice.cli.serve_options import ARGUMENTS, DEFAULT_PORT, ServeOptions
 from sluice.cli.stream_printer import print_stream

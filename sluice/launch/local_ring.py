@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any, Self
 
 from sluice import tiny_model
-from sluice.checkpoint.folder import Checkpoint, check_weight_files, fetch_weights, open_checkpoint
+from sluice.checkpoint.folder import Checkpoint, fetch_weights, open_checkpoint
 from sluice.checkpoint.servable import check_draft_model, check_servable
+from sluice.checkpoint.weight_files import check_weight_files
+from sluice.gguf.folder import gguf_folder, is_gguf
 from sluice.host.installation import how_to_install, missing_packages
 from sluice.host.ports import Port, PortError, check_ports
 from sluice.lanes.keys import ROLES, Role
@@ -64,6 +66,8 @@ class Ring:
         """Whether the model is the bundled one."""
         if model is None:
             model, name = tiny_model.path(), name or TINY_MODEL_NAME
+        if revision is None and is_gguf(str(model)):
+            name, model = name or Path(model).stem, gguf_folder(str(model))
         checkpoint = open_checkpoint(str(model), name, revision=revision, weights=False)
         # Other machines may have the Hugging Face cache in another folder, so they get the id of the model.
         by_path = on == LOCAL or Path(model).expanduser().is_dir()

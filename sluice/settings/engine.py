@@ -48,6 +48,9 @@ class Compute:
     quantize: Literal["none", "int8", "int4"] = "none"
     """Quantization of the weights; needs backend = openvino. int8 is faster and takes less memory, int4 takes the least
     memory. See docs/operations.md for the loss of accuracy."""
+    quantized_activations: bool = True
+    """On OpenVINO, let products with quantized weights round their other operand to 8 bits too. false: exact, and about
+    half as fast."""
     weights_folder: str | None = None
     """Folder in which the OpenVINO backend stores the weights as a memory-mapped file, so that they occupy memory once
     instead of twice. Default: no file. See docs/operations.md."""

@@ -8,16 +8,10 @@ import pytest
 
 from sluice import tiny_model
 from sluice.checkpoint.config import CONTEXT, LARGEST
-from sluice.checkpoint.folder import (
-    INDEX,
-    SINGLE,
-    Checkpoint,
-    CheckpointError,
-    check_weight_files,
-    open_checkpoint,
-    weight_files,
-)
+from sluice.checkpoint.errors import CheckpointError
+from sluice.checkpoint.folder import Checkpoint, open_checkpoint
 from sluice.checkpoint.servable import check_servable
+from sluice.checkpoint.weight_files import INDEX, SINGLE, check_weight_files, weight_files
 
 NESTED = "[" * 200_000 + "]" * 200_000
 HUGE = "1" + "0" * 4000

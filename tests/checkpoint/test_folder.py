@@ -6,7 +6,8 @@ import shutil
 import pytest
 from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
-from sluice.checkpoint.folder import CheckpointError, open_checkpoint
+from sluice.checkpoint.errors import CheckpointError
+from sluice.checkpoint.folder import open_checkpoint
 from sluice.tiny_model import path
 
 

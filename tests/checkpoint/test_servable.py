@@ -4,7 +4,8 @@ import shutil
 import pytest
 
 from sluice import tiny_model
-from sluice.checkpoint.folder import CheckpointError, open_checkpoint
+from sluice.checkpoint.errors import CheckpointError
+from sluice.checkpoint.folder import open_checkpoint
 from sluice.checkpoint.servable import check_draft_model
 
 

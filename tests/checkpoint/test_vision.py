@@ -13,7 +13,9 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_res
 from engine_worker.layers.rotary import Rope
 from engine_worker.models.registry import model_class
 from sluice import tiny_model
-from sluice.checkpoint.folder import CheckpointError, model_fingerprint, open_checkpoint
+from sluice.checkpoint.errors import CheckpointError
+from sluice.checkpoint.fingerprint import model_fingerprint
+from sluice.checkpoint.folder import open_checkpoint
 from sluice.checkpoint.vision import MAX_ROWS, Grid, Scaling, ScalingError, Vision, VisionError, split_config
 from tests.examples import examples
 

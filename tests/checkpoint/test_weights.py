@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from sluice.checkpoint.folder import INDEX, SINGLE, CheckpointError, check_weight_files, weight_files
+from sluice.checkpoint.errors import CheckpointError
+from sluice.checkpoint.weight_files import INDEX, SINGLE, check_weight_files, weight_files
 from sluice.tiny_model import path
 
 

@@ -8,7 +8,8 @@ import pytest
 from engine_worker.backend import check_openvino, check_servable, load_runner, requires_openvino
 from engine_worker.runner.config import DraftConfig, RunnerConfig
 from sluice import tiny_model
-from sluice.checkpoint.folder import CheckpointError, open_checkpoint
+from sluice.checkpoint.errors import CheckpointError
+from sluice.checkpoint.folder import open_checkpoint
 
 
 def config(**options: object) -> RunnerConfig:

@@ -12,7 +12,8 @@ from engine_worker.backend import check_servable
 from engine_worker.runner import memory
 from engine_worker.runner.config import RunnerConfig
 from sluice import tiny_model
-from sluice.checkpoint.folder import CheckpointError, open_checkpoint
+from sluice.checkpoint.errors import CheckpointError
+from sluice.checkpoint.folder import open_checkpoint
 from sluice.settings.fields import section_of
 from sluice.settings.read import load_settings
 from sluice.settings.services import EngineSettings

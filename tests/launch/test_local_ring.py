@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sluice import Client
-from sluice.checkpoint.folder import CheckpointError
+from sluice.checkpoint.errors import CheckpointError
 from sluice.host.process import PARENT_VARIABLE
 from sluice.launch import LogLine, OptionsError, Ring, RingError, local_ring
 from tests.fakes.ports import free_ports

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from sluice import tiny_model
-from sluice.checkpoint.folder import CheckpointError
+from sluice.checkpoint.errors import CheckpointError
 from sluice.executor import GenerationExecutor
 from sluice.launch import Ring
 

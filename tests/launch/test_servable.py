@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from engine_worker.models.registry import MODELS
-from sluice.checkpoint.folder import CheckpointError
+from sluice.checkpoint.errors import CheckpointError
 from sluice.checkpoint.servable import causal_language_models
 from sluice.launch import Ring
 from sluice.tiny_model import path

@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from sluice.checkpoint.folder import CheckpointError
+from sluice.checkpoint.errors import CheckpointError
 from sluice.wire.tables import Image, PromptTables
 from tests.fakes.llava import ROWS, picture, write_llava
 from tests.fakes.tables import table_of

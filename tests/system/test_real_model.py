@@ -10,7 +10,7 @@ from jsonschema import validate
 from openai import OpenAI
 from transformers import AutoTokenizer
 
-from sluice.checkpoint.folder import TOOL_USE_FILE
+from sluice.checkpoint.fingerprint import TOOL_USE_FILE
 from sluice.launch import Ring
 from tests.fakes.ports import free_ports
 

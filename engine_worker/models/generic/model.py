@@ -21,7 +21,7 @@ from engine_worker.models.generic.interface import SERVED, AttentionCall, attent
 from engine_worker.models.generic.probe import probe
 from engine_worker.models.generic.source import Source, build, load, read_source
 from engine_worker.models.model import Embeds, Taps
-from sluice.checkpoint.folder import CheckpointError
+from sluice.checkpoint.errors import CheckpointError
 
 TOLERANCE = 0.02
 """Largest allowed distance of two hidden states, relative to their norm: far above the noise of bfloat16, far below the

@@ -14,7 +14,7 @@ from engine_worker.attention.backend import HeadShape
 from engine_worker.models.config import Windows
 from engine_worker.models.generic.interface import PROBED, AttentionCall, attention_computed_by, window_of_mask
 from engine_worker.models.generic.source import Source, build
-from sluice.checkpoint.folder import CheckpointError
+from sluice.checkpoint.errors import CheckpointError
 
 TOKENS = 23
 """Tokens of the probe: a prime that is not a number of heads or experts, so that a dimension of this size must be the

@@ -14,7 +14,7 @@ from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelF
 from transformers.utils import logging
 
 from engine_worker.models.generic.interface import SERVED
-from sluice.checkpoint.folder import CheckpointError, listed
+from sluice.checkpoint.errors import CheckpointError, listed
 
 LOADING = "Loading weights"
 """Title of transformers' progress bar."""

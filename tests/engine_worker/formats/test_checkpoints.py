@@ -10,8 +10,8 @@ from engine_worker.openvino.load import load_openvino
 from engine_worker.runner.config import RunnerConfig
 from engine_worker.runner.load import load_runner
 from engine_worker.runner.weights import fill_weights
-from engine_worker.step import Draw, Slice, Step
-from sluice.checkpoint.folder import CheckpointError
+from engine_worker.step import Draw, Drawn, Slice, Step
+from sluice.checkpoint.errors import CheckpointError
 from sluice.wire.params import SamplingParams
 from tests.engine_worker.formats.checkpoints import change_config, write_pair
 from tests.engine_worker.formats.packed import FORMATS
@@ -21,9 +21,10 @@ from tests.engine_worker.models.loading import Rank, change, empty_model
 LOADERS = {"torch": load_runner, "openvino": partial(load_openvino, warn=lambda *_: None)}
 
 
-def first_token(folder, backend: str) -> object:
-    config = RunnerConfig("cpu", kv_cache_tokens=64, threads=1)
+def first_token(folder, backend: str, **settings: bool) -> Drawn:
+    config = RunnerConfig("cpu", kv_cache_tokens=64, threads=1, **settings)
     runner = LOADERS[backend](open_written(folder), config, lambda *_: None)
+    assert (backend == "openvino") == ("matrices" in runner.choices)
     draw = Draw(SamplingParams(temperature=0.0, logprobs=3), 0, 0)
     return runner.run(Step((Slice([5, 6, 7], 0, [0], (draw,)),)))[0]
 
@@ -35,11 +36,20 @@ def weights(folder, shard: Shard) -> dict[str, torch.Tensor]:
     return model.targets()
 
 
-@pytest.mark.parametrize("backend", LOADERS)
 @pytest.mark.parametrize("name", ["AWQ", "GPTQ, act-order", "compressed-tensors, 4 bits with zeros", "FP8, blocks"])
-def test_the_tokens_and_their_log_probabilities_are_those_of_the_dense_checkpoint(tmp_path, name, backend):
+def test_the_tokens_and_their_log_probabilities_are_those_of_the_dense_checkpoint(tmp_path, name):
     quantized, dense = write_pair(tmp_path, "qwen3, biased", name)
-    assert first_token(quantized, backend) == first_token(dense, backend)
+    assert first_token(quantized, "torch") == first_token(dense, "torch")
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_openvino_computes_with_the_codes_as_they_are(tmp_path, name):
+    quantized, dense = write_pair(tmp_path, "llama", name)
+    expected = first_token(dense, "torch")
+    for activations, tolerance in ((False, 1e-4), (True, 0.1)):
+        found = first_token(quantized, "openvino", quantized_activations=activations)
+        assert found.logprob.logprob == pytest.approx(expected.logprob.logprob, abs=tolerance)
+        assert found.token == expected.token
 
 
 @pytest.mark.parametrize("name", FORMATS)

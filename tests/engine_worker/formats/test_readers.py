@@ -4,7 +4,7 @@ import torch
 from engine_worker.formats.packing import pack_pairs, unpack_pairs
 from engine_worker.formats.readers import read
 from engine_worker.formats.stored import Stored
-from sluice.checkpoint.folder import CheckpointError
+from sluice.checkpoint.errors import CheckpointError
 from sluice.checkpoint.quantization import Quantization, read_quantization
 from tests.engine_worker.formats.packed import FORMATS, gptq
 

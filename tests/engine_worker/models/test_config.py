@@ -5,7 +5,7 @@ from engine_worker.layers.moe import ExpertShape
 from engine_worker.layers.rotary import LinearScaling, Llama3Scaling, Rope
 from engine_worker.models.config import NotNativeError, narrow_windows, widest_window
 from engine_worker.models.registry import model_class
-from sluice.checkpoint.folder import CheckpointError
+from sluice.checkpoint.errors import CheckpointError
 from tests.engine_worker.models.checkpoints import LLAMA3_ROPE, SIZES
 
 LLAMA = SIZES | {"architectures": ["LlamaForCausalLM"], "num_attention_heads": 4}

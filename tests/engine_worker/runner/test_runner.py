@@ -9,7 +9,8 @@ from engine_worker.runner.config import RunnerConfig
 from engine_worker.runner.load import load_runner
 from engine_worker.step import Draw, Move, MoveKind, Slice, Step
 from sluice import tiny_model
-from sluice.checkpoint.folder import CheckpointError, open_checkpoint
+from sluice.checkpoint.errors import CheckpointError
+from sluice.checkpoint.folder import open_checkpoint
 from sluice.wire.errors import ErrorCode
 from sluice.wire.params import SamplingParams, derive_seed
 from tests.engine_worker.models.checkpoints import CONFIGS, open_written, write_checkpoint

@@ -12,7 +12,7 @@ from engine_worker.runner.config import RunnerConfig
 from engine_worker.runner.load import load_runner
 from engine_worker.runner.weights import fill_weights, load_weights, random_weights
 from engine_worker.step import Draw, Slice, Step
-from sluice.checkpoint.folder import CheckpointError
+from sluice.checkpoint.errors import CheckpointError
 from sluice.wire.params import SamplingParams
 from tests.engine_worker.models.checkpoints import CONFIGS, open_written, write_checkpoint
 from tests.engine_worker.models.loading import Rank, change, empty_model

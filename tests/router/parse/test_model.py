@@ -3,7 +3,7 @@ import dataclasses
 import pytest
 
 from router.parse.model import describe
-from sluice.checkpoint.folder import CheckpointError
+from sluice.checkpoint.errors import CheckpointError
 from sluice.settings.services import RouterSettings
 from sluice.wire.params import SamplingParams
 

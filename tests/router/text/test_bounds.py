@@ -10,7 +10,7 @@ from router.errors import RequestError
 from router.parse.chat import ChatPrompt
 from router.text.bounds import MAX_ITEMS
 from router.text.chat_template import ChatTemplate
-from sluice.checkpoint.folder import CheckpointError
+from sluice.checkpoint.errors import CheckpointError
 
 LIMIT = 1 << 20
 MEMORY = 24 * LIMIT

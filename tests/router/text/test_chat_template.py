@@ -12,7 +12,8 @@ from router.errors import RequestError, Violations
 from router.parse.chat import MAX_VARIABLES_DEPTH, ChatPrompt
 from router.parse.prompt import parse_prompt
 from router.text.chat_template import ChatTemplate, ChatTemplates
-from sluice.checkpoint.folder import CheckpointError, open_checkpoint
+from sluice.checkpoint.errors import CheckpointError
+from sluice.checkpoint.folder import open_checkpoint
 from sluice.v1 import generation_pb2 as pb
 from tests.router.conftest import refused
 from tests.router.parse.spec_builders import nested_variables

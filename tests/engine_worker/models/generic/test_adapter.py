@@ -14,7 +14,7 @@ from engine_worker.models.generic.model import Adapter
 from engine_worker.models.registry import find_model
 from engine_worker.runner.config import RunnerConfig
 from engine_worker.runner.load import load_runner
-from sluice.checkpoint.folder import CheckpointError
+from sluice.checkpoint.errors import CheckpointError
 from tests.engine_worker.models.checkpoints import CONFIGS, open_written, write_checkpoint
 from tests.engine_worker.models.foreign import ADAPTED, PLAIN, REFUSED, SLIDING, UNWINDOWED, WINDOWED
 from tests.engine_worker.models.logits import logprobs_of

@@ -1,0 +1,135 @@
+"""Products with quantized matrices, whose codes stay as the checkpoint stores them.
+
+Where weights are integers whose zeros are integers too, the plugin also quantizes the other operand of a product, and
+computes with integers, unless the setting `quantized_activations` is off.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import numpy as np
+import openvino as ov
+import torch
+from openvino import opset13 as op
+from torch import Tensor
+
+from engine_worker.formats.packing import unpack_pairs
+from engine_worker.formats.stored import BYTE_MAX, PAIRS, TABLES, Kind, Stored, kind_of, stack, with_zeros
+from engine_worker.openvino.weights import ConstantStore, Weights, constant
+
+INTEGERS = ("u4", "i4", "u8", "i8")
+LARGEST = {"u4": 15, "u8": BYTE_MAX}
+SIGNED = ("i4", "i8")
+
+
+class Matrices(Protocol):
+    """The quantized matrices of a model, each of which is read when its turn comes."""
+
+    def read(self, name: str) -> Stored | None:
+        """None: it is plain, and in the model. Raises CheckpointError."""
+
+
+class NoMatrices:
+    def read(self, _name: str) -> None:
+        return None
+
+
+NO_MATRICES = NoMatrices()
+
+
+def keeps(stored: Stored) -> bool:
+    """Whether the graph can have the codes as they are. The plugin would convert others, such as FP8, in each call."""
+    return stored.type in (*INTEGERS, *TABLES) and stored.shape[1] % stored.group == 0
+
+
+def rounds_activations(kind: Kind) -> bool:
+    """Whether the plugin quantizes the other operand."""
+    return kind.type in INTEGERS
+
+
+def canonical(stored: Stored) -> Stored:
+    """In the form that the graph has. Zero points of signed codes are rare: there is no form of its own for them."""
+    return with_zeros(stored) if stored.zeros is not None and stored.type in SIGNED else stored
+
+
+@dataclass(frozen=True)
+class Products:
+    """Builds the products of a graph."""
+
+    weights: Weights
+    store: ConstantStore
+    activations: bool
+    """Whether they may be quantized."""
+
+    def linear(self, parts: Sequence[Stored | Tensor], x: ov.Node | ov.Output) -> ov.Node:
+        """x [T, K] -> x times the transposed rows of all parts, [T, N]."""
+        stored = [canonical(part) for part in parts if isinstance(part, Stored)]
+        whole = stack(stored) if len(stored) == len(parts) else None
+        if whole is None and len(parts) > 1:
+            return op.concat([self.linear([part], x) for part in parts], 1)
+        if whole is not None:
+            return self._product(whole, x)
+        (plain,) = parts
+        if isinstance(plain, Stored):
+            raise TypeError("a quantized matrix stacks with itself")
+        return op.matmul(x, self.weights.layers.node(plain.contiguous()), False, True)
+
+    def head(self, stored: Stored) -> ov.Node:
+        """The vocabulary's matrix as a node of its own, since two graphs share it."""
+        return self._node(canonical(stored))
+
+    def rows(self, stored: Stored, ids: ov.Node) -> ov.Node:
+        """Embedding lookup: ids [T] -> those rows [T, K] float32."""
+        axis, (rows, columns) = op.constant(np.int64(0)), stored.shape
+        stored = canonical(stored)
+        # The plugin gathers bytes, but not parts of bytes.
+        codes = unpack_pairs(stored.codes) if stored.type in PAIRS else stored.codes
+        if stored.type in TABLES:
+            codes = torch.tensor(TABLES[stored.type])[codes.long()]
+        elif stored.type == "i4":
+            codes = (codes ^ 8).to(torch.int8) - 8
+        groups = self._kept(codes.reshape(rows, -1, stored.group))
+        node = op.convert(op.gather(groups, ids, axis), ov.Type.f32)
+        if stored.zeros is not None:
+            node = op.subtract(node, op.gather(self._kept(stored.zeros.unsqueeze(2)), ids, axis))
+        node = op.multiply(node, op.gather(self._kept(stored.scales.unsqueeze(2)), ids, axis))
+        return op.reshape(node, op.constant(np.array([-1, columns], np.int64)), False)
+
+    def _product(self, stored: Stored, x: ov.Node | ov.Output) -> ov.Node:
+        if stored.order is not None:
+            x = op.gather(x, op.constant(stored.order.numpy()), op.constant(np.int64(1)))
+            stored = replace(stored, order=None)
+        if not self.activations or kind_of(stored).zeros != "fraction" or stored.zeros is None:
+            return op.matmul(x, self._node(stored), False, True)
+        # With the nearest integers in their place, the plugin can compute with integers. What is missing is the same
+        # for all codes of a group: a multiple of the sum of its inputs.
+        near = stored.zeros.round().clamp(0, LARGEST[stored.type])
+        rest = (near - stored.zeros) * stored.scales
+        product = op.matmul(x, self._node(replace(stored, zeros=near)), False, True)
+        groups = op.reshape(x, op.constant(np.array([0, -1, stored.group], np.int64)), True)
+        sums = op.reduce_sum(groups, op.constant(np.array([2], np.int64)), False)
+        return op.add(product, op.matmul(sums, constant(rest.contiguous()), False, True))
+
+    def _node(self, stored: Stored) -> ov.Node:
+        """[N, K] float32. The plugin recognizes no other pattern: convert, subtract, multiply, reshape."""
+        rows, columns = stored.shape
+        grouped = stored.group < columns
+        shape = [rows, columns // stored.group, stored.group] if grouped else [rows, columns]
+        codes = ov.Tensor(self.store.keep(stored.codes.numpy()), ov.Shape(shape), getattr(ov.Type, stored.type))
+        node = op.convert(op.constant(codes), ov.Type.f32)
+        scales, zeros = (
+            None if each is None else each.unsqueeze(2) if grouped else each for each in (stored.scales, stored.zeros)
+        )
+        if zeros is not None and kind_of(stored).zeros == "integer":
+            # Bytes, or the plugin computes in float32.
+            node = op.subtract(node, op.convert(self._kept(zeros.to(torch.uint8)), ov.Type.f32))
+        elif zeros is not None:
+            node = op.subtract(node, self._kept(zeros))
+        node = op.multiply(node, self._kept(scales))
+        return op.reshape(node, op.constant(np.array([rows, columns], np.int64)), False) if grouped else node
+
+    def _kept(self, numbers: Tensor | None) -> ov.Node:
+        if numbers is None:
+            raise TypeError("a matrix has scales")
+        return op.constant(self.store.keep(numbers.contiguous().numpy()), shared_memory=True)

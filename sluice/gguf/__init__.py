@@ -1,0 +1,1 @@
+"""Makes a checkpoint folder from a GGUF file, whose weights remain in the file."""
