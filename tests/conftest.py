@@ -109,6 +109,15 @@ def real_model() -> Path:
         pytest.skip(str(error))
 
 
+@pytest.fixture(scope="session")
+def real_gguf() -> Path:
+    """The same model as a GGUF file, Q4_1."""
+    try:
+        return smollm2.real_gguf()
+    except smollm2.UnavailableError as error:
+        pytest.skip(str(error))
+
+
 @pytest.fixture
 def script() -> Script:
     """The answers of the fake router at `address`. Tests change them before a call."""

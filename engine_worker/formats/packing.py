@@ -13,6 +13,11 @@ def pack_pairs(codes: Tensor) -> Tensor:
     return codes[..., ::2] | (codes[..., 1::2] << 4)
 
 
+def swap_pairs(packed: Tensor) -> Tensor:
+    """The other code of each pair first. uint8, any shape."""
+    return (packed >> 4) | (packed << 4)
+
+
 def unpack_pairs(packed: Tensor) -> Tensor:
     """[..., K / 2] uint8 -> [..., K] uint8 in [0, 15]."""
     return torch.stack((packed & 15, packed >> 4), dim=-1).flatten(-2)

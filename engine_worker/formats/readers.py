@@ -1,7 +1,7 @@
 """Read the quantized matrices of safetensors checkpoints into `Stored`.
 
 Layouts: AWQ (AutoAWQ's gemm), GPTQ (AutoGPTQ, gptqmodel), compressed-tensors, FP8 (DeepSeek, fbgemm, ModelOpt), NVFP4,
-bitsandbytes' int8.
+bitsandbytes (in `bitsandbytes.py`).
 """
 
 from collections.abc import Mapping
@@ -9,6 +9,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from engine_worker.formats import bitsandbytes
 from engine_worker.formats.packing import WORD_BITS, pack_pairs, unpack_words
 from engine_worker.formats.stored import Stored
 from sluice.checkpoint.errors import CheckpointError
@@ -23,7 +24,8 @@ UNUSED = ("input_scale", "input_scale_ub", "input_global_scale", "weight_shape",
 """Activations are not quantized, so their scales are not needed; shapes follow from the model."""
 PARTS = (
     "weight", "qweight", "qzeros", "scales", "g_idx", "weight_packed", "weight_scale", "weight_scale_inv",
-    "weight_scale_2", "weight_zero_point", "weight_global_scale", "weight_g_idx", "SCB", *UNUSED,
+    "weight_scale_2", "weight_zero_point", "weight_global_scale", "weight_g_idx", "SCB",
+    *bitsandbytes.NF4_PARTS, *UNUSED,
 )  # fmt: skip
 """Last part of the name of each tensor that belongs to a matrix."""
 
@@ -53,8 +55,9 @@ def read(parts: Parts, shape: Shape, quantization: Quantization) -> Stored:
         scales = _part(parts, "weight_scale").float() * _part(parts, "weight_scale_2").float()
         return _nvfp4(weight, scales, shape)
     if weight.dtype == torch.int8 and "SCB" in parts:
-        largest = _shaped("SCB", parts["SCB"].float().flatten(), (shape[0],)).unsqueeze(1)
-        return Stored("i8", _shaped("weight", weight, shape), largest / 127, None, shape[1])
+        return bitsandbytes.read_int8(parts, shape)
+    if weight.dtype == torch.uint8 and bitsandbytes.ABSMAX in parts:
+        return bitsandbytes.read_nf4(parts, shape)
     if weight.dtype == torch.int8:
         return _scaled("i8", parts, shape, quantization)
     raise CheckpointError(

@@ -22,6 +22,9 @@ IGNORED = ("rotary_emb.inv_freq", ".k_scale", ".v_scale", ".q_scale", ".prob_sca
 """Ends of names that are no weights: frequencies, which are derived from config.json, and scales of a quantized KV
 cache, which this engine's cache does not have."""
 
+LONGEST = max(part.count(".") for part in PARTS) + 1
+"""Names in the name of a part."""
+
 Rename = Callable[[str], str | None]
 """Maps the name of a tensor in a file to a weight's name; None: the tensor belongs to another part of the model."""
 
@@ -63,8 +66,12 @@ def _place(file: Path, name: str, header: Any) -> Place:
 
 def _split(name: str) -> tuple[str, str]:
     """The name of a tensor -> that of its weight, and which part of it it is."""
-    module, _, part = name.rpartition(".")
-    return (f"{module}.weight", part) if module and part in PARTS else (name, "")
+    names = name.split(".")
+    for count in range(1, min(LONGEST, len(names) - 1) + 1):
+        part = ".".join(names[-count:])
+        if part in PARTS:
+            return f"{'.'.join(names[:-count])}.weight", part
+    return name, ""
 
 
 def _weight(parts: dict[str, Place]) -> Weight:

@@ -136,8 +136,9 @@ def _modelopt(options: Mapping[str, Any], where: str) -> Quantization:
 
 
 def _bitsandbytes(options: Mapping[str, Any], where: str) -> Quantization:
-    if options.get("load_in_4bit") or options.get("_load_in_4bit"):
-        _refuse(where, "load_in_4bit", True, "load_in_8bit is")
+    kind = options.get("bnb_4bit_quant_type", "fp4")
+    if (options.get("load_in_4bit") or options.get("_load_in_4bit")) and kind != "nf4":
+        _refuse(where, "bnb_4bit_quant_type", kind, "nf4 is")
     return Quantization("bitsandbytes")
 
 

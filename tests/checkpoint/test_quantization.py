@@ -70,7 +70,7 @@ def test_a_plain_checkpoint(tmp_path):
             "block_structure must be two positive integers, the same in all groups",
         ),
         ({"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}, "quant_algo = 'W4A8_AWQ' is not supported"),
-        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "load_in_4bit = True is not supported"),
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "bnb_4bit_quant_type = 'fp4' is not supported"),
         ("int4", "quantization_config must be an object (got str)"),
     ],
 )

@@ -16,6 +16,7 @@ from sluice.checkpoint.servable import check_servable
 from sluice.checkpoint.weight_files import GGUF, check_weight_files
 from sluice.cli.commands import app
 from sluice.gguf.folder import convert, gguf_folder, is_gguf
+from sluice.launch import Ring
 
 
 @pytest.fixture(scope="module")
@@ -114,3 +115,9 @@ def test_the_folder_has_a_fingerprint_of_its_own(tiny_gguf, cache, tmp_path):
     assert changed != folder
     assert open_checkpoint(str(changed)).fingerprint != open_checkpoint(str(folder)).fingerprint
     assert json.loads((changed / "config.json").read_text()) == json.loads((folder / "config.json").read_text())
+
+
+def test_a_ring_serves_the_file_by_its_name(tiny_gguf, cache):
+    plan = Ring(tiny_gguf).plan
+    assert (plan.model, plan.name) == (str(gguf_folder(str(tiny_gguf))), "tiny-F32")
+    assert Ring(str(tiny_gguf), name="tiny").plan.name == "tiny"

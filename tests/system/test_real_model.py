@@ -1,4 +1,4 @@
-"""A ring with a model that people use, in int8: its chat template, tools, guides and OpenAI's client."""
+"""A ring with a model that people use, as a GGUF file: its chat template, tools, guides and OpenAI's client."""
 
 import json
 from collections.abc import Iterator
@@ -11,6 +11,7 @@ from openai import OpenAI
 from transformers import AutoTokenizer
 
 from sluice.checkpoint.fingerprint import TOOL_USE_FILE
+from sluice.gguf.folder import convert
 from sluice.launch import Ring
 from tests.fakes.ports import free_ports
 
@@ -34,13 +35,12 @@ Call a function in <tool_call></tool_call>:
 
 
 @pytest.fixture(scope="module")
-def folder(real_model, tmp_path_factory) -> Path:
+def folder(real_gguf, tmp_path_factory) -> Path:
     """The model with a second template, for chats with tools."""
     folder = tmp_path_factory.mktemp("model") / "smollm2"
+    convert(real_gguf, folder, link=True)
     (folder / TOOL_USE_FILE).parent.mkdir(parents=True)
-    for file in real_model.iterdir():
-        (folder / file.name).symlink_to(file)
-    (folder / TOOL_USE_FILE).write_text(TOOL_USE + (real_model / "chat_template.jinja").read_text())
+    (folder / TOOL_USE_FILE).write_text(TOOL_USE + (folder / "chat_template.jinja").read_text())
     return folder
 
 
@@ -52,7 +52,7 @@ def ring(folder) -> Iterator[Ring]:
         detokenizers=1,
         port=port,
         http_port=port + 1,
-        engine_args={"quantize": "int8", "kv_cache_tokens": 4096, "threads": 1},
+        engine_args={"kv_cache_tokens": 4096, "threads": 1},
         gateway_args={"tool_parser": "hermes"},
     ) as ring:
         yield ring

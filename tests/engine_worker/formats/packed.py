@@ -1,5 +1,6 @@
 """Matrices packed by hand, with plain loops after each format's published layout, and what they mean."""
 
+import json
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
@@ -10,6 +11,11 @@ from torch import Tensor
 WORD = 32
 AWQ_OUTPUTS = (0, 2, 4, 6, 1, 3, 5, 7)
 """The output in each nibble of a word."""
+NF4 = [
+    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
+    -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
+    0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
+]  # fmt: skip
 FLOAT4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 
@@ -141,6 +147,29 @@ def int8_bitsandbytes(matrix: Tensor) -> Packed:
     return Packed(parts, codes.float() * (largest / 127).unsqueeze(1))
 
 
+def nf4_bitsandbytes(matrix: Tensor, nested: bool) -> Packed:
+    """Blocks of 32 of the flattened matrix. nested: their largest values are quantized in blocks of 4."""
+    table = torch.tensor(NF4)
+    values = matrix.flatten()
+    count = len(values) // 32
+    largest = torch.stack([values[32 * i : 32 * i + 32].abs().max() for i in range(count)])
+    parts: dict[str, Tensor] = {"quant_map": table, "absmax": largest}
+    state: dict[str, object] = {"quant_type": "nf4", "blocksize": 32, "dtype": "bfloat16", "shape": list(matrix.shape)}
+    if nested:
+        offset, levels = 1.5, torch.linspace(-1, 1, 256)
+        scales = torch.stack([(largest[i : i + 4] - offset).abs().max() for i in range(0, count, 4)])
+        codes = torch.stack([(levels - (largest[i] - offset) / scales[i // 4]).abs().argmin() for i in range(count)])
+        parts |= {"absmax": codes.to(torch.uint8), "nested_absmax": scales, "nested_quant_map": levels}
+        state |= {"nested_blocksize": 4, "nested_offset": offset}
+        largest = torch.stack([levels[codes[i]] * scales[i // 4] + offset for i in range(count)])
+    indices = [int((table - value / largest[i // 32]).abs().argmin()) for i, value in enumerate(values)]
+    dense = torch.stack([table[index] * largest[i // 32] for i, index in enumerate(indices)]).view(matrix.shape)
+    packed = [indices[i] << 4 | indices[i + 1] for i in range(0, len(indices), 2)]
+    parts["quant_state.bitsandbytes__nf4"] = torch.tensor(list(json.dumps(state).encode()), dtype=torch.uint8)
+    named = {f"weight.{name}": part for name, part in parts.items()}
+    return Packed({"weight": torch.tensor(packed, dtype=torch.uint8).unsqueeze(1), **named}, dense)
+
+
 def nvfp4(matrix: Tensor, divides: bool) -> Packed:
     """divides: compressed-tensors, whose global scale divides; otherwise ModelOpt, whose second scale multiplies."""
     rows, columns = matrix.shape
@@ -203,5 +232,13 @@ FORMATS = {
     "FP8, large blocks": Format(lambda m: fp8(m, 128, 128), {"quant_method": "fp8"}),
     "ModelOpt, FP8": Format(fp8_tensor, {"quant_method": "modelopt", "quant_algo": "FP8"}),
     "ModelOpt, NVFP4": Format(lambda m: nvfp4(m, divides=False), {"quant_method": "modelopt", "quant_algo": "NVFP4"}),
+    "bitsandbytes, nf4": Format(
+        lambda m: nf4_bitsandbytes(m, nested=False),
+        {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"},
+    ),
+    "bitsandbytes, nf4, nested": Format(
+        lambda m: nf4_bitsandbytes(m, nested=True),
+        {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"},
+    ),
     "bitsandbytes, int8": Format(int8_bitsandbytes, {"quant_method": "bitsandbytes", "load_in_8bit": True}),
 }
