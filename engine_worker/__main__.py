@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from engine_worker.pool_files.folder import PoolFolder
     from engine_worker.runner.config import RunnerConfig
 
+PREFILL_NICENESS = 10
 NEEDED_DESCRIPTORS = (
     OWN_DESCRIPTORS
     + MAX_CONNECTIONS
@@ -85,6 +86,10 @@ def main() -> None:
             settings.security.check(settings.listen)
             # Before the model is loaded, so that probes and metrics show the progress.
             metrics_port = open_metrics_port(settings)
+            if settings.phase == "prefill":
+                # On shared cores: the steps of a decode engine are short, and its streams wait for each of them. Before
+                # other threads start, which inherit it.
+                os.nice(PREFILL_NICENESS)
             # Without the weights, whose download may take long, until it is clear that the model can be served.
             checkpoint = open_checkpoint(settings.model, settings.name, revision=settings.revision, weights=False)
             checkpoint, runner = load(settings, rank_env, checkpoint, metrics_port.startup, log, stack)
