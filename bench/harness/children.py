@@ -47,6 +47,10 @@ class SystemProcess:
         self._stdout = cast(IO[bytes], self._process.stdout)
         self._ready = False
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     def run(self, load: Load) -> Run:
         return self.query(load, Run)
 

@@ -24,7 +24,7 @@ DEADLY = ("deaths", "deaths_by_precision", "restart", "pauses", "takeover", "soa
 """Topics that are tested in tests/chaos."""
 SCHEDULED = ("scheduler", "logit_rules")
 FILES = ("roles", "pool_files")
-COMPARED = ("policies", "speculation", "lora", "beams", "prompt_logprobs")
+COMPARED = ("policies", "speculation", "lora", "beams", "prompt_logprobs", "gguf")
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -100,6 +100,8 @@ def test_quick_of_what_is_compared_on_one_engine(tmp_path):
     assert packed.steps < static.steps
     packed, no_evict, _ = scarce.entries
     assert packed.steps < no_evict.steps
+    quality = {point.side: point.divergence for point in results["gguf"].points if point.divergence is not None}
+    assert quality["as stored, activations exact"] < 1e-5 < quality["as stored"] < quality["int4"]
     for entry in results["policies"].modes:
         assert len(entry.episode.streams) == results["policies"].long.streams
         assert all(arrival.came < arrival.first_token for arrival in entry.episode.newcomers)

@@ -12,6 +12,7 @@ from bench.topics import (
     beams,
     cache,
     gateway,
+    gguf,
     guided,
     logit_rules,
     long_context,
@@ -142,6 +143,12 @@ def lora_result() -> lora.LoraResult:
     return lora.LoraResult(points=points)
 
 
+def gguf_result() -> gguf.GgufResult:
+    points = [gguf.GgufPoint(gguf.PEER, [30.0, 200.0], [1.0, 1.0], 250.0, None, None, None)]
+    points += [gguf.GgufPoint(side, [29.0, 410.0], [0.97, 2.05], 260.0, 82.4, 3.7e-3, 0.956) for side in gguf.SIDES]
+    return gguf.GgufResult(gguf.PLAN, points, 82.2)
+
+
 def prompt_logprobs_result() -> prompt_logprobs.PromptLogprobsResult:
     points = [
         prompt_logprobs.PromptLogprobsPoint(model, backend, head, 120.0, [1.1 + head, 1.2 + head])
@@ -225,6 +232,7 @@ RESULTS = {
     "peers": peers_result,
     "peers_large": peers_result,
     "long_context": long_context_result,
+    "gguf": gguf_result,
     "deaths": deaths_with_files_result,
     "deaths_by_precision": precisions_result,
     "restart": restart_result,
