@@ -11,10 +11,11 @@ from matplotlib.figure import Figure
 from bench.deaths import streams
 from bench.deaths.kills import KillPlan, KillResult, kill_and_compare
 from bench.deaths.requests import ANY_MODEL, StreamRequest, in_turns
-from bench.harness.real_model import real_model
-from bench.harness.style import BLUE, GREY, INK, ORANGE, TEAL, Series, canvas, distribution
+from bench.harness.real_model import real_gguf, real_model
+from bench.harness.style import BLUE, GREY, INK, ORANGE, SOFT, TEAL, Series, canvas, distribution
 from bench.harness.tables import Section, table
 from bench.harness.topic import Plan, Step, Topic
+from sluice.gguf.folder import gguf_folder
 
 PRECISIONS: Mapping[str, Mapping[str, Any]] = {
     "float32": {},
@@ -22,10 +23,18 @@ PRECISIONS: Mapping[str, Mapping[str, Any]] = {
     "int4": {"quantize": "int4"},
     "bfloat16": {"dtype": "bfloat16"},
     "int8, u8 KV": {"quantize": "int8", "kv_precision": "u8"},
+    "Q4_1": {},
 }
 """Settings of the engines. bfloat16 needs a CPU with instructions for it."""
+STORED = "Q4_1"
+"""The precision in which the model is a GGUF file, with which the engine computes as it is."""
 SEVERAL_AT_ONCE = "int8, u8 KV"
 """The precision in which tokens that are computed together, as draft tokens are, have other bits than alone."""
+
+
+def model_of(precision: str) -> Path:
+    """SmolLM2-135M-Instruct."""
+    return gguf_folder(str(real_gguf())) if precision == STORED else real_model()
 
 
 class PrecisionPlan(Plan, frozen=True):
@@ -47,10 +56,10 @@ class PrecisionResult(msgspec.Struct, frozen=True):
 
 
 def measure(plan: PrecisionPlan, _folder: Path, step: Step) -> PrecisionResult:
-    kills, model, found = msgspec.structs.replace(plan.kills, threads=plan.threads), real_model(), {}
+    kills, found = msgspec.structs.replace(plan.kills, threads=plan.threads), {}
     for precision in plan.precisions:
         on_step, requests = _named(step, precision), plan.requests(precision)
-        with kills.ring(PRECISIONS[precision], model=model) as ring:
+        with kills.ring(PRECISIONS[precision], model=model_of(precision)) as ring:
             found[precision] = asyncio.run(kill_and_compare(ring, kills, requests, on_step))
     return PrecisionResult(plan, found)
 
@@ -89,7 +98,7 @@ def draw(result: PrecisionResult) -> Figure:
     figure, ((first, stall),) = canvas(
         (1, 2), (12, 4.8), "A real model while services die", "Distributions of each stream's longest wait."
     )
-    colours = dict(zip(PRECISIONS, (GREY, BLUE, TEAL, ORANGE, INK), strict=True))
+    colours = dict(zip(PRECISIONS, (GREY, BLUE, TEAL, ORANGE, INK, SOFT), strict=True))
     for axes, name, times in (
         (first, "First token", {each: found.first for each, found in result.precisions.items()}),
         (stall, "Longest pause", {each: found.stall for each, found in result.precisions.items()}),

@@ -16,9 +16,8 @@ from typing import Any
 import msgspec
 
 from bench.deaths import streams
-from bench.deaths.precisions import PRECISIONS
+from bench.deaths.precisions import PRECISIONS, model_of
 from bench.deaths.requests import PROMPTS, StreamRequest
-from bench.harness.real_model import real_model
 from sluice.client import Generation, Output, SluiceError
 
 SAMPLING: Mapping[str, Mapping[str, Any]] = {"greedy": {"temperature": 0.0}, "temperature 1": {"temperature": 1.0}}
@@ -54,7 +53,7 @@ class Resumed(msgspec.Struct, frozen=True):
 
 
 def measure(plan: ResumePlan, precision: str) -> list[Resumed]:
-    with plan.ring(PRECISIONS[precision], model=real_model()) as ring:
+    with plan.ring(PRECISIONS[precision], model=model_of(precision)) as ring:
         return asyncio.run(_measure(plan, ring.addresses))
 
 

@@ -8,7 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from bench.deaths.precisions import PRECISIONS
+from bench.deaths.precisions import PRECISIONS, model_of
 from bench.deaths.requests import StreamRequest
 from bench.deaths.streams import StreamSeen, read_stream
 from bench.harness import pool_files
@@ -30,6 +30,7 @@ class LongPlan(Plan, frozen=True, kw_only=True):
 
     @property
     def model(self) -> Path:
+        """With the tokenizer."""
         return real_model() if self.real else TINY
 
     @property
@@ -46,7 +47,8 @@ class LongPlan(Plan, frozen=True, kw_only=True):
             **pool_files.engine_args(kv == pool_files.ON),
         }
         options: dict[str, Any] = {"detokenizers": 1, "engine_args": settings, **engines}
-        with Ring(self.model, metrics_port=free_ports(sum(engines.values()) + 2), **options) as ring:
+        model = model_of(precision) if self.real else self.model
+        with Ring(model, metrics_port=free_ports(sum(engines.values()) + 2), **options) as ring:
             yield ring
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from bench.deaths.precisions import PRECISIONS
+from bench.deaths.precisions import PRECISIONS, STORED
 from tests.chaos.disturbed_streams import PoolFileRing
 from tests.fakes.ports import start_with_metrics
 from tests.fakes.processes import LIMIT
@@ -37,9 +37,10 @@ def tiny() -> Iterator[PoolFileRing]:
     yield from start(16, exact=False, backend="torch")
 
 
-@pytest.fixture(scope="module", params=["float32", "int8"])
-def real(request: pytest.FixtureRequest, real_model: Path) -> Iterator[PoolFileRing]:
-    yield from start(32, exact=True, model=real_model, backend="openvino", **PRECISIONS[request.param])
+@pytest.fixture(scope="module", params=["float32", "int8", "Q4_1"])
+def real(request: pytest.FixtureRequest) -> Iterator[PoolFileRing]:
+    model = real_gguf if request.param == STORED else real_model
+    yield from start(32, exact=True, model=model, backend="openvino", **PRECISIONS[request.param])
 
 
 BOTH = ("engine-0", "engine-1")
