@@ -38,7 +38,7 @@ def tiny() -> Iterator[PoolFileRing]:
 
 
 @pytest.fixture(scope="module", params=["float32", "int8", "Q4_1"])
-def real(request: pytest.FixtureRequest) -> Iterator[PoolFileRing]:
+def real(request: pytest.FixtureRequest, real_model: Path, real_gguf: Path) -> Iterator[PoolFileRing]:
     model = real_gguf if request.param == STORED else real_model
     yield from start(32, exact=True, model=model, backend="openvino", **PRECISIONS[request.param])
 
