@@ -88,12 +88,7 @@ class Linears(NamedTuple):
         """name: "self_attn.qkv_proj" and such."""
         targets = linear.targets(f"model.layers.{self.layer}.{name}.")
         weights = {each: target for each, target in targets.items() if each.endswith(".weight")}
-        parts = [self.matrices.read(each) for each in weights]
-        if any(part is not None for part in parts):
-            pairs = zip(parts, weights.values(), strict=True)
-            product = self.products.linear([target if part is None else part for part, target in pairs], x)
-        else:
-            product = op.matmul(x, self.products.weights.layers.node(linear.weight), False, True)
+        product = self.products.linear({each: self.matrices.read(each) or weights[each] for each in weights}, x)
         if linear.bias is not None:
             product = op.add(product, constant(linear.bias))
         if self.adapters is None:

@@ -4,7 +4,7 @@ Where weights are integers whose zeros are integers too, the plugin also quantiz
 computes with integers, unless the setting `quantized_activations` is off.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from engine_worker.formats.packing import unpack_pairs
 from engine_worker.formats.stored import BYTE_MAX, PAIRS, TABLES, Kind, Stored, kind_of, stack, with_zeros
-from engine_worker.openvino.weights import ConstantStore, Weights, constant
+from engine_worker.openvino.weights import ConstantStore, Format, Weights, constant
 
 INTEGERS = ("u4", "i4", "u8", "i8")
 LARGEST = {"u4": 15, "u8": BYTE_MAX}
@@ -53,6 +53,17 @@ def canonical(stored: Stored) -> Stored:
     return with_zeros(stored) if stored.zeros is not None and stored.type in SIGNED else stored
 
 
+def _stacked(before: tuple[Format, Stored | Tensor], form: Format, part: Stored | Tensor) -> Stored | Tensor | None:
+    """The rows of both; None if they have different formats. Plain ones that are computed together are neighbours in
+    memory too: nothing is copied."""
+    own_form, rows = before
+    if isinstance(rows, Stored) and isinstance(part, Stored):
+        return stack([rows, canonical(part)])
+    if isinstance(rows, Stored) or isinstance(part, Stored) or form != own_form:
+        return None
+    return rows.as_strided((len(rows) + len(part), rows.shape[1]), rows.stride())
+
+
 @dataclass(frozen=True)
 class Products:
     """Builds the products of a graph."""
@@ -62,18 +73,25 @@ class Products:
     activations: bool
     """Whether they may be quantized."""
 
-    def linear(self, parts: Sequence[Stored | Tensor], x: ov.Node | ov.Output) -> ov.Node:
-        """x [T, K] -> x times the transposed rows of all parts, [T, N]."""
-        stored = [canonical(part) for part in parts if isinstance(part, Stored)]
-        whole = stack(stored) if len(stored) == len(parts) else None
-        if whole is None and len(parts) > 1:
-            return op.concat([self.linear([part], x) for part in parts], 1)
-        if whole is not None:
-            return self._product(whole, x)
-        (plain,) = parts
-        if isinstance(plain, Stored):
-            raise TypeError("a quantized matrix stacks with itself")
-        return op.matmul(x, self.weights.layers.node(plain.contiguous()), False, True)
+    def linear(self, parts: Mapping[str, Stored | Tensor], x: ov.Node | ov.Output) -> ov.Node:
+        """parts: matrices by their names. x [T, K] -> x times the transposed rows of all parts, [T, N]."""
+        products = [
+            self._product(part, x) if isinstance(part, Stored) else op.matmul(x, form.node(part), False, True)
+            for form, part in self._joined(parts)
+        ]
+        return products[0] if len(products) == 1 else op.concat(products, 1)
+
+    def _joined(self, parts: Mapping[str, Stored | Tensor]) -> list[tuple[Format, Stored | Tensor]]:
+        """Neighbours in one matrix, where that is possible."""
+        joined: list[tuple[Format, Stored | Tensor]] = []
+        for name, part in parts.items():
+            form = self.weights.of(name)
+            whole = _stacked(joined[-1], form, part) if joined else None
+            if whole is None:
+                joined.append((form, canonical(part) if isinstance(part, Stored) else part))
+            else:
+                joined[-1] = form, whole
+        return joined
 
     def head(self, stored: Stored) -> ov.Node:
         """The vocabulary's matrix as a node of its own, since two graphs share it."""

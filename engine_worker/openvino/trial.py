@@ -185,8 +185,7 @@ def _round(model: CausalLM, weights: Weights, matrices: Matrices) -> None:
         if (stored := matrices.read(name)) is not None:
             matrix.copy_(stored.decode())
         elif matrix.dim() == 2:
-            table = name.endswith(("embed_tokens.weight", "lm_head.weight"))
-            matrix.copy_((weights.vocabulary if table else weights.layers).rounded(matrix))
+            matrix.copy_(weights.of(name).rounded(matrix))
 
 
 def compute(forward: Forward[Any, Any], slices: list[Slice]) -> torch.Tensor:

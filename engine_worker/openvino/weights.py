@@ -26,6 +26,8 @@ INT8_MAX = 127
 INT4_MIN = -8
 GROUP = 64
 """Consecutive inputs that share a scale in int4."""
+LAYERS = "model.layers."
+SENSITIVE = ("v_proj.weight", "down_proj.weight")
 PART = 1 << 16
 """Elements quantized per iteration: few enough for the CPU's cache."""
 MIN_FILE_BYTES = 1 << 20
@@ -169,14 +171,27 @@ class Weights(NamedTuple):
     """The formats of a decoder's matrices."""
 
     layers: Format
+    sensitive: Format
+    """Of the matrices SENSITIVE, whose errors change the output most: with int8 for these, int4 loses less than half
+    (docs/operations.md)."""
     vocabulary: Plain | Int8
     """Format of the embedding and the head. Never int4: no later layer evens out their errors."""
+
+    def of(self, name: str) -> Format:
+        """name: of a weight in the checkpoint."""
+        if not name.startswith(LAYERS):
+            return self.vocabulary
+        return self.sensitive if name.endswith(SENSITIVE) else self.layers
 
 
 def formats(quantize: str, store: ConstantStore) -> Weights:
     """The formats for a value of the setting `quantize`."""
     plain, int8, int4 = Plain(store), Int8(store), Int4(store)
-    return {"none": Weights(plain, plain), "int8": Weights(int8, int8), "int4": Weights(int4, int8)}[quantize]
+    return {
+        "none": Weights(plain, plain, plain),
+        "int8": Weights(int8, int8, int8),
+        "int4": Weights(int4, int8, int8),
+    }[quantize]
 
 
 def constant(values: Tensor) -> ov.Node:
