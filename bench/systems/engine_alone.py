@@ -170,8 +170,8 @@ def engine_alone(
     settings = {"model": model, **engine}
     flags = []
     for name, value in settings.items():
-        flag = f"--{name.replace('_', '-')}"
-        flags += [flag] if value is True else [flag, str(value)]
+        flag = name.replace("_", "-")
+        flags += [f"--{'' if value else 'no-'}{flag}"] if isinstance(value, bool) else [f"--{flag}", str(value)]
     log = logs / "engine-alone.log"
     program = ROOT / "bench" / "systems" / "without_model.py" if without_model else "bench.systems.engine_alone"
     return SystemProcess(NAME, program, flags, log, child_environment(), root=root)
