@@ -46,6 +46,7 @@ def test_the_tokenizer_is_that_which_transformers_reads_from_the_file(real_gguf,
 
 
 @pytest.mark.long
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("backend", ["openvino", "torch"])
 def test_greedy_answers_are_those_of_transformers(real_gguf, backend):
     """The file's values in float32, and no rounding of activations."""
