@@ -145,6 +145,7 @@ def _compile(tested: Tested, progress: Progress) -> Compiled:
                 model.freeze()
                 matrices = LoadedMatrices(weights, model.targets(), kinds)
                 decoder = build(lora=config.lora, matrices=matrices)
+                weights.finish()
             if matrices.unexpected:
                 tested = tested._replace(exact=tested.exact._replace(exact=False))
         targets = find_targets(model.model.layers)

@@ -87,6 +87,10 @@ class CheckpointWeights:
         self.fill_plain()
         for name in self.quantized:
             self._targets[name].copy_(self.read(name).decode()[self._slices(name)])
+        self.finish()
+
+    def finish(self) -> None:
+        """Report that all is done. Headers, and what is not loaded, are in the total but were not counted."""
         self._progress(self._total, self._total)
 
     def read(self, name: str) -> Stored:

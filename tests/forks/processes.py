@@ -18,7 +18,7 @@ from tests.forks.order import Order
 SERVICES = ("detok_service", "engine_worker", "engine_worker.keeper", "gateway", "router")
 ROOT = Path(__file__).parents[2]
 PR_SET_CHILD_SUBREAPER = 36
-FREE_VARIABLES = ("OMP_WAIT_POLICY", "PYTEST_CURRENT_TEST")
+FREE_VARIABLES = ("OMP_WAIT_POLICY", "PYTEST_CURRENT_TEST", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 """Environment variables in which a service may differ from the template, besides its settings. A fork whose command
 does not have the first one waits passively all the same."""
 PARAMETERS = inspect.signature(subprocess.Popen._execute_child)  # type: ignore[attr-defined]

@@ -29,12 +29,14 @@ def test_it_is_a_child_with_its_own_settings_folder_group_and_end(tmp_path):
     environment = {**os.environ, "SLUICE_DETOK_ID": "seven"}
     options = {"stderr": subprocess.PIPE, "text": True, "cwd": tmp_path, "env": environment, "process_group": 0}
     with subprocess.Popen(command, **options) as process:
-        assert '"id": "seven"' in process.stderr.readline()
-        assert (tmp_path / "detok").is_socket()
-        assert os.getpgid(process.pid) == process.pid
-        assert f"PPid:\t{os.getpid()}\n" in Path(f"/proc/{process.pid}/status").read_text()
-        assert b"tests.forks.template" in Path(f"/proc/{process.pid}/cmdline").read_bytes()
-        process.kill()
+        try:
+            assert '"id": "seven"' in process.stderr.readline()
+            assert (tmp_path / "detok").is_socket()
+            assert os.getpgid(process.pid) == process.pid
+            assert f"PPid:\t{os.getpid()}\n" in Path(f"/proc/{process.pid}/status").read_text()
+            assert b"tests.forks.template" in Path(f"/proc/{process.pid}/cmdline").read_bytes()
+        finally:
+            process.kill()
         assert process.wait(60) == -signal.SIGKILL
 
 
