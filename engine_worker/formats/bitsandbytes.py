@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from engine_worker.formats.packing import swap_pairs
+from engine_worker.formats.parts import Parts, part_of, shaped
 from engine_worker.formats.stored import NORMAL4, Stored
 from sluice.checkpoint.errors import CheckpointError
 
@@ -18,14 +19,10 @@ NF4_PARTS = (ABSMAX, MAP, NESTED_ABSMAX, NESTED_MAP, STATE, STATE.replace("nf4",
 """Ends of the names of tensors beside the codes."""
 INT8_MAX = 127
 
-Parts = Mapping[str, Tensor]
-
 
 def read_int8(parts: Parts, shape: tuple[int, int]) -> Stored:
-    largest, codes = parts["SCB"].float().flatten(), parts["weight"]
-    if tuple(codes.shape) != shape or len(largest) != shape[0]:
-        raise CheckpointError(f"has a weight of shape {list(codes.shape)} and {len(largest)} scales, not {list(shape)}")
-    return Stored("i8", codes, largest.unsqueeze(1) / INT8_MAX, None, shape[1])
+    largest = shaped("SCB", parts["SCB"].float().flatten(), (shape[0],)).unsqueeze(1)
+    return Stored("i8", shaped("weight", parts["weight"], shape), largest / INT8_MAX, None, shape[1])
 
 
 def read_nf4(parts: Parts, shape: tuple[int, int]) -> Stored:
@@ -38,7 +35,7 @@ def read_nf4(parts: Parts, shape: tuple[int, int]) -> Stored:
         raise CheckpointError(f"has blocks of {block} in a matrix of shape {given}, the model needs {list(shape)}")
     if shape[1] % block:
         raise CheckpointError(f"has {shape[1]} inputs, which is not a multiple of its blocks of {block}")
-    table = _part(parts, MAP).float()
+    table = part_of(parts, MAP).float()
     if len(table) != len(NORMAL4) or not torch.allclose(table, torch.tensor(NORMAL4), atol=1e-6):
         raise CheckpointError("has a quant_map that is not nf4's")
     scales, codes = _largest(parts, state), parts["weight"].flatten()
@@ -51,11 +48,11 @@ def read_nf4(parts: Parts, shape: tuple[int, int]) -> Stored:
 
 def _largest(parts: Parts, state: Mapping[str, object]) -> Tensor:
     """The largest value of each block."""
-    absmax = _part(parts, ABSMAX)
+    absmax = part_of(parts, ABSMAX)
     if absmax.dtype != torch.uint8:
         return absmax.float()
     size, offset = state.get("nested_blocksize"), state.get("nested_offset", 0.0)
-    scales, table = _part(parts, NESTED_ABSMAX).float(), _part(parts, NESTED_MAP).float()
+    scales, table = part_of(parts, NESTED_ABSMAX).float(), part_of(parts, NESTED_MAP).float()
     if not isinstance(size, int) or not isinstance(offset, float | int) or len(scales) * size < len(absmax) or size < 1:
         raise CheckpointError(f"has {len(scales)} scales of blocks of {size} for {len(absmax)} scales")
     if len(table) <= int(absmax.max()):
@@ -72,9 +69,3 @@ def _state(text: Tensor) -> dict[str, object]:
     if not isinstance(state, dict):
         raise CheckpointError(f"has a {STATE} that is not a JSON object")
     return state
-
-
-def _part(parts: Parts, name: str) -> Tensor:
-    if name not in parts:
-        raise CheckpointError(f"has no {name}, which its other parts need ({', '.join(sorted(parts))})")
-    return parts[name]

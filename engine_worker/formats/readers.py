@@ -11,6 +11,7 @@ from torch import Tensor
 
 from engine_worker.formats import bitsandbytes
 from engine_worker.formats.packing import WORD_BITS, pack_pairs, unpack_words
+from engine_worker.formats.parts import Parts, part_of, shaped
 from engine_worker.formats.stored import Stored
 from sluice.checkpoint.errors import CheckpointError
 from sluice.checkpoint.quantization import Quantization
@@ -29,7 +30,6 @@ PARTS = (
 )  # fmt: skip
 """Last part of the name of each tensor that belongs to a matrix."""
 
-Parts = Mapping[str, Tensor]
 Shape = tuple[int, int]
 
 
@@ -48,11 +48,11 @@ def read(parts: Parts, shape: Shape, quantization: Quantization) -> Stored:
     if "weight_packed" in parts:
         is_nvfp4 = parts["weight_packed"].dtype == torch.uint8
         return _nvfp4_packed(parts, shape) if is_nvfp4 else _packed_words(parts, shape)
-    weight = _part(parts, "weight")
+    weight = part_of(parts, "weight")
     if weight.dtype in FLOAT8:
         return _scaled(FLOAT8[weight.dtype], parts, shape, quantization)
     if weight.dtype == torch.uint8 and "weight_scale_2" in parts:
-        scales = _part(parts, "weight_scale").float() * _part(parts, "weight_scale_2").float()
+        scales = part_of(parts, "weight_scale").float() * part_of(parts, "weight_scale_2").float()
         return _nvfp4(weight, scales, shape)
     if weight.dtype == torch.int8 and "SCB" in parts:
         return bitsandbytes.read_int8(parts, shape)
@@ -73,24 +73,24 @@ def _awq(parts: Parts, shape: Shape, _quantization: Quantization) -> Stored:
 
     if shape[0] % 8:
         raise CheckpointError(f"has {shape[0]} outputs, but AWQ packs them by eight")
-    codes = outputs(_shaped("qweight", parts["qweight"], (shape[1], shape[0] // 8))).T
-    return _integers(AWQ_BITS, codes, _part(parts, "scales").T, outputs(_part(parts, "qzeros")).T, None)
+    codes = outputs(shaped("qweight", parts["qweight"], (shape[1], shape[0] // 8))).T
+    return _integers(AWQ_BITS, codes, part_of(parts, "scales").T, outputs(part_of(parts, "qzeros")).T, None)
 
 
 def _gptq(parts: Parts, shape: Shape, quantization: Quantization) -> Stored:
     words = parts["qweight"]
     bits = _bits(words.shape[0], shape[1])
-    codes = _unpacked(_shaped("qweight", words, (words.shape[0], shape[0])).T.contiguous(), bits, shape[1])
+    codes = _unpacked(shaped("qweight", words, (words.shape[0], shape[0])).T.contiguous(), bits, shape[1])
     # The sum may need one bit more.
-    zeros = _unpacked(_part(parts, "qzeros"), bits, shape[0]).T.to(torch.int16) + quantization.zero_offset
-    return _integers(bits, codes, _part(parts, "scales").T, zeros, _part(parts, "g_idx"))
+    zeros = _unpacked(part_of(parts, "qzeros"), bits, shape[0]).T.to(torch.int16) + quantization.zero_offset
+    return _integers(bits, codes, part_of(parts, "scales").T, zeros, part_of(parts, "g_idx"))
 
 
 def _packed_words(parts: Parts, shape: Shape) -> Stored:
     """compressed-tensors, pack-quantized."""
     words = parts["weight_packed"]
     bits = _bits(words.shape[1], shape[1])
-    codes = _unpacked(_shaped("weight_packed", words, (shape[0], words.shape[1])), bits, shape[1])
+    codes = _unpacked(shaped("weight_packed", words, (shape[0], words.shape[1])), bits, shape[1])
     zeros = parts.get("weight_zero_point")
     if zeros is not None:
         # Packed along the rows.
@@ -98,7 +98,7 @@ def _packed_words(parts: Parts, shape: Shape) -> Stored:
     order = parts.get("weight_g_idx")
     if order is not None and bool((order < 0).all()):
         order = None
-    return _integers(bits, codes, _part(parts, "weight_scale"), zeros, order)
+    return _integers(bits, codes, part_of(parts, "weight_scale"), zeros, order)
 
 
 WORDS = {"awq": _awq, "gptq": _gptq}
@@ -131,7 +131,7 @@ def _integers(bits: int, codes: Tensor, scales: Tensor, zeros: Tensor | None, gr
 def _order(groups: Tensor, group: int, columns: int) -> Tensor | None:
     """The inputs sorted by group; None if they are in order."""
     in_order = torch.arange(columns) // group
-    numbers = _shaped("g_idx", groups.long(), (columns,))
+    numbers = shaped("g_idx", groups.long(), (columns,))
     if torch.equal(numbers, in_order):
         return None
     order = torch.argsort(numbers, stable=True)
@@ -142,10 +142,10 @@ def _order(groups: Tensor, group: int, columns: int) -> Tensor | None:
 
 def _scaled(kind: str, parts: Parts, shape: Shape, quantization: Quantization) -> Stored:
     """One scale for the whole matrix, or for each row, group of columns, or block."""
-    codes, columns = _shaped("weight", parts["weight"], shape), shape[1]
+    codes, columns = shaped("weight", parts["weight"], shape), shape[1]
     # "inv" is the inverse of what the weights were multiplied with, so both are multiplied.
     name = "weight_scale" if "weight_scale" in parts else "weight_scale_inv"
-    scales = _part(parts, name).float()
+    scales = part_of(parts, name).float()
     scales = scales.reshape(1, 1) if scales.numel() == 1 else scales
     scales = scales.unsqueeze(1) if scales.dim() == 1 else scales
     group = columns
@@ -171,15 +171,15 @@ def _by_row(name: str, scales: Tensor, shape: Shape, block: tuple[int, int]) -> 
 
 def _nvfp4_packed(parts: Parts, shape: Shape) -> Stored:
     # compressed-tensors' global scale divides; ModelOpt's `weight_scale_2` multiplies.
-    scales = _part(parts, "weight_scale").float() / _part(parts, "weight_global_scale").float()
+    scales = part_of(parts, "weight_scale").float() / part_of(parts, "weight_global_scale").float()
     return _nvfp4(parts["weight_packed"], scales, shape)
 
 
 def _nvfp4(codes: Tensor, scales: Tensor, shape: Shape) -> Stored:
     if shape[1] % NVFP4_GROUP:
         raise CheckpointError(f"has {shape[1]} inputs, but NVFP4 has groups of {NVFP4_GROUP}")
-    codes = _shaped("weight", codes, (shape[0], shape[1] // 2))
-    scales = _shaped("weight_scale", scales, (shape[0], shape[1] // NVFP4_GROUP))
+    codes = shaped("weight", codes, (shape[0], shape[1] // 2))
+    scales = shaped("weight_scale", scales, (shape[0], shape[1] // NVFP4_GROUP))
     return Stored("f4e2m1", codes, scales.contiguous(), None, NVFP4_GROUP)
 
 
@@ -196,15 +196,3 @@ def _bits(words: int, numbers: int) -> int:
     if rest or bits not in (2, 3, 4, 8):
         raise CheckpointError(f"has {words} words for {numbers} inputs, which is no whole number of bits that is known")
     return bits
-
-
-def _part(parts: Parts, name: str) -> Tensor:
-    if name not in parts:
-        raise CheckpointError(f"has no {name}, which its other parts need ({', '.join(sorted(parts))})")
-    return parts[name]
-
-
-def _shaped(name: str, tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
-    if tuple(tensor.shape) != shape:
-        raise CheckpointError(f"has a {name} of shape {list(tensor.shape)}, must be {list(shape)}")
-    return tensor

@@ -110,6 +110,7 @@ def build(
     token_ids, positions, *attention, max_context, rows, kept, virtual_tokens, virtual_rows = inputs
     step = Step(attention, max_context, *_rotations(config, positions))
     table = matrices.read(EMBEDDING)
+    table = products.kept(table) if table else None
     x = products.rows(table, token_ids) if table else rows_of(vocabulary, model.model.embed_tokens.weight, token_ids)
     x = op.scatter_update(x, virtual_tokens, virtual_rows, _int64(0))
     layers: dict[int, ov.Output] = {}

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from engine_worker.attention.reference import ReferenceAttention
+from engine_worker.formats.source import find_weights
 from engine_worker.formats.stored import Kind, Stored, kind_of, random_stored, with_zeros
 from engine_worker.layers.shard import UNSHARDED, Place
 from engine_worker.models.config import DecoderConfig
@@ -61,6 +62,9 @@ NO_KINDS = Kinds()
 
 def find_kinds(checkpoint: Checkpoint, config: DecoderConfig) -> Kinds:
     """Reads one matrix of each size and format. Raises CheckpointError."""
+    if all(weight.whole is not None for weight in find_weights(checkpoint.path).values()):
+        # Before what compares the values of a head with those of the embedding, as loading does again.
+        return NO_KINDS
     model = CausalLM(config, ReferenceAttention(config.heads), Place(torch.float32, META, UNSHARDED))
     seen: dict[object, Kind | None] = {}
     found: dict[str, Kind | None] = {}

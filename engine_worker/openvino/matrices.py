@@ -93,6 +93,11 @@ class Products:
                 joined[-1] = form, whole
         return joined
 
+    def kept(self, stored: Stored) -> Stored:
+        """The same with codes that the store owns: an embedding that is also the head has them once."""
+        stored = canonical(stored)
+        return replace(stored, codes=torch.from_numpy(self.store.keep(stored.codes.numpy())))
+
     def head(self, stored: Stored) -> ov.Node:
         """The vocabulary's matrix as a node of its own, since two graphs share it."""
         return self._node(canonical(stored))
@@ -136,18 +141,15 @@ class Products:
         shape = [rows, columns // stored.group, stored.group] if grouped else [rows, columns]
         codes = ov.Tensor(self.store.keep(stored.codes.numpy()), ov.Shape(shape), getattr(ov.Type, stored.type))
         node = op.convert(op.constant(codes), ov.Type.f32)
-        scales, zeros = (
-            None if each is None else each.unsqueeze(2) if grouped else each for each in (stored.scales, stored.zeros)
-        )
-        if zeros is not None and kind_of(stored).zeros == "integer":
-            # Bytes, or the plugin computes in float32.
-            node = op.subtract(node, op.convert(self._kept(zeros.to(torch.uint8)), ov.Type.f32))
-        elif zeros is not None:
-            node = op.subtract(node, self._kept(zeros))
-        node = op.multiply(node, self._kept(scales))
+        if stored.zeros is not None:
+            zeros = stored.zeros.unsqueeze(2) if grouped else stored.zeros
+            if kind_of(stored).zeros == "integer":
+                # Bytes, or the plugin computes in float32.
+                node = op.subtract(node, op.convert(self._kept(zeros.to(torch.uint8)), ov.Type.f32))
+            else:
+                node = op.subtract(node, self._kept(zeros))
+        node = op.multiply(node, self._kept(stored.scales.unsqueeze(2) if grouped else stored.scales))
         return op.reshape(node, op.constant(np.array([rows, columns], np.int64)), False) if grouped else node
 
-    def _kept(self, numbers: Tensor | None) -> ov.Node:
-        if numbers is None:
-            raise TypeError("a matrix has scales")
+    def _kept(self, numbers: Tensor) -> ov.Node:
         return op.constant(self.store.keep(numbers.contiguous().numpy()), shared_memory=True)

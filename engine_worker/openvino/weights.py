@@ -42,12 +42,14 @@ class ConstantStore:
     def __init__(self) -> None:
         self.summary = "in memory"
         """Where the constants are, for the log."""
-        self._arrays: list[NDArray[Any]] = []
+        self._arrays: dict[int, NDArray[Any]] = {}
+        """By the addresses of their memory, which no other array can have while they exist."""
 
     def keep(self, array: NDArray[Any]) -> NDArray[Any]:
-        """Store an array; returns one with the same values, which stays valid while this store exists."""
+        """Store an array; returns one with the same values, which stays valid while this store exists. What it returned
+        before, in any shape, it returns as it is."""
         # OpenVINO does not hold a reference to every array whose memory its constants share.
-        self._arrays.append(array)
+        self._arrays.setdefault(array.ctypes.data, array)
         return array
 
     def release(self) -> None:
@@ -74,7 +76,7 @@ class FileStore(ConstantStore):
             self._fall_back(error)
 
     def keep(self, array: NDArray[Any]) -> NDArray[Any]:
-        if self._file is not None and array.nbytes >= MIN_FILE_BYTES:
+        if self._file is not None and array.nbytes >= MIN_FILE_BYTES and array.ctypes.data not in self._arrays:
             try:
                 array = self._write(array)
             except OSError as error:

@@ -34,11 +34,12 @@ class Layout(NamedTuple):
 
 def weight_files(folder: Path) -> list[Path]:
     """The files of the folder's index, or the single file. Raises CheckpointError if some are missing."""
-    for name in (SINGLE, GGUF):
-        if (folder / name).is_file() and not (name == GGUF and (folder / INDEX).is_file()):
-            return [folder / name]
+    if (folder / SINGLE).is_file():
+        return [folder / SINGLE]
     index = folder / INDEX
     if not index.is_file():
+        if (folder / GGUF).is_file():
+            return [folder / GGUF]
         raise CheckpointError(why_no_weights(folder))
     try:
         names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))

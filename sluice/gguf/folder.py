@@ -22,6 +22,11 @@ TEMPLATE = "tokenizer.chat_template"
 TOOL_USE = f"{TEMPLATE}.tool_use"
 
 
+def cache_folder() -> Path:
+    """For what this user's programs need not make again."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sluice"
+
+
 def is_gguf(model: str) -> bool:
     """Whether `model` is a GGUF file, or a folder with one in place of a checkpoint."""
     return _file(Path(model).expanduser()) is not None
@@ -33,7 +38,7 @@ def gguf_folder(model: str) -> Path:
     if found is None:
         raise CheckpointError(f"{model} is not a GGUF file")
     file = found.resolve()
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sluice" / "gguf"
+    cache = cache_folder() / "gguf"
     folder = cache / f"{file.stem}-{file_fingerprint(file)}-{VERSION}"
     if folder.is_dir() and (folder / GGUF).resolve() == file:
         return folder

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from sluice.checkpoint.errors import CheckpointError
 from sluice.checkpoint.gguf import GgufError, read_gguf
 from sluice.checkpoint.weight_files import GGUF, check_weight_files
+from tests.fakes.gguf_file import finish
 
 KINDS = gguf.GGMLQuantizationType
 
@@ -21,10 +22,7 @@ def write(file, *, tensors=None, **fields):
         writer.add_uint32(name.replace("_", "."), value)
     for name, (values, kind) in (tensors or {"a": (np.ones((4, 64), np.float32), KINDS.F32)}).items():
         writer.add_tensor(name, values, raw_dtype=kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     return file
 
 

@@ -9,6 +9,7 @@ from engine_worker.layers.rotary import frequencies
 from engine_worker.models.registry import find_model
 from sluice.checkpoint.gguf import GgufError, read_gguf
 from sluice.gguf.config import config_of, generation_of
+from tests.fakes.gguf_file import finish
 
 SIZES = {
     "context_length": 4096,
@@ -31,10 +32,7 @@ def write(file, architecture="llama", own=None, others=None, tensors=()):
             {int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}[type(value)](name, value)
     for name, values in {"token_embd.weight": np.zeros((100, 64), np.float32), **dict(tensors)}.items():
         writer.add_tensor(name, values)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     return file
 
 

@@ -9,6 +9,7 @@ from tokenizers import Tokenizer
 from bench.harness.models import TINY
 from sluice.checkpoint.gguf import GgufError
 from sluice.gguf.tokenizer import write_tokenizer
+from tests.fakes.gguf_file import finish
 
 TEXTS = [
     "Hello, world!", "  two spaces\n\n\ttab  ", "don't I'LL we've", "12345 678,9", "ünï cødé 日本語 🙂👍🏽",
@@ -32,10 +33,7 @@ def write(file, model, tokens, types, pre=None, merges=None, scores=None, **ids)
     for name, value in ids.items():
         key = f"tokenizer.ggml.{name}"
         (writer.add_bool if isinstance(value, bool) else writer.add_uint32)(key, value)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     return file
 
 

@@ -15,6 +15,7 @@ from sluice.checkpoint.gguf import read_gguf
 from sluice.checkpoint.weight_files import GGUF, SINGLE
 from sluice.gguf.config import config_of
 from tests.engine_worker.models.checkpoints import SIZES, write_checkpoint
+from tests.fakes.gguf_file import finish
 
 KINDS = gguf.GGMLQuantizationType
 PLAIN = (KINDS.F32, KINDS.F16, KINDS.BF16)
@@ -91,10 +92,7 @@ def write_pair(folder: Path, model: str, types: Mapping[str, str], default: str 
             name, raw = joined, np.stack(experts[joined])
         ours = names.get_name(name, try_suffixes=(".weight", ".bias"))
         writer.add_tensor(ours, raw, raw_dtype=KINDS[kind])
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, dense / SINGLE)
     for file in dense.glob("*.json"):
         (quantized / file.name).write_bytes(file.read_bytes())
