@@ -1,9 +1,11 @@
 """Answers the questions of engines on other machines."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 import msgspec
 import structlog
@@ -12,7 +14,6 @@ import zmq
 from engine_worker.keeper.disk import DiskTier
 from engine_worker.keeper.memory import MemoryTier, StoredBlock, read_from
 from engine_worker.keeper.messages import (
-    ANSWER_BYTES,
     MAX_QUESTION_BYTES,
     Blocks,
     DropBlocks,
@@ -21,14 +22,16 @@ from engine_worker.keeper.messages import (
     FoundBlocks,
     Question,
     ReadBlocks,
+    blocks_per_answer,
     body_of,
     encode,
 )
+from engine_worker.keeper.turns import MAX_WAITING, Reply, Turns
 from engine_worker.pool_files.layout import Layout
+from engine_worker.pool_files.peer_files import PeerFiles
 from sluice.host.limited_log import LimitedLog
 from sluice.lanes.keys import Security
 from sluice.lanes.listener import Listener, sender_of
-from sluice.wire.message import Message
 
 ANSWERS: Final = ("found", "missing", "read", "dropped", "not_dropped", "malformed")
 CAPACITY: Final = 4
@@ -36,12 +39,9 @@ CAPACITY: Final = 4
 Answers beyond it are dropped."""
 MAX_QUESTIONS: Final = 64
 """Questions that are answered before the service's other work."""
-
-
-class Reply(NamedTuple):
-    message: Message
-    data: Sequence[memoryview] = ()
-    """Frames after the message."""
+DISK_THREADS: Final = 2
+MAX_NOTES: Final = 64
+"""Notes of use that wait for the disk. More are left out: they only choose what is evicted."""
 
 
 class Keeper:
@@ -59,6 +59,10 @@ class Keeper:
         self._memory = MemoryTier(folder)
         self._disk = disk
         self._disk_failed = disk_failed
+        # In threads, because a disk may be slow or hang, and other engines ask for what is in memory.
+        self._disk_threads = ThreadPoolExecutor(DISK_THREADS, "disk")
+        self._notes = set[Future[None]]()
+        self._turns = Turns(self._send)
         self._decoder: msgspec.msgpack.Decoder[Question] = msgspec.msgpack.Decoder(Question)
         self._log = LimitedLog(structlog.get_logger())
         # Its own, because only one listener of a context can have keys.
@@ -74,8 +78,12 @@ class Keeper:
                 sends=True,
             )
         except Exception:
+            self._turns.close()
             self._context.term()
             raise
+        self._poller = zmq.Poller()
+        self._poller.register(self._turns.ended, zmq.POLLIN)
+        self._poller.register(self._listener.socket, zmq.POLLIN)
 
     @property
     def address(self) -> str:
@@ -92,27 +100,37 @@ class Keeper:
         more."""
         self._listener.renew()
         socket = self._listener.socket
-        if not socket.poll(int(seconds * 1000), zmq.POLLIN):
-            return True
+        self._poller.poll(int(seconds * 1000))
+        self._turns.take_ended()
         for _ in range(MAX_QUESTIONS):
             try:
                 peer, *frames = socket.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 return True
-            reply = self._reply(frames)
+            reply = self._reply(peer.bytes, frames)
             if reply is not None:
-                # Dropped if the peer has gone or does not read.
-                socket.send_multipart([peer.bytes, encode(reply.message), *reply.data], zmq.NOBLOCK, copy=False)
+                self._turns.add(peer.bytes, reply)
         return False
 
     def close(self) -> None:
+        self._disk_threads.shutdown(cancel_futures=True)
+        self._turns.close()
         self._listener.close()
         self._context.term()
 
-    def _reply(self, frames: "list[zmq.Frame]") -> Reply | None:
+    def _send(self, peer: bytes, reply: Reply) -> None:
+        self.answers[reply.kind] += 1
+        self.read["memory"] += len(reply.data) - reply.from_disk
+        self.read["disk"] += reply.from_disk
+        # Dropped if the peer has gone or does not read.
+        self._listener.socket.send_multipart([peer, encode(reply.message), *reply.data], zmq.NOBLOCK, copy=False)
+
+    def _reply(self, peer: bytes, frames: "list[zmq.Frame]") -> "Reply | Future[Reply] | None":
         try:
             if len(frames) != 1:
                 raise ValueError(f"a question has one frame (got {len(frames)})")
+            if self._turns.is_full(peer):
+                raise ValueError(f"{MAX_WAITING} questions before an answer")
             question = self._decoder.decode(body_of(frames[0].buffer))
         except (ValueError, msgspec.MsgspecError, RecursionError) as error:
             self.answers["malformed"] += 1
@@ -128,34 +146,64 @@ class Keeper:
                 return self._drop(question)
 
     def _find(self, question: FindBlocks) -> Reply:
-        has, count = self._has(question.layout.layout), 0
-        while count < len(question.hashes) and has(question.hashes[count]):
-            count += 1
-        if self._disk is not None:
-            self._disk.use(question.layout.layout, question.hashes[:count])
-        self.answers["found" if count else "missing"] += 1
-        return Reply(FoundBlocks(question.number, count))
-
-    def _has(self, layout: Layout) -> Callable[[bytes], bool]:
-        files, disk = self._memory.files(layout), self._disk
-        return lambda digest: any(files.find(digest)) or (disk is not None and disk.has(layout, digest))
-
-    def _read(self, question: ReadBlocks) -> Reply:
-        layout, blocks, size = question.layout.layout, list[StoredBlock](), 0
-        files = self._memory.files(layout)
+        layout, disk = question.layout.layout, self._disk
+        files, count = self._memory.files(layout), 0
         for digest in question.hashes:
-            tier, block = "memory", read_from(files, digest)
-            if block is None and self._disk is not None:
-                tier, block = "disk", self._disk.read(layout, digest)
-            size += layout.block_bytes
-            if block is None or (blocks and size > ANSWER_BYTES):
+            if not any(files.find(digest)) and (disk is None or not disk.has(layout, digest)):
                 break
-            self.read[tier] += 1
-            blocks.append(block)
-        self.answers["read" if blocks else "missing"] += 1
-        return Reply(Blocks(question.number, [block.total for block in blocks]), [block.data for block in blocks])
+            count += 1
+        if disk is not None:
+            self._note_use(disk, layout, question.hashes[:count])
+        return Reply("found" if count else "missing", FoundBlocks(question.number, count))
 
-    def _drop(self, question: DropBlocks) -> Reply:
-        done = not self._disk_failed if self._disk is None else self._disk.drop()
-        self.answers["dropped" if done else "not_dropped"] += 1
-        return Reply(Dropped(question.number, done))
+    def _note_use(self, disk: DiskTier, layout: Layout, chain: list[bytes]) -> None:
+        self._notes = {note for note in self._notes if not note.done()}
+        if len(self._notes) < MAX_NOTES:
+            self._notes.add(self._disk_threads.submit(disk.use, layout, chain))
+
+    def _read(self, question: ReadBlocks) -> "Reply | Future[Reply]":
+        layout, blocks = question.layout.layout, list[StoredBlock]()
+        files, hashes = self._memory.files(layout), question.hashes[: blocks_per_answer(layout)]
+        for digest in hashes:
+            block = read_from(files, digest)
+            if block is None:
+                if self._disk is not None and self._disk.has(layout, digest):
+                    read = partial(_read_rest, self._disk, layout, files, hashes[len(blocks) :])
+                    return self._disk_threads.submit(lambda: _blocks(question, blocks, *read()))
+                break
+            blocks.append(block)
+        return _blocks(question, blocks)
+
+    def _drop(self, question: DropBlocks) -> "Reply | Future[Reply]":
+        if self._disk is None:
+            return _dropped(question, not self._disk_failed)
+        drop = self._disk.drop
+        return self._disk_threads.submit(lambda: _dropped(question, drop()))
+
+
+def _read_rest(
+    disk: DiskTier, layout: Layout, files: PeerFiles, hashes: list[bytes]
+) -> tuple[list[StoredBlock], int]:
+    """The leading blocks that are there, and how many of them were on the disk."""
+    blocks, from_disk = list[StoredBlock](), 0
+    for digest in hashes:
+        block = read_from(files, digest)
+        if block is None:
+            block = disk.read(layout, digest)
+            from_disk += block is not None
+        if block is None:
+            break
+        blocks.append(block)
+    return blocks, from_disk
+
+
+def _blocks(
+    question: ReadBlocks, blocks: list[StoredBlock], rest: Sequence[StoredBlock] = (), from_disk: int = 0
+) -> Reply:
+    found = [*blocks, *rest]
+    totals, data = [block.total for block in found], [block.data for block in found]
+    return Reply("read" if found else "missing", Blocks(question.number, totals), data, from_disk)
+
+
+def _dropped(question: DropBlocks, done: bool) -> Reply:
+    return Reply("dropped" if done else "not_dropped", Dropped(question.number, done))

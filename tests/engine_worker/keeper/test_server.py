@@ -1,6 +1,7 @@
 """A keeper on real sockets, asked by hand."""
 
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,8 +14,9 @@ from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from engine_worker.keeper import link as links
-from engine_worker.keeper import server
+from engine_worker.keeper import messages, server, turns
 from engine_worker.keeper.client import KeeperClient
+from engine_worker.keeper.memory import StoredBlock
 from engine_worker.keeper.messages import (
     Answer,
     Blocks,
@@ -28,6 +30,7 @@ from engine_worker.keeper.messages import (
     encode,
     form_of,
 )
+from engine_worker.pool_files.layout import Layout
 from sluice.lanes import listener as listeners
 from sluice.lanes.keys import PLAIN, ROLES, InsecureError, Keys, Security, generate
 from tests.engine_worker.keeper.keepers import RunningKeeper, digests, stored
@@ -135,7 +138,7 @@ def test_an_answer_is_bounded(peer: Peer, shared_memory: Path, monkeypatch: pyte
     for number in range(NUM_BLOCKS):
         store(file, number, number)
     for size, count in ((3 * LAYOUT.block_bytes, 3), (3 * LAYOUT.block_bytes - 1, 2), (1, 1)):
-        monkeypatch.setattr(server, "ANSWER_BYTES", size)
+        monkeypatch.setattr(messages, "ANSWER_BYTES", size)
         answer, data = peer.ask(ReadBlocks(1, FORM, digests(range(NUM_BLOCKS))))
         assert isinstance(answer, Blocks)
         assert len(answer.sums) == len(data) == count
@@ -163,6 +166,35 @@ def test_an_engine_that_does_not_read_its_answers_harms_nobody(
     assert received == sorted(received)
     assert received[0] == 0
     assert peer.ask(DropBlocks(60)) == (Dropped(60, True), [])
+
+
+def test_a_slow_disk_delays_only_those_who_ask_for_what_is_there(
+    keeper: RunningKeeper, peer: Peer, shared_memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, file = open_file(shared_memory, "a")
+    store(file, 0, 1)
+    assert keeper.disk is not None
+    keeper.disk.write(LAYOUT, digest(2), stored(2), 0)
+    awake, read = threading.Event(), keeper.disk.read
+
+    def slow(layout: Layout, digest: bytes) -> StoredBlock | None:
+        awake.wait(SECONDS)
+        return read(layout, digest)
+
+    monkeypatch.setattr(keeper.disk, "read", slow)
+    other = Peer(keeper.address)
+    for number in range(3):
+        peer.send(encode(ReadBlocks(2 * number, FORM, digests([1, 2]))))
+        peer.send(encode(ReadBlocks(2 * number + 1, FORM, digests([1]))))
+    assert other.ask(ReadBlocks(9, FORM, digests([1]))) == (Blocks(9, [stored(1).total]), [bytes(stored(1).data)])
+    assert not peer.waits(0.1)
+    awake.set()
+    # More than MAX_WAITING are refused; the others are answered in order.
+    answers = [peer.receive() for _ in range(turns.MAX_WAITING)]
+    assert [(answer.number, len(data)) for answer, data in answers] == [(0, 2), (1, 1), (2, 2), (3, 1)]
+    assert keeper.keeper.answers["malformed"] == 2
+    assert keeper.keeper.read == {"memory": 5, "disk": 2}
+    other.close()
 
 
 def test_a_drop_is_confirmed(keeper: RunningKeeper, peer: Peer) -> None:
