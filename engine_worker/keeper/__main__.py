@@ -87,7 +87,7 @@ def _disk(settings: KeeperSettings, log: BoundLogger) -> DiskTier | None:
 def _finish(keeper: Keeper, seconds: float) -> None:
     """Answer engines that are still copying what a draining engine of this machine has left."""
     end, answered = time.monotonic() + seconds, -1
-    while answered < keeper.answers.total() and time.monotonic() < end:
+    while (keeper.waits or answered < keeper.answers.total()) and time.monotonic() < end:
         answered = keeper.answers.total()
         keeper.serve(LINGER_SECONDS)
 

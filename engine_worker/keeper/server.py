@@ -1,9 +1,7 @@
 """Answers the questions of engines on other machines."""
 
 from collections import Counter
-from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -26,14 +24,14 @@ from engine_worker.keeper.messages import (
     body_of,
     encode,
 )
-from engine_worker.keeper.turns import MAX_WAITING, Reply, Turns
+from engine_worker.keeper.turns import Reply, Turns
 from engine_worker.pool_files.layout import Layout
 from engine_worker.pool_files.peer_files import PeerFiles
 from sluice.host.limited_log import LimitedLog
 from sluice.lanes.keys import Security
 from sluice.lanes.listener import Listener, sender_of
 
-ANSWERS: Final = ("found", "missing", "read", "dropped", "not_dropped", "malformed")
+ANSWERS: Final = ("found", "missing", "read", "dropped", "not_dropped", "busy", "malformed")
 CAPACITY: Final = 4
 """Questions and answers that are stored for each engine: two in progress, and two that ZeroMQ has not accounted for.
 Answers beyond it are dropped."""
@@ -112,6 +110,11 @@ class Keeper:
                 self._turns.add(peer.bytes, reply)
         return False
 
+    @property
+    def waits(self) -> bool:
+        """Whether answers from the disk are still to come."""
+        return bool(self._turns)
+
     def close(self) -> None:
         self._disk_threads.shutdown(cancel_futures=True)
         self._turns.close()
@@ -129,13 +132,14 @@ class Keeper:
         try:
             if len(frames) != 1:
                 raise ValueError(f"a question has one frame (got {len(frames)})")
-            if self._turns.is_full(peer):
-                raise ValueError(f"{MAX_WAITING} questions before an answer")
             question = self._decoder.decode(body_of(frames[0].buffer))
         except (ValueError, msgspec.MsgspecError, RecursionError) as error:
             self.answers["malformed"] += 1
             sender = sender_of(frames[0]) if frames else ""
             self._log.warning("question_rejected", reason=str(error), sender=sender)
+            return None
+        if self._turns.is_full(peer):
+            self.answers["busy"] += 1
             return None
         match question:
             case FindBlocks():
@@ -167,26 +171,23 @@ class Keeper:
         for digest in hashes:
             block = read_from(files, digest)
             if block is None:
-                if self._disk is not None and self._disk.has(layout, digest):
-                    read = partial(_read_rest, self._disk, layout, files, hashes[len(blocks) :])
-                    return self._disk_threads.submit(lambda: _blocks(question, blocks, *read()))
+                if self._disk is not None and not self._turns.disk_is_full and self._disk.has(layout, digest):
+                    return self._disk_threads.submit(_read_rest, question, self._disk, files, blocks)
                 break
             blocks.append(block)
         return _blocks(question, blocks)
 
     def _drop(self, question: DropBlocks) -> "Reply | Future[Reply]":
-        if self._disk is None:
-            return _dropped(question, not self._disk_failed)
+        if self._disk is None or self._turns.disk_is_full:
+            return _dropped(question, self._disk is None and not self._disk_failed)
         drop = self._disk.drop
         return self._disk_threads.submit(lambda: _dropped(question, drop()))
 
 
-def _read_rest(
-    disk: DiskTier, layout: Layout, files: PeerFiles, hashes: list[bytes]
-) -> tuple[list[StoredBlock], int]:
-    """The leading blocks that are there, and how many of them were on the disk."""
-    blocks, from_disk = list[StoredBlock](), 0
-    for digest in hashes:
+def _read_rest(question: ReadBlocks, disk: DiskTier, files: PeerFiles, first: list[StoredBlock]) -> Reply:
+    """In a thread: `first`, which are in memory, and what follows them."""
+    layout, blocks, from_disk = question.layout.layout, [*first], 0
+    for digest in question.hashes[len(first) : blocks_per_answer(layout)]:
         block = read_from(files, digest)
         if block is None:
             block = disk.read(layout, digest)
@@ -194,15 +195,12 @@ def _read_rest(
         if block is None:
             break
         blocks.append(block)
-    return blocks, from_disk
+    return _blocks(question, blocks, from_disk)
 
 
-def _blocks(
-    question: ReadBlocks, blocks: list[StoredBlock], rest: Sequence[StoredBlock] = (), from_disk: int = 0
-) -> Reply:
-    found = [*blocks, *rest]
-    totals, data = [block.total for block in found], [block.data for block in found]
-    return Reply("read" if found else "missing", Blocks(question.number, totals), data, from_disk)
+def _blocks(question: ReadBlocks, blocks: list[StoredBlock], from_disk: int = 0) -> Reply:
+    totals, data = [block.total for block in blocks], [block.data for block in blocks]
+    return Reply("read" if blocks else "missing", Blocks(question.number, totals), data, from_disk)
 
 
 def _dropped(question: DropBlocks, done: bool) -> Reply:

@@ -10,6 +10,9 @@ from sluice.wire.message import Message
 
 MAX_WAITING: Final = 4
 """Answers of an engine that wait for one from the disk. An engine asks less."""
+MAX_IN_ALL: Final = 16
+"""Answers of all engines that wait. If a disk hangs, engines come back again and again, each time with another
+identity."""
 
 
 class Reply(NamedTuple):
@@ -33,8 +36,18 @@ class Turns:
         self.ended = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         """A descriptor that is readable once an answer has come from the disk."""
 
+    def __bool__(self) -> bool:
+        """Whether answers wait."""
+        return bool(self._waiting)
+
     def is_full(self, peer: bytes) -> bool:
+        """Whether no question of this engine can be accepted."""
         return len(self._waiting.get(peer, ())) >= MAX_WAITING
+
+    @property
+    def disk_is_full(self) -> bool:
+        """Whether the disk must not be asked."""
+        return sum(map(len, self._waiting.values())) >= MAX_IN_ALL
 
     def add(self, peer: bytes, reply: "Reply | Future[Reply]") -> None:
         """Send an answer when it is its turn."""

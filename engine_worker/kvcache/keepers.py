@@ -129,7 +129,7 @@ class KeeperSearches:
 
     def copy(self, keeper: str, targets: list[Target]) -> "Future[list[int | None]]":
         """Begin to copy blocks; the result has the sum of each copy, or None if it failed."""
-        return self._thread.submit(self._copy, keeper, targets)
+        return self._thread.submit(self._copy, keeper, targets, time.monotonic() + MAX_SECONDS)
 
     def drop(self) -> None:
         """The cache is flushed."""
@@ -172,12 +172,18 @@ class KeeperSearches:
         self._undropped = not self._keepers.drop()
         return not self._undropped
 
-    def _copy(self, keeper: str, targets: list[Target]) -> list[int | None]:
+    def _copy(self, keeper: str, targets: list[Target], latest: float) -> list[int | None]:
+        """`latest`: time at which it is too late to begin: the blocks are held meanwhile."""
         begin, num_tokens, compute_rate = time.monotonic(), len(targets) * self._tokens_per_block, self._compute_rate()
         # Not for longer than computing would take.
         seconds = min(MAX_SECONDS, num_tokens / compute_rate) if compute_rate else MAX_SECONDS
+        if begin > latest:
+            return [None] * len(targets)
         digests, blocks = [content.hash for _, content in targets], [block for block, _ in targets]
         sums = self._keepers.read(keeper, digests, blocks, begin + seconds)
-        self._copy_rate = len(sums) * self._tokens_per_block / max(time.monotonic() - begin, 1e-9)
-        self._measured_at = self._clock()
+        took = max(time.monotonic() - begin, 1e-9)
+        # Not of a keeper that has failed, or lost blocks meanwhile: another one may be fast.
+        if len(sums) == len(targets) or took >= seconds:
+            self._copy_rate = len(sums) * self._tokens_per_block / took
+            self._measured_at = self._clock()
         return [*sums, *[None] * (len(targets) - len(sums))]

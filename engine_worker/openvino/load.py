@@ -4,6 +4,7 @@ import ctypes
 import sys
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import NamedTuple
 
 import openvino as ov
@@ -22,6 +23,7 @@ from engine_worker.openvino.compiled import Precision, compile_decoder, has_bflo
 from engine_worker.openvino.exact import Exact, find_exact
 from engine_worker.openvino.forward import OpenVinoForward
 from engine_worker.openvino.kinds import NO_KINDS, Kinds, LoadedMatrices, find_kinds
+from engine_worker.openvino.remembered import remembered
 from engine_worker.openvino.trial import RefusedError, Shape, verify
 from engine_worker.openvino.weights import open_store
 from engine_worker.pool_files.folder import PoolFolder
@@ -36,10 +38,17 @@ from engine_worker.runner.weights import Progress, fill_weights, open_weights
 from engine_worker.sampling.processors import Warn
 from engine_worker.step import Slice
 from sluice.checkpoint.folder import Checkpoint
+from sluice.host.installation import BUILD_VERSION
 from sluice.settings.engine import OPENVINO_BLOCK
 
 VERSION = "2026.4."
 """Prefix of the supported versions: the inputs of the paged attention operation change between versions."""
+
+
+class TestResults(NamedTuple):
+    result: str
+    """Of the trial, for the log."""
+    exact: Exact
 
 
 class Tested(NamedTuple):
@@ -95,14 +104,17 @@ def load_openvino(
         raise RefusedError(f"openvino {ov.__version__} is installed, but {VERSION}x is required")
     config = replace(share_of_rank(config, CPU), tokens_per_block=OPENVINO_BLOCK)
     torch.set_num_threads(config.threads)
-    tested = [_tested(checkpoint, config)]
+    folder = extensions.pool_folder
+    # In the folder of the pool file: restarts are what both are for.
+    memory = None if folder is None else folder.root
+    tested = [_tested(checkpoint, config, memory)]
     if draft is not None:
         draft_config = draft.runner_config(config, widest_window(tested[0].shape.windows))
-        tested.append(_tested(draft.checkpoint, draft_config))
+        tested.append(_tested(draft.checkpoint, draft_config, memory))
     images = load_images(checkpoint, config, torch.float32, CPU)
     compiled = [_compile(model, progress) for model in tested]
     _return_freed_memory()
-    blocks, folder = [model.block for model in compiled], extensions.pool_folder
+    blocks = [model.block for model in compiled]
     caches, file = _caches(blocks, tested[0].shape, config, checkpoint.max_context_tokens, folder)
     forwards = [model.forward(cache, config.threads) for model, cache in zip(compiled, caches, strict=True)]
     drafter = None
@@ -179,18 +191,24 @@ def check_servable(checkpoint: Checkpoint, config: RunnerConfig) -> None:
         raise RefusedError("this CPU does not compute bfloat16 in hardware: it would be slower than float32")
 
 
-def _tested(checkpoint: Checkpoint, config: RunnerConfig) -> Tested:
-    """Run the trial. Raises RefusedError."""
+def _tested(checkpoint: Checkpoint, config: RunnerConfig, memory: Path | None) -> Tested:
+    """Run the trial. `memory`: a folder in which results are remembered. Raises RefusedError."""
     check_servable(checkpoint, config)
     shape, precision = _shape(checkpoint, config), Precision.of(config)
     kinds = NO_KINDS if config.weights == "random" else find_kinds(checkpoint, shape)
     precision = precision._replace(stored=kinds.rounds_activations)
     check_output_layers(config.output_layers, shape.num_layers)
-    try:
+    tested = Shape(shape, kinds)
+
+    def test() -> TestResults:
         with torch.inference_mode():
-            tested = Shape(shape, kinds)
             result = verify(tested, precision, config.threads, lora=config.lora)
-            exact = find_exact(tested, precision, config.threads, lora=config.lora)
+            return TestResults(result, find_exact(tested, precision, config.threads, lora=config.lora))
+
+    versions = BUILD_VERSION, ov.__version__, torch.__version__
+    question = *versions, tested, precision, config.threads, config.lora
+    try:
+        result, exact = remembered(memory, question, TestResults, test)
     except RuntimeError as error:
         # The last line of OpenVINO's errors says what went wrong, the lines before it where.
         raise RefusedError(f"failed in a test: {' '.join(str(error).split())[-300:]}") from error

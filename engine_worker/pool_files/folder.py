@@ -26,7 +26,7 @@ class PoolFolder:
         """`name`: the engine's id. `warn`: called with the reason if blocks cannot be kept in the folder. `fetch`:
         whether to copy blocks from other engines. Raises ValueError if the folder must not be used."""
         check_folder(path)
-        self._root = path
+        self.root = path
         # A name may contain any character, also those that separate folders.
         self._name = quote(name, safe="")
         self._warn = warn
@@ -39,7 +39,7 @@ class PoolFolder:
         """Adopt the file of a dead engine with this layout, or create one. `sizing`: the settings that decide on the
         number of blocks: files of other sizes are not adopted. `count_blocks`: called for a new file only, because an
         adopted one occupies memory already. None if there is no room: use private memory."""
-        self._folder = self._root / layout.folder
+        self._folder = self.root / layout.folder
         digest = blake2b(repr(sizing).encode(), digest_size=SIZING_BYTES).digest()
         try:
             self._folder.mkdir(mode=0o700, exist_ok=True)
@@ -85,7 +85,7 @@ class PoolFolder:
 
     def delete_dead(self) -> None:
         """Delete the files of engines that have ended."""
-        for path in self._root.glob(f"*/*{SUFFIX}"):
+        for path in self.root.glob(f"*/*{SUFFIX}"):
             if (self._own is None or str(path) != self._own.path) and (file := _lock(path)) is not None:
                 _delete(path, file)
 
@@ -100,7 +100,11 @@ class PoolFolder:
                 # Its owner may have other settings, and come back.
                 os.close(file)
                 continue
-            adopted = None if num_blocks is None else PoolFile(file, str(path), layout, num_blocks, self._warn)
+            try:
+                adopted = None if num_blocks is None else PoolFile(file, str(path), layout, num_blocks, self._warn)
+            except OSError:  # No memory for its mapping.
+                os.close(file)
+                raise
             # An engine that died before it was ready may have died of this file, or of the memory that it occupies.
             if adopted is not None and not adopted.begin_adoption():
                 if not self._is_own(path):
@@ -112,7 +116,7 @@ class PoolFolder:
 
     def _candidates(self) -> Iterator[Path]:
         """This engine's former files, also of other layouts, then those of others with this layout."""
-        yield from filter(self._is_own, self._root.glob(f"*/*{SUFFIX}"))
+        yield from filter(self._is_own, self.root.glob(f"*/*{SUFFIX}"))
         yield from (path for path in self._folder.glob(f"*{SUFFIX}") if not self._is_own(path))
 
     def _is_own(self, path: Path) -> bool:
@@ -124,6 +128,8 @@ class PoolFolder:
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(file, fcntl.LOCK_EX)
+            if not os.fstat(file).st_nlink:
+                raise OSError(f"{path} was deleted by an engine that flushed its cache")
             os.ftruncate(file, Places.of(layout, num_blocks).size)
             created = PoolFile(file, str(path), layout, num_blocks, self._warn)
             created.create(sizing)

@@ -17,8 +17,12 @@ def write_layout(folder: Path, layout: Layout) -> None:
     if read_layout(folder) is None:
         # Not one name for all: several engines may start at the same time.
         temporary = folder / f"{LAYOUT_FILE}.{os.urandom(4).hex()}"
-        temporary.write_bytes(msgspec.json.encode(layout))
-        temporary.replace(folder / LAYOUT_FILE)
+        try:
+            temporary.write_bytes(msgspec.json.encode(layout))
+            temporary.replace(folder / LAYOUT_FILE)
+        except OSError:
+            temporary.unlink(missing_ok=True)
+            raise
 
 
 def read_layout(folder: Path) -> Layout | None:

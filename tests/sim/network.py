@@ -158,6 +158,8 @@ class Network:
         """Number of submits sent for attempts after the first."""
         self.handovers = 0
         """Number of submits sent for attempts that hand over."""
+        self.copied = 0
+        """Blocks that engines copied from each other's files."""
         self._inboxes: dict[str, SimInbox] = {}
 
     def lane(self, _context, address: str, capacity: int = 64, security=None, watched=False, names=None) -> SimLane:

@@ -7,7 +7,6 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import structlog
 
@@ -15,6 +14,7 @@ import engine_worker.ringside.worker
 import router.app
 from detok_service.decoders import ByteDecoder, Decoders
 from detok_service.service import Detokenizer, Identity
+from engine_worker.kvcache.copies import Target
 from engine_worker.pool_files.folder import PoolFolder
 from router.access.principal import Principal
 from sluice.settings.services import EngineSettings, RouterSettings
@@ -26,6 +26,8 @@ from tests.fakes.runner import ScriptedRunner
 from tests.sim.network import Network, SimInbox
 from tests.sim.world import GENERATIONS, checkpoint, tables
 
+FAILING_COPY = 4
+"""Of each engine, every copy with a number that this divides fails."""
 SILENT = structlog.wrap_logger(None, processors=[lambda *_: (_ for _ in ()).throw(structlog.DropEvent)])
 
 
@@ -143,7 +145,7 @@ class SimEngine(Process):
         model = replace(checkpoint(), fingerprint=f"{checkpoint().fingerprint}-{weights}")
         self.worker = engine_worker.ringside.worker.Worker(settings, model, self.runner, SILENT)
         if (fetches := self.worker._engine.cache.fetches) is not None:
-            fetches._reader = ReaderWithoutThread()
+            fetches._reader = ReaderWithoutThread(network)
         self._network = network
         # Heartbeats have no thread here that could be woken.
         self.worker._heartbeats.send_now = self.worker._heartbeats._send
@@ -192,11 +194,18 @@ class SimEngine(Process):
 
 
 class ReaderWithoutThread:
-    """Copies at once: a thread would make outcomes depend on the machine."""
+    """Copies at once: a thread would make outcomes depend on the machine. Some copies fail."""
 
-    def submit(self, function: Callable[..., Any], *arguments: Any) -> Future:
+    def __init__(self, network: Network) -> None:
+        self._network = network
+        self._count = 0
+
+    def submit(self, copy: Callable[[list[Target]], list[int | None]], targets: list[Target]) -> Future:
+        self._count += 1
+        totals = [None] * len(targets) if self._count % FAILING_COPY == 0 else copy(targets)
+        self._network.copied += sum(total is not None for total in totals)
         future: Future = Future()
-        future.set_result(function(*arguments))
+        future.set_result(totals)
         return future
 
     def shutdown(self, **_: bool) -> None: ...

@@ -33,6 +33,8 @@ class Outcome:
     handovers: int = 0
     """Attempts that were to hand over."""
     poison_deaths: int = 0
+    copied: int = 0
+    """Blocks that engines copied from each other's files."""
 
 
 class Simulation:
@@ -78,7 +80,8 @@ class Simulation:
         await self._stop_everything()
         carried_out = self._carried_out + sum(disturbance.harmed > 0 for disturbance in self._disturbances)
         harmed, handovers = self._network.harmed, self._network.handovers
-        return Outcome(transcripts, leftovers, carried_out, harmed, resumed, handovers, self._poison_deaths)
+        deaths, copied = self._poison_deaths, self._network.copied
+        return Outcome(transcripts, leftovers, carried_out, harmed, resumed, handovers, deaths, copied)
 
     async def _stop_everything(self) -> None:
         for process in self._processes.values():

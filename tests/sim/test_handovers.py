@@ -1,9 +1,11 @@
 """Prefill and decode apart: one of the two engines is killed at each moment of the hand-overs of some requests."""
 
 from functools import cache
+from pathlib import Path
 
 import pytest
 
+from sluice.host.memory_files import is_in_memory
 from sluice.v1 import generation_pb2 as pb
 from tests.sim.clients import ClientPlan
 from tests.sim.inputs import ENGINES, Fault
@@ -27,11 +29,12 @@ def plan(number: int) -> ClientPlan:
     return ClientPlan(1.5 + 0.02 * number, spec)
 
 
-def scenario(*faults: Fault) -> Scenario:
+def scenario(*faults: Fault, files: bool = False) -> Scenario:
+    """`files`: with pool files, so that engines copy the blocks of requests that are handed over."""
     requests = [plan(number) for number in range(REQUESTS)]
     phases = dict(zip(ENGINES, ("prefill", "decode"), strict=True))
     same = dict.fromkeys(ENGINES, (0, 0))
-    return Scenario(1, "max_utilization", False, requests, list(faults), same, phases=phases)
+    return Scenario(2 if files else 1, "max_utilization", False, requests, list(faults), same, phases=phases)
 
 
 @cache
@@ -51,13 +54,17 @@ def test_requests_are_handed_over_and_nothing_is_left():
     assert (outcome.handovers, outcome.resumed) == (REQUESTS - 1, REQUESTS - 1)
     assert (wrong(outcome), outcome.leftovers) == ([], [])
     assert (undisturbed().handovers, undisturbed().resumed) == (0, 0)
+    with_files = scenario(files=True).play(True)
+    assert (wrong(with_files), with_files.leftovers) == ([], [])
+    assert (with_files.copied > 0, outcome.copied) == (is_in_memory(Path("/dev/shm")), 0)
 
 
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("moments", [MOMENTS[::4], pytest.param(MOMENTS, marks=pytest.mark.long)], ids=["few", "all"])
 @pytest.mark.parametrize("engine", ENGINES)
 def test_one_side_is_killed_at_each_moment(engine, moments):
-    outcomes = {at: scenario(Fault(at, "kill", engine, 0.5)).play(True) for at in moments}
+    kills = {at: Fault(at, "kill", engine, 0.5) for at in moments}
+    outcomes = {at: scenario(kill, files=i % 2 == 0).play(True) for i, (at, kill) in enumerate(kills.items())}
     problems = {at: [*wrong(outcome), *outcome.leftovers] for at, outcome in outcomes.items()}
     assert {at: found for at, found in problems.items() if found} == {}
     assert sum(outcome.faults for outcome in outcomes.values()) > len(moments) // 2

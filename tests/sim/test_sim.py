@@ -17,7 +17,7 @@ def test_clients_receive_what_they_would_undisturbed_and_no_state_is_left(part):
     verdicts = [verdict_on(seed) for seed in range(part * SEEDS // PARTS, (part + 1) * SEEDS // PARTS)]
     assert {verdict.seed: verdict.wrong for verdict in verdicts if verdict.wrong} == {}
     # The scenarios were eventful.
-    assert sum(verdict.faults for verdict in verdicts) > 2 * len(verdicts)
+    assert sum(verdict.faults for verdict in verdicts) > len(verdicts)
     assert sum(verdict.resumed for verdict in verdicts) > len(verdicts) // 2
 
 

@@ -66,7 +66,7 @@ def tables() -> tuple[BytesByToken, dict[int, str]]:
 
 HAND_OVER_TOKENS = 6
 GROUP = "machine"
-"""All engines share a group, without copying any blocks: every copy fails."""
+"""All engines share a group. Without pool files they copy nothing."""
 
 GENERATIONS: list[GenerationService] = []
 """The service of the router that is being constructed."""

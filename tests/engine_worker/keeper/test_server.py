@@ -189,12 +189,37 @@ def test_a_slow_disk_delays_only_those_who_ask_for_what_is_there(
     assert other.ask(ReadBlocks(9, FORM, digests([1]))) == (Blocks(9, [stored(1).total]), [bytes(stored(1).data)])
     assert not peer.waits(0.1)
     awake.set()
-    # More than MAX_WAITING are refused; the others are answered in order.
+    # More than MAX_WAITING are not answered; the others are answered in order.
     answers = [peer.receive() for _ in range(turns.MAX_WAITING)]
     assert [(answer.number, len(data)) for answer, data in answers] == [(0, 2), (1, 1), (2, 2), (3, 1)]
-    assert keeper.keeper.answers["malformed"] == 2
+    assert keeper.keeper.answers["busy"] == 2
     assert keeper.keeper.read == {"memory": 5, "disk": 2}
     other.close()
+
+
+def test_a_disk_that_hangs_is_asked_by_few(
+    keeper: RunningKeeper, shared_memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others get what is in memory."""
+    _, file = open_file(shared_memory, "a")
+    store(file, 0, 1)
+    assert keeper.disk is not None
+    keeper.disk.write(LAYOUT, digest(2), stored(2), 0)
+    awake = threading.Event()
+    monkeypatch.setattr(keeper.disk, "read", lambda *_: awake.wait(SECONDS) and None)
+    peers = [Peer(keeper.address) for _ in range(turns.MAX_IN_ALL)]
+    for peer in peers:
+        peer.send(encode(ReadBlocks(1, FORM, digests([1, 2]))))
+    end = time.monotonic() + SECONDS
+    while not keeper.keeper._turns.disk_is_full:
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    late = Peer(keeper.address)
+    assert late.ask(ReadBlocks(2, FORM, digests([1, 2])))[0] == Blocks(2, [stored(1).total])
+    assert late.ask(DropBlocks(3))[0] == Dropped(3, False)
+    awake.set()
+    for peer in (*peers, late):
+        peer.close()
 
 
 def test_a_drop_is_confirmed(keeper: RunningKeeper, peer: Peer) -> None:
@@ -217,7 +242,7 @@ def test_a_keeper_without_a_disk(shared_memory: Path) -> None:
 
 def test_every_kind_of_answer_is_counted_from_the_start(keeper: RunningKeeper) -> None:
     """A scrape in another thread never sees a new key."""
-    kinds = ("found", "missing", "read", "dropped", "not_dropped", "malformed")
+    kinds = ("found", "missing", "read", "dropped", "not_dropped", "busy", "malformed")
     assert keeper.keeper.answers == dict.fromkeys(kinds, 0)
 
 

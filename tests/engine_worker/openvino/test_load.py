@@ -4,9 +4,13 @@ import signal
 import openvino as ov
 import pytest
 
+from engine_worker.openvino import load as loading
 from engine_worker.openvino import trial
 from engine_worker.openvino.adapters import GraphAdapters
 from engine_worker.openvino.forward import OpenVinoForward
+from engine_worker.openvino.trial import verify
+from engine_worker.pool_files.folder import PoolFolder
+from engine_worker.runner.extensions import Extensions
 from sluice.wire.calls import MethodCall, parse_json
 from tests.engine_worker.models.checkpoints import CONFIGS, write_checkpoint
 from tests.engine_worker.openvino.loaded import load
@@ -53,6 +57,18 @@ def test_a_plugin_that_ignores_adapters_is_refused(folder, monkeypatch, quantize
     monkeypatch.setattr(GraphAdapters, "use", lambda *_: None)
     with pytest.raises(ValueError, match=r"off by .* of the largest logit in a test step"):
         load(folder, quantize=quantize, lora=True)
+
+
+def test_a_restart_remembers_what_passed(folder, shared_memory, monkeypatch):
+    memory = PoolFolder(shared_memory, "engine", print)
+    first = load(folder, Extensions(pool_folder=memory)).choices["backend_reason"]
+    tests = []
+    monkeypatch.setattr(loading, "verify", lambda *arguments, **_: tests.append(arguments) or verify(*arguments))
+    assert load(folder, Extensions(pool_folder=memory)).choices["backend_reason"] == first
+    assert not tests
+    # With other settings it is tested again.
+    load(folder, Extensions(pool_folder=memory), quantize="int8")
+    assert len(tests) == 1
 
 
 def test_a_plugin_that_fails_is_refused(folder, monkeypatch):
