@@ -27,6 +27,7 @@ from sluice.checkpoint.folder import open_checkpoint
 from sluice.host.descriptors import OWN_DESCRIPTORS, WATCHED_LANE_DESCRIPTORS, check_limit, raise_limit
 from sluice.host.host_names import HostNames
 from sluice.host.installation import BUILD_VERSION
+from sluice.host.output import protect_stderr
 from sluice.host.ports import PortError, check_ports
 from sluice.host.socket_file import ListenError
 from sluice.lanes.inbox import Inbox
@@ -35,7 +36,6 @@ from sluice.lanes.lane import Lane
 from sluice.settings.read import changed_settings, load_settings
 from sluice.settings.services import DetokenizerSettings
 from sluice.telemetry.logs import configure
-from sluice.telemetry.output import protect_stderr
 from sluice.telemetry.server import MAX_CONNECTIONS, MetricsPort
 from sluice.telemetry.service_status import ProgressBeacon, ServiceStatus, StatusFile
 from sluice.telemetry.status_report import DetokenizerReport, ServiceReport

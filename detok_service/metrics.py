@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from prometheus_client.metrics_core import Metric
 
 from detok_service.service import Detokenizer
+from sluice.host.output import lines_lost
 from sluice.lanes.inbox import Inbox
 from sluice.telemetry.metrics import counter, gauge, histogram
-from sluice.telemetry.output import lines_lost
 from sluice.wire.requests import ToDetokenizer
 
 P = "sluice_detok_"

@@ -39,6 +39,7 @@ from sluice.host.descriptors import (
     check_limit,
     raise_limit,
 )
+from sluice.host.output import protect_stderr
 from sluice.host.ports import PortError, check_ports
 from sluice.host.process import die_with_parent, on_stop_signal, run_service
 from sluice.settings.engine import ProcessorNames
@@ -46,7 +47,6 @@ from sluice.settings.fields import section_of
 from sluice.settings.read import changed_settings, load_settings
 from sluice.settings.services import EngineSettings
 from sluice.telemetry.logs import configure
-from sluice.telemetry.output import protect_stderr
 from sluice.telemetry.probes import Startup
 from sluice.telemetry.server import MAX_CONNECTIONS, MetricsPort
 

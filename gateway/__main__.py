@@ -20,11 +20,11 @@ import uvloop
 
 from gateway.service import serve
 from sluice.host.descriptors import OWN_DESCRIPTORS, check_limit, raise_limit
+from sluice.host.output import protect_stderr
 from sluice.host.ports import LISTENER_VARIABLE, check_ports
 from sluice.settings.gateway import GatewaySettings
 from sluice.settings.read import load_settings
 from sluice.telemetry.logs import configure
-from sluice.telemetry.output import protect_stderr
 from sluice.telemetry.server import MetricsPort
 
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from prometheus_client.metrics_core import Metric
 
 from gateway.byte_budget import ByteBudget
+from sluice.host.output import lines_lost
 from sluice.telemetry.measures import Histogram
 from sluice.telemetry.metrics import counter, gauge, histogram
-from sluice.telemetry.output import lines_lost
 
 P = "sluice_gateway_"
 SECONDS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)

@@ -22,13 +22,13 @@ from router.peers.discovery import AddressError
 from sluice.checkpoint.errors import CheckpointError
 from sluice.checkpoint.folder import Checkpoint, open_checkpoint
 from sluice.host.descriptors import raise_limit
+from sluice.host.output import protect_stderr
 from sluice.host.ports import check_ports
 from sluice.host.process import die_with_parent, run_service
 from sluice.lanes.keys import InsecureError, KeysError
 from sluice.settings.read import load_settings
 from sluice.settings.services import RouterSettings
 from sluice.telemetry.logs import configure
-from sluice.telemetry.output import protect_stderr
 from sluice.telemetry.server import MetricsPort
 
 SWITCH_SECONDS = 0.0005

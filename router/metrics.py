@@ -11,8 +11,8 @@ from router.peers.peers import Peers
 from router.requests.serving_model import engines_by_model
 from router.ring_side import RingSide
 from router.trace_queue import TraceQueue
+from sluice.host.output import lines_lost
 from sluice.telemetry.metrics import counter, gauge, histogram
-from sluice.telemetry.output import lines_lost
 
 P = "sluice_router_"
 

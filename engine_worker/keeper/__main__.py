@@ -20,11 +20,11 @@ from engine_worker.keeper.server import Keeper
 from engine_worker.keeper.sweep import Sweep
 from engine_worker.pool_files.memory import check_folder
 from sluice.host.descriptors import OWN_DESCRIPTORS, check_limit, raise_limit
+from sluice.host.output import protect_stderr
 from sluice.host.ports import check_ports
 from sluice.settings.keeper import KeeperSettings
 from sluice.settings.read import changed_settings, load_settings
 from sluice.telemetry.logs import configure
-from sluice.telemetry.output import protect_stderr
 from sluice.telemetry.server import MAX_CONNECTIONS, MetricsPort
 from sluice.telemetry.service_status import ProgressBeacon, ServiceStatus, StatusFile
 

@@ -6,8 +6,8 @@ from prometheus_client.metrics_core import Metric
 
 from engine_worker.keeper.disk import DiskTier
 from engine_worker.keeper.server import Keeper
+from sluice.host.output import lines_lost
 from sluice.telemetry.metrics import counter, gauge
-from sluice.telemetry.output import lines_lost
 
 P = "sluice_keeper_"
 

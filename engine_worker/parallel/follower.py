@@ -44,8 +44,8 @@ from engine_worker.sampling.processors import NO_PROCESSORS, find_processors
 from engine_worker.sampling.replicas import ReplicatedProcessors, ReplicatedStep
 from sluice.checkpoint.errors import CheckpointError
 from sluice.checkpoint.folder import open_checkpoint
+from sluice.host.output import exit_now, protect_stderr
 from sluice.telemetry.logs import configure
-from sluice.telemetry.output import exit_now, protect_stderr
 from sluice.wire.calls import RankAnswer
 
 # POLLHUP needs both directions closed; Linux can also report that only the peer has closed.

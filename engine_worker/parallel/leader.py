@@ -38,9 +38,9 @@ from engine_worker.runner.weights import Progress
 from engine_worker.sampling.replicas import ReplicatedSequences, ReplicatedStep
 from engine_worker.step import Move
 from sluice.checkpoint.folder import Checkpoint
+from sluice.host.output import exit_now
 from sluice.host.process import PARENT_VARIABLE
 from sluice.settings.engine import ProcessorNames
-from sluice.telemetry.output import exit_now
 from sluice.wire.calls import MethodCall
 
 END_SECONDS = 5.0

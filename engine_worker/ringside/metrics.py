@@ -10,10 +10,10 @@ from engine_worker.protocol import ImageUsage
 from engine_worker.ringside.mailbox import Mailbox
 from engine_worker.ringside.outbox import Outbox
 from engine_worker.ringside.stats_log import StatsCallback
+from sluice.host.output import lines_lost
 from sluice.lanes.inbox import Inbox
 from sluice.telemetry.measures import Histogram
 from sluice.telemetry.metrics import counter, gauge, histogram
-from sluice.telemetry.output import lines_lost
 from sluice.telemetry.probes import Startup
 from sluice.wire.requests import ToEngine
 

@@ -20,6 +20,7 @@ from sluice.cli.common import describe, with_options
 from sluice.cli.serve_options import ARGUMENTS, DEFAULT_PORT, ServeOptions
 from sluice.cli.stream_printer import print_stream
 from sluice.client import Cancelled, Client, SluiceError
+from sluice.host.output import protect_stderr, protect_stdout
 from sluice.host.process import INTERRUPTED, START_FAILED
 from sluice.launch import DEMO_REQUEST, Display, OptionsError, Ring, RingError
 from sluice.launch.hosts import RAY, place
@@ -27,7 +28,6 @@ from sluice.launch.logs import lines_lost
 from sluice.launch.supervisor import KILL_AFTER_SECONDS
 from sluice.settings.read import ALL
 from sluice.settings.services import RouterSettings
-from sluice.telemetry.output import protect_stderr, protect_stdout
 
 DEMO_TOKENS = 96
 DEMO_SEED = 2

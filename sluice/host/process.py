@@ -7,6 +7,9 @@ import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from types import FrameType
+from typing import NoReturn
+
+from sluice.host.output import exit_now
 
 Handler = Callable[[int, FrameType | None], None]
 
@@ -97,15 +100,24 @@ def _watch(handlers: Mapping[int, Handler]) -> None:
     threading.Thread(target=watch, name="signals", daemon=True).start()
 
 
-def run_service(service: str, main: Callable[[], None]) -> None:
-    """Run `main`. If it raises SystemExit with a text, print that as one line to stderr and exit with status 1."""
+def run_service(service: str, main: Callable[[], None]) -> NoReturn:
+    """Run `main`, then exit. If it raises SystemExit with a text, print that as one line to stderr and exit with
+    status 1.
+
+    Without the interpreter's clean-up: `main` has closed what others can see, the kernel frees the rest faster, and
+    libraries with threads of their own, such as gRPC, may abort the process while the interpreter takes them down.
+    """
+    status = 0
     try:
         main()
     except SystemExit as ending:
-        if not isinstance(ending.code, str):
-            raise
-        print(last_line(service, ending.code), file=sys.stderr, flush=True)
-        raise SystemExit(1) from None
+        match ending.code:
+            case str(error):
+                print(last_line(service, error), file=sys.stderr, flush=True)
+                status = 1
+            case int(status):
+                pass
+    exit_now(status)
 
 
 def last_line(service: str, error: str) -> str:

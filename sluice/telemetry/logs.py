@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import structlog
 
-from sluice.telemetry.output import SafeStream
+from sluice.host.output import SafeStream
 
 Render = Callable[[structlog.typing.WrappedLogger, str, structlog.typing.EventDict], str]
 

@@ -63,6 +63,7 @@ class Process:
         self.popen.send_signal(number)
         status = self.popen.wait(LIMIT)
         self._reader.join(LIMIT)
+        assert status >= 0, (signal.Signals(-status).name, self.text)
         return status
 
 

@@ -39,6 +39,21 @@ def test_a_terminal_shows_plain_text() -> None:
 
 
 def test_other_exit_statuses_are_not_changed() -> None:
-    for ending in (0, 2):
+    for ending in (None, 0, 2):
         done = subprocess.run(command(ending), capture_output=True, text=True, check=False)
-        assert (done.returncode, done.stderr) == (ending, "")
+        assert (done.returncode, done.stderr) == (ending or 0, "")
+
+
+def test_the_interpreter_is_not_taken_down() -> None:
+    """A thread that never ends, as of a library or beside a hung disk, and what is run at exit, do not delay it."""
+    code = """
+import atexit, threading
+from sluice.host.process import run_service
+atexit.register(print, "taken down")
+def main():
+    threading.Thread(target=threading.Event().wait).start()
+    print("done")
+run_service("router", main)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sluice.telemetry.output import SafeStream
+from sluice.host.output import SafeStream
 from tests.fakes.processes import LIMIT
 
 LINES = 20_000
@@ -19,7 +19,7 @@ PIPE_BYTES = 1 << 20
 CODE = """
 import logging, os, sys, threading, warnings
 from sluice.telemetry.logs import configure
-from sluice.telemetry.output import protect_stderr
+from sluice.host.output import protect_stderr
 stderr = protect_stderr()
 log = configure("service")
 class Bad:
@@ -111,7 +111,7 @@ def test_a_pipe_that_is_not_read_does_not_block_the_process():
 @pytest.mark.process
 def test_descriptors_of_closed_standard_streams_are_opened_on_the_null_device():
     code = (
-        "import os\nfrom sluice.telemetry.output import protect_stderr\nprotect_stderr()\n"
+        "import os\nfrom sluice.host.output import protect_stderr\nprotect_stderr()\n"
         "print([os.path.samefile(f'/proc/self/fd/{number}', os.devnull) for number in (0, 2)])"
     )
     command = ["sh", "-c", 'exec "$0" "$@" <&- 2>&-', sys.executable, "-c", code]
@@ -148,7 +148,7 @@ def test_after_a_full_disk_the_next_line_begins_at_the_start_of_a_line(tmp_path)
     """RLIMIT_FSIZE simulates the full disk: it cuts off a line, and is raised afterwards."""
     code = f"""
 import resource, sys
-from sluice.telemetry.output import protect_stderr
+from sluice.host.output import protect_stderr
 stderr = protect_stderr()
 stderr.notice = "{{}} lost".format
 resource.setrlimit(resource.RLIMIT_FSIZE, (15, resource.RLIM_INFINITY))
