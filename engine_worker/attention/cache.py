@@ -137,16 +137,17 @@ class KVCache:
         return 2 * num_layers * tokens_per_block * num_kv_heads * head_dim * dtype.itemsize
 
 
+# Another version of torch may compute other bits, and an adopted block must be what the engine itself would compute.
 def layout(num_layers: int, tokens_per_block: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> Layout:
     """Of a file with the blocks of a KVCache."""
-    name = f"torch {dtype} {num_kv_heads} heads of {head_dim}"
+    name = f"torch {torch.__version__} {dtype} {num_kv_heads} heads of {head_dim}"
     size = tokens_per_block * num_kv_heads * head_dim * dtype.itemsize
     return Layout(name, tokens_per_block, (size,) * (2 * num_layers))
 
 
 def host_layout(num_layers: int, tokens_per_block: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> Layout:
     """Of a file with the host blocks of a KVCache."""
-    name = f"torch {dtype} {num_layers} layers {num_kv_heads} heads of {head_dim}"
+    name = f"torch {torch.__version__} {dtype} {num_layers} layers {num_kv_heads} heads of {head_dim}"
     size = KVCache.block_bytes(num_layers, tokens_per_block, num_kv_heads, head_dim, dtype)
     return Layout(name, tokens_per_block, (size,), on_host=True)
 

@@ -116,7 +116,8 @@ class Keeper:
         return bool(self._turns)
 
     def close(self) -> None:
-        self._disk_threads.shutdown(cancel_futures=True)
+        # Does not wait for the threads: a hung disk may never answer.
+        self._disk_threads.shutdown(wait=False, cancel_futures=True)
         self._turns.close()
         self._listener.close()
         self._context.term()

@@ -22,7 +22,7 @@ from sluice.telemetry.measures import Histogram
 FETCH_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 """Histogram buckets."""
 HELD_FRACTION = 0.5
-"""Largest part of the available blocks that fetches may hold: running sequences need blocks, too."""
+"""Largest part of the free blocks that all fetches together may hold: running sequences need blocks, too."""
 
 
 class Source(Protocol):
@@ -208,8 +208,8 @@ class Fetches:
     def _hold(self, contents: list[Content]) -> list[Target]:
         if not contents:
             return []
-        available = self._tiers.shared.available
-        room = max(0, min(int(available * HELD_FRACTION), available - self._promised()))
+        available, held = self._tiers.shared.available, len(self.held)
+        room = max(0, min(int((available + held) * HELD_FRACTION) - held, available - self._promised()))
         blocks = self._tiers.reserve(min(room, len(contents)))
         self._refused["memory"] += len(contents) - len(blocks)
         return list(map(Target, blocks, contents))

@@ -74,7 +74,7 @@ class PoolFile:
 
     def create(self, sizing: bytes) -> None:
         """Begin an empty file. Raises OSError if there is no memory for its index."""
-        os.posix_fallocate(self._file, 0, self._places.parts[0])
+        self._take(0, self._places.parts[0])
         self._reserve_tails()
         self._header["format"], self._header["num_blocks"], self._header["sizing"] = FORMAT, self.num_blocks, sizing
         self._header["magic"] = MAGIC
@@ -130,7 +130,7 @@ class PoolFile:
         )  # fmt: skip
         self._check[block] = check_of(self._entries[block])
         self._valid[block] = 1
-        self._link(block, content.hash)
+        self._link(block, self._buckets)
 
     def clear(self, block: int) -> None:
         """Call before a block is used for other content."""
@@ -174,7 +174,6 @@ class PoolFile:
             self.erase(set(range(self._reserved)) - set(valid))
             self._erase_tails()
         self._reserve_tails()
-        self._buckets[:] = 0
         # Damage could make a version overflow.
         self._version[self._version >> np.uint64(63) > 0] = 0
         for block in valid:
@@ -184,10 +183,10 @@ class PoolFile:
                 self.erase([block])
                 self.damaged += 1
                 continue
-            digest = entry["hash"].tobytes()
-            self._link(block, digest)
             parent = entry["parent"].tobytes() if entry["has_parent"] else None
-            yield block, Content(digest, tuple(entry["tokens"].tolist()), parent, entry["adapter"].decode())
+            tokens = tuple(entry["tokens"].tolist())
+            yield block, Content(entry["hash"].tobytes(), tokens, parent, entry["adapter"].decode())
+        self._link_all()
         self._header["starts"] = 0
 
     def write(self, block: int, data: "bytes | memoryview", total: int) -> bool:
@@ -214,11 +213,18 @@ class PoolFile:
                 words = np.ndarray(shape, dtype, self._map, int(starts[same[0]]), strides)
                 yield words, weights_of(same)
 
-    def _link(self, block: int, digest: bytes) -> None:
-        bucket = self._buckets[bucket_of(digest, self._places.num_buckets)]
+    def _link(self, block: int, buckets: NDArray[np.uint32]) -> None:
+        bucket = buckets[bucket_of(self._hash[block].tobytes(), self._places.num_buckets)]
         empty = np.flatnonzero(bucket == 0)
         if len(empty):
             bucket[empty[0]] = block + 1
+
+    def _link_all(self) -> None:
+        """Replace the former owner's buckets. All at once: meanwhile other engines find the blocks in the old ones."""
+        buckets = np.zeros_like(self._buckets)
+        for block in np.flatnonzero(self._valid).tolist():
+            self._link(block, buckets)
+        self._buckets[:] = buckets
 
     def _reserve(self, block: int) -> None:
         step = max(1, RESERVE_BYTES // self.layout.block_bytes)
@@ -234,7 +240,7 @@ class PoolFile:
         count = end - self._reserved
         for start, size in zip(self._places.parts, self.layout.parts, strict=True):
             if count > 0:
-                os.posix_fallocate(self._file, start + self._reserved * size, count * size)
+                self._take(start + self._reserved * size, count * size)
         self._reserved = max(self._reserved, end)
 
     def erase(self, blocks: Iterable[int]) -> None:
@@ -276,7 +282,14 @@ class PoolFile:
     def _reserve_tails(self) -> None:
         """Reserve the spare block of each part, which the owner writes to from the start. Raises OSError."""
         for start, size in zip(self._places.parts, self.layout.parts, strict=True):
-            os.posix_fallocate(self._file, start + self.num_blocks * size, size)
+            self._take(start + self.num_blocks * size, size)
+
+    def _take(self, start: int, size: int) -> None:
+        """Occupy memory. Raises OSError, with the file's path."""
+        try:
+            os.posix_fallocate(self._file, start, size)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, self.path) from error
 
     def close(self) -> None:
         """Unlock the file, as the end of the process does. Its memory stays mapped as long as it is used."""

@@ -49,3 +49,20 @@ def test_a_sequence_waits_for_blocks_that_copies_hold(ring: Ring) -> None:
     assert second.cache.preemptions == 0
     assert not second.engine._scheduler._warnings._counts
     assert second.output(running) == second.expected(running)
+
+
+def test_all_copies_together_hold_at_most_half_of_the_free_blocks(ring: Ring) -> None:
+    prompts = [range(start, start + len(PROMPT)) for start in (0, 20, 40)]
+    first = ring.engine("a", num_blocks=60)
+    for prompt in prompts:
+        first.submit(prompt, max_tokens=1)
+    first.run()
+    second = ring.engine("b", num_blocks=24)
+    gate = Gate(second)
+    for prompt in prompts:
+        second.submit(prompt, max_tokens=1)
+    second.step()
+    assert len(second.cache.fetches.held) == 12
+    gate.opened.set()
+    second.run()
+    assert second.cache.fetches.fetched == 12

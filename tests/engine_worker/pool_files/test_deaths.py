@@ -53,7 +53,7 @@ def replace_step_by_step(file: PoolFile, stop: int) -> None:
         file._valid[0] = 1
 
     writes = [lambda: file.clear(0), compute_half, compute, write_entry, write_check, write_valid]
-    for write in [*writes, lambda: file._link(0, digest(2))][:stop]:
+    for write in [*writes, lambda: file._link(0, file._buckets)][:stop]:
         write()
 
 

@@ -83,6 +83,19 @@ def test_the_next_engine_adopts_what_is_whole(shared_memory: Path) -> None:
     assert not any(part[1:].any() for part in adopted.parts)
 
 
+def test_other_engines_find_blocks_while_they_are_adopted(shared_memory: Path) -> None:
+    _, file = open_file(shared_memory, "a")
+    for block, number in enumerate((10, 11, 12)):
+        store(file, block, number)
+    view, _ = open_file(shared_memory, "b")
+    assert not view.empty
+    file.close()
+    _, adopted = open_file(shared_memory, "a")
+    for _ in adopted.adopted():
+        assert all(view.has(digest(number)) for number in (10, 11, 12))
+    assert all(view.has(digest(number)) for number in (10, 11, 12))
+
+
 def test_no_damage_of_an_entry_is_adopted(shared_memory: Path) -> None:
     """Every byte of a dead engine's entry in turn."""
     _, file = open_file(shared_memory, "a")
@@ -257,7 +270,8 @@ def test_without_room_for_the_index_the_memory_is_private(shared_memory: Path, m
     reasons: list[str] = []
     monkeypatch.setattr("os.posix_fallocate", fail)
     assert PoolFolder(shared_memory, "a", reasons.append).open(LAYOUT, "", lambda: NUM_BLOCKS) is None
-    assert reasons == ["[Errno 28] no room"]
+    [reason] = reasons
+    assert reason.startswith(f"[Errno 28] no room: '{shared_memory}/")
     assert not list(shared_memory.glob("*/*.pool"))
 
 
