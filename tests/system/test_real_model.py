@@ -17,10 +17,9 @@ from tests.fakes.ports import free_ports
 
 CHAT = [
     {"role": "system", "content": "Answer briefly."},
-    {"role": "user", "content": "What is the capital of France?"},
+    {"role": "user", "content": "What is the capital of Japan?"},
 ]
-QUESTION = CHAT[1:]
-"""With the system prompt of the model's template, which it answers best with."""
+"""Every token of its answer leads by more than 1.3 in logits, so rounding on any CPU does not change it."""
 WEATHER = {
     "type": "object",
     "properties": {"city": {"type": "string", "maxLength": 20}, "unit": {"enum": ["celsius", "fahrenheit"]}},
@@ -68,7 +67,7 @@ def openai(ring) -> Iterator[OpenAI]:
 
 def test_chats_are_tokenized_as_by_transformers(client, folder):
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    turns = [*CHAT, {"role": "assistant", "content": "Paris."}, {"role": "user", "content": " Früher?\n😀 "}]
+    turns = [*CHAT, {"role": "assistant", "content": "Tokyo."}, {"role": "user", "content": " Früher?\n😀 "}]
     for chat in (CHAT, CHAT[1:], turns):
         for tools in (None, TOOLS):
             options = {} if tools is None else {"tools_json": json.dumps(tools)}
@@ -78,12 +77,12 @@ def test_chats_are_tokenized_as_by_transformers(client, folder):
 
 def test_a_greedy_answer_makes_sense_and_is_the_same_beside_others(client):
     greedy = {"temperature": 0.0, "max_tokens": 24}
-    alone = client.generate(QUESTION, **greedy)
-    assert "Paris" in alone.text
+    alone = client.generate(CHAT, **greedy)
+    assert alone.text == "The capital of Japan is Tokyo."
     assert alone.finish_reason == "eos"
     with ThreadPoolExecutor() as threads:
         others = [threads.submit(client.generate, f"Number {i}:", max_tokens=24) for i in range(3)]
-        assert "".join(chunk.text for chunk in client.stream(QUESTION, **greedy)) == alone.text
+        assert "".join(chunk.text for chunk in client.stream(CHAT, **greedy)) == alone.text
         assert all(other.result().text for other in others)
 
 
@@ -116,10 +115,10 @@ def test_an_answer_has_the_form_of_its_json_schema(client, openai):
 
 
 def test_openai_streams_the_answer_of_the_ring(client, openai):
-    direct = client.generate(QUESTION, temperature=0.0, max_tokens=24)
+    direct = client.generate(CHAT, temperature=0.0, max_tokens=24)
     chunks = openai.chat.completions.create(
         model="smollm2",
-        messages=QUESTION,
+        messages=CHAT,
         temperature=0,
         max_tokens=24,
         stream=True,
