@@ -1,7 +1,6 @@
 """The interface between the runner and models."""
 
 from collections.abc import Callable, Collection, Mapping
-from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from torch import Tensor
@@ -11,6 +10,7 @@ from engine_worker.attention.cache import KVCache
 from engine_worker.layers.adapters import StepAdapters
 from engine_worker.layers.shard import Cut, Place
 from engine_worker.models.config import Windows
+from sluice.checkpoint.folder import Checkpoint
 
 
 class ModelConfig(Protocol):
@@ -115,7 +115,7 @@ class Model(Protocol):
 class SelfLoading(Protocol):
     """A model that reads a checkpoint by itself, instead of having its targets filled."""
 
-    def load(self, folder: Path, progress: Callable[[int, int], None]) -> None:
+    def load(self, checkpoint: Checkpoint, progress: Callable[[int, int], None]) -> None:
         """`progress` is called with the bytes loaded and the bytes in total. Raises CheckpointError."""
 
 

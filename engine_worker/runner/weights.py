@@ -183,7 +183,7 @@ def fill_weights(model: Model, checkpoint: Checkpoint, config: RunnerConfig, pro
         deviation = float(checkpoint.config.get("initializer_range", 0.02))
         random_weights(model.targets(), config.weights_seed, deviation, progress, model.cuts())
     elif isinstance(model, SelfLoading):
-        model.load(checkpoint.path, progress)
+        model.load(checkpoint, progress)
     else:
         with open_weights(model, checkpoint, progress) as weights:
             weights.fill()

@@ -11,7 +11,7 @@ from engine_worker.runner.runner import ModelRunner
 from sluice.wire.rows import TokenLogprob
 from tests.fakes.engine import EngineBench
 
-PROMPT = [(31 * i + 7) % 4000 for i in range(75)]
+PROMPT = [(31 * i + 7) % 97 for i in range(75)]
 TOKENS = 70
 POSITIONS = (1, 30, 64)
 """Tokens that were received when the engine died: in the prompt's last block, in a later one, at about the end of a

@@ -3,7 +3,6 @@
 import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,6 +21,7 @@ from engine_worker.models.generic.probe import probe
 from engine_worker.models.generic.source import Source, build, load, read_source
 from engine_worker.models.model import Embeds, Taps
 from sluice.checkpoint.errors import CheckpointError
+from sluice.checkpoint.folder import Checkpoint
 
 TOLERANCE = 0.02
 """Largest allowed distance of two hidden states, relative to their norm: far above the noise of bfloat16, far below the
@@ -98,9 +98,9 @@ class Adapter:
     def cuts(self) -> Mapping[str, Cut]:
         return {}
 
-    def load(self, folder: Path, progress: Callable[[int, int], None]) -> None:
+    def load(self, checkpoint: Checkpoint, progress: Callable[[int, int], None]) -> None:
         with torch.inference_mode(False), torch.no_grad():
-            self._module = load(self.config.source, folder, self._dtype, self._device, progress)
+            self._module = load(self.config.source, checkpoint, self._dtype, self._device, progress)
 
     def freeze(self) -> None:
         module = self._module.eval().requires_grad_(False)

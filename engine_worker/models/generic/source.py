@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,7 +13,10 @@ from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelF
 from transformers.utils import logging
 
 from engine_worker.models.generic.interface import SERVED
+from engine_worker.models.generic.quantized import decoded, matrix_shapes
 from sluice.checkpoint.errors import CheckpointError, listed
+from sluice.checkpoint.folder import Checkpoint
+from sluice.checkpoint.quantization import KEYS
 
 LOADING = "Loading weights"
 """Title of transformers' progress bar."""
@@ -40,12 +42,9 @@ def read_source(raw: Mapping[str, Any]) -> Source:
     kind, names = str(raw.get("model_type")), raw.get("architectures") or []
     if kind not in CONFIG_MAPPING:
         raise CheckpointError(f"config.json: model_type {kind!r} is unknown to transformers {transformers.__version__}")
-    if raw.get("quantization_config") is not None:
-        raise CheckpointError(
-            "config.json: quantization_config is not supported in models that run through transformers"
-        )
     try:
-        config = CONFIG_MAPPING[kind].from_dict(dict(raw))
+        # Without the entries that would make transformers replace modules by those of a quantizer.
+        config = CONFIG_MAPPING[kind].from_dict({name: value for name, value in raw.items() if name not in KEYS})
     except Exception as error:
         raise CheckpointError(f"config.json is not a valid {kind} configuration: {error}") from error
     module_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
@@ -69,20 +68,33 @@ def build(source: Source, attention: str, dtype: torch.dtype, device: torch.devi
 
 
 def load(
-    source: Source, folder: Path, dtype: torch.dtype, device: torch.device, progress: Callable[[int, int], None]
+    source: Source,
+    checkpoint: Checkpoint,
+    dtype: torch.dtype,
+    device: torch.device,
+    progress: Callable[[int, int], None],
 ) -> Any:
     """The module with a checkpoint's weights; transformers handles renamed, fused and tied tensors.
 
     `progress` is called with the bytes loaded and the bytes in total. Raises CheckpointError if files are missing or
-    broken, or if tensors are missing, unexpected or of another shape.
+    broken, if tensors are missing, unexpected or of another shape, or if other weights than matrices are quantized.
     """
+    folder, quantization = checkpoint.path, checkpoint.quantization
     # Loading directly to a device needs accelerate; without it the weights are loaded to host memory first.
     direct = device if device.type != "cpu" and find_spec("accelerate") else None
     total = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    weights: dict[str, Any] = {"pretrained_model_name_or_path": folder}
+    report_loaded = progress
+    if quantization is not None:
+        shapes = matrix_shapes(build(source, SERVED, dtype, torch.device("meta")))
+        state = decoded(folder, shapes, quantization, dtype, lambda done: progress(done, total))
+        weights = {"pretrained_model_name_or_path": None, "state_dict": state}
+        # Reading and decoding took the time.
+        report_loaded = lambda *_: None  # noqa: E731
     try:
-        with _progress_bar(progress, total):
+        with _progress_bar(report_loaded, total):
             module, report = source.module_class.from_pretrained(
-                folder,
+                **weights,
                 config=source.config,
                 dtype=dtype,
                 attn_implementation=SERVED,

@@ -132,7 +132,6 @@ def test_a_limit_narrows_the_windows(tmp_path):
             r"architectures \(OlmoForSequenceClassification\) names no causal language model of model_type 'olmo'",
         ),
         ({"architectures": None}, r"without architectures in config.json.*architectures \(empty\) names no causal"),
-        ({"quantization_config": {"quant_method": "awq"}}, "quantization_config is not supported"),
         ({"num_hidden_layers": "two"}, "is not a valid olmo configuration"),
         ({"is_encoder_decoder": True}, "has an encoder"),
     ],
