@@ -35,7 +35,7 @@ class Quantization:
     block: tuple[int, int] = (128, 128)
     """Rows and columns that share a scale, where a matrix has scales for blocks."""
     bits: tuple[int, ...] = ()
-    """Of compressed-tensors' integers, in all groups of matrices; from these and its size follows what a matrix has.
+    """Of compressed-tensors' integers, in all groups of matrices. Which of these a matrix has follows from its size.
     (): not known."""
 
 
@@ -120,7 +120,7 @@ def _compressed_tensors(options: Mapping[str, Any], where: str) -> Quantization:
 
 def _is_packed(weights: Mapping[str, Any]) -> bool:
     bits = weights.get("num_bits")
-    return weights.get("type", "int") == "int" and isinstance(bits, int) and bits <= PACKED_BITS_MAX
+    return weights.get("type", "int") == "int" and isinstance(bits, int) and 1 <= bits <= PACKED_BITS_MAX
 
 
 def _fp8(options: Mapping[str, Any], where: str) -> Quantization:
