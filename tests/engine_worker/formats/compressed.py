@@ -1,12 +1,17 @@
 """Checkpoints written by compressed-tensors, with the qparams that its observers would find."""
 
+import shutil
 from pathlib import Path
 
 from compressed_tensors.compressors import ModelCompressor
 from compressed_tensors.quantization import QuantizationConfig, QuantizationScheme, apply_quantization_config
 from compressed_tensors.quantization.quant_args import QuantizationArgs
 from compressed_tensors.quantization.utils import calculate_qparams, generate_gparam
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+
+from tests.engine_worker.formats.checkpoints import FILE, MODELS
+from tests.engine_worker.models.checkpoints import write_checkpoint
 
 
 def compress(model: nn.Module, folder: Path, config: QuantizationConfig) -> ModelCompressor:
@@ -19,6 +24,18 @@ def compress(model: nn.Module, folder: Path, config: QuantizationConfig) -> Mode
     compressor.compress_model(model)
     compressor.update_config(str(folder))
     return compressor
+
+
+def write_pair(folder: Path, model: str, config: QuantizationConfig) -> tuple[Path, Path, nn.Module]:
+    """The checkpoint of one of MODELS, and the dense one of the values that the library reads in it; and the model."""
+    quantized, dense = folder / "quantized", folder / "dense"
+    written = write_checkpoint(quantized, MODELS[model])
+    shutil.copytree(quantized, dense)
+    compressor = compress(written, quantized, config)
+    save_file(written.state_dict(), quantized / FILE)
+    compressor.decompress_model(written)
+    save_file({name: written.state_dict()[name] for name in load_file(dense / FILE)}, dense / FILE)
+    return quantized, dense, written
 
 
 def _calibrate(module: nn.Module, scheme: QuantizationScheme) -> None:

@@ -7,12 +7,17 @@ import torch
 from compressed_tensors.config import CompressionFormat
 from compressed_tensors.quantization import QuantizationConfig, QuantizationScheme
 from compressed_tensors.quantization.quant_scheme import PRESET_SCHEMES, preset_name_to_scheme
+from compressed_tensors.utils.match import is_match, match_named_modules
 from safetensors.torch import save_file
 from torch import nn
 
 from engine_worker.formats.source import Files, find_weights
+from engine_worker.layers.shard import UNSHARDED
 from sluice.checkpoint.quantization import PACKED_FORMATS, QuantizationError, read_quantization
-from tests.engine_worker.formats.compressed import compress
+from tests.engine_worker.formats.checkpoints import change_config
+from tests.engine_worker.formats.compressed import compress, write_pair
+from tests.engine_worker.formats.test_checkpoints import first_token, weights
+from tests.engine_worker.models.loading import Rank
 
 PRESETS = sorted(PRESET_SCHEMES.keys() - {"UNQUANTIZED"})
 
@@ -49,6 +54,10 @@ SCHEMES = {
 }
 
 
+def config_of(folder) -> dict:
+    return json.loads((folder / "config.json").read_text())["quantization_config"]
+
+
 def compare(folder, shape: tuple[int, int], scheme: QuantizationScheme, dtype: torch.dtype) -> None:
     """What is read from a matrix is what the library reads, bit for bit once it is rounded to the type of its result:
     it multiplies in that type, and its operands have few enough bits that float32 adds no rounding of its own."""
@@ -59,7 +68,7 @@ def compare(folder, shape: tuple[int, int], scheme: QuantizationScheme, dtype: t
     save_file(model.state_dict(), folder / "model.safetensors")
     compressor.decompress_model(model)
     expected = model[0].weight.detach()
-    quantization = read_quantization(folder, json.loads((folder / "config.json").read_text()))
+    quantization = read_quantization(folder, {"quantization_config": config_of(folder)})
     with Files("cpu") as files:
         found = files.stored("0.weight", find_weights(folder)["0.weight"], shape, quantization).decode()
     assert torch.equal(found.to(expected.dtype), expected)
@@ -86,3 +95,78 @@ def test_every_format_of_the_library_is_read_or_refused_by_name(tmp_path, form):
     else:
         with pytest.raises(QuantizationError, match=f"format = '{form}' is not supported"):
             read_quantization(tmp_path, config)
+
+
+LISTS = {
+    "the head is excluded": (["Linear"], ["lm_head"]),
+    "projections by name and pattern": (["Linear"], ["lm_head", "re:.*v_proj", "model.layers.1.mlp.down_proj"]),
+    "a layer": (["Linear", "Embedding"], ["re:.*layers\\.0\\."]),
+    "targets by pattern and name": (["re:.*self_attn\\.[qk]_proj$", "model.layers.0.mlp.up_proj"], []),
+    "a pattern matches from the beginning": (["Linear"], ["re:self_attn", "re:model.*self_attn", "down_proj"]),
+}
+
+
+def quantized_modules(folder) -> set[str]:
+    return {name.removesuffix(".weight") for name, weight in find_weights(folder).items() if weight.whole is None}
+
+
+@pytest.mark.parametrize("name", LISTS)
+def test_the_matrices_that_the_library_excludes_are_plain(tmp_path, name):
+    targets, ignore = LISTS[name]
+    scheme = QuantizationScheme(targets=targets, **integers(4, symmetric=False, **GROUPS))
+    config = QuantizationConfig(config_groups={"group_0": scheme}, ignore=ignore)
+    quantized, dense, model = write_pair(tmp_path, "llama", config)
+    matched = {name for name, module in match_named_modules(model, targets, ignore) if hasattr(module, "weight")}
+    assert quantized_modules(quantized) == matched
+    expected = weights(dense, UNSHARDED)
+    assert all(torch.equal(weight, expected[name]) for name, weight in weights(quantized, UNSHARDED).items())
+
+
+FUSED = {"qkv_proj": ["q_proj", "k_proj", "v_proj"], "gate_up_proj": ["gate_proj", "up_proj"]}
+
+
+def test_lists_with_names_of_fused_modules_mean_their_parts(tmp_path):
+    """As in lists written for engines that fuse projections. Ours does not read them: it finds the same in the
+    tensors."""
+    ignore = [
+        "lm_head",
+        "re:.*1.self_attn.[qkv]_proj",
+        *(f"model.layers.0.mlp.{part}" for part in FUSED["gate_up_proj"]),
+    ]
+    scheme = QuantizationScheme(targets=["Linear"], **integers(4, **GROUPS))
+    quantized, dense, model = write_pair(
+        tmp_path, "llama", QuantizationConfig(config_groups={"group_0": scheme}, ignore=ignore)
+    )
+    found = quantized_modules(quantized)
+    for name, parent in model.named_modules():
+        for fused, parts in FUSED.items():
+            if hasattr(parent, parts[0]):
+                is_quantized = is_match(f"{name}.{fused}", nn.Linear(1, 1), ["Linear"], ignore, fused=FUSED)
+                assert {f"{name}.{part}" in found for part in parts} == {is_quantized}
+    change_config(quantized, {"quantization_config": config_of(quantized) | {"ignore": ["re:.*qkv_proj", "re:.*mlp"]}})
+    expected = weights(dense, UNSHARDED)
+    assert all(torch.equal(weight, expected[name]) for name, weight in weights(quantized, UNSHARDED).items())
+
+
+def test_matrices_of_several_schemes_and_scales_of_a_kv_cache(tmp_path):
+    """Queries and keys have zero points, values have not: the three are one product."""
+    groups = {
+        "queries": QuantizationScheme(targets=["re:.*[qk]_proj"], **integers(4, symmetric=False, **GROUPS)),
+        "values": QuantizationScheme(targets=["re:.*[vo]_proj"], **integers(8, strategy="channel")),
+        "mlp": preset_name_to_scheme("FP8", ["re:.*(gate|up)_proj"]),
+        "down": preset_name_to_scheme("MXFP4", ["re:.*down_proj"]),
+        "vocabulary": QuantizationScheme(targets=["lm_head", "Embedding"], **integers(6, strategy="channel")),
+    }
+    kv_cache = {"num_bits": 8, "type": "float", "strategy": "tensor"}
+    quantized, dense, _ = write_pair(
+        tmp_path, "qwen3, biased", QuantizationConfig(config_groups=groups, kv_cache_scheme=kv_cache)
+    )
+    assert config_of(quantized)["format"] == "mixed-precision"
+    for shard in (UNSHARDED, Rank(1)):
+        expected = weights(dense, shard)
+        assert all(torch.equal(weight, expected[name]) for name, weight in weights(quantized, shard).items())
+    token = first_token(dense, "torch")
+    assert first_token(quantized, "torch") == token
+    found = first_token(quantized, "openvino", quantized_activations=False)
+    assert found.token == token.token
+    assert found.logprob.logprob == pytest.approx(token.logprob.logprob, abs=1e-4)
