@@ -148,16 +148,20 @@ def test_lists_with_names_of_fused_modules_mean_their_parts(tmp_path):
     assert all(torch.equal(weight, expected[name]) for name, weight in weights(quantized, UNSHARDED).items())
 
 
-def test_matrices_of_several_schemes_and_scales_of_a_kv_cache(tmp_path):
-    """Queries and keys have zero points, values have not: the three are one product."""
+def test_matrices_of_several_schemes(tmp_path):
+    """Queries and keys have zero points, values have not: the three are one product. Scales and zero points of
+    activations and cache are not used."""
+    activations = {"num_bits": 8, "type": "int", "strategy": "tensor", "symmetric": False}
     groups = {
         "queries": QuantizationScheme(targets=["re:.*[qk]_proj"], **integers(4, symmetric=False, **GROUPS)),
-        "values": QuantizationScheme(targets=["re:.*[vo]_proj"], **integers(8, strategy="channel")),
+        "values": QuantizationScheme(
+            targets=["re:.*[vo]_proj"], **integers(8, strategy="channel"), input_activations=activations
+        ),
         "mlp": preset_name_to_scheme("FP8", ["re:.*(gate|up)_proj"]),
         "down": preset_name_to_scheme("MXFP4", ["re:.*down_proj"]),
         "vocabulary": QuantizationScheme(targets=["lm_head", "Embedding"], **integers(6, strategy="channel")),
     }
-    kv_cache = {"num_bits": 8, "type": "float", "strategy": "tensor"}
+    kv_cache = {"num_bits": 8, "type": "int", "strategy": "tensor", "symmetric": False}
     quantized, dense, _ = write_pair(
         tmp_path, "qwen3, biased", QuantizationConfig(config_groups=groups, kv_cache_scheme=kv_cache)
     )
