@@ -5,7 +5,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from safetensors.torch import load_file, save_file
-from transformers import LlamaConfig, Qwen3Config, Qwen3MoeConfig
+from transformers import LlamaConfig, Qwen2Config, Qwen3Config, Qwen3MoeConfig
 
 from tests.engine_worker.formats.packed import FORMATS
 from tests.engine_worker.models.checkpoints import SIZES, write_checkpoint
@@ -16,6 +16,7 @@ ROUND = {**SIZES, "hidden_size": 64, "intermediate_size": 96, "num_attention_hea
 MODELS = {
     "llama": LlamaConfig(**ROUND),
     "qwen3, biased": Qwen3Config(**ROUND, head_dim=32, attention_bias=True),
+    "qwen2, tied": Qwen2Config(**ROUND, tie_word_embeddings=True),
     "qwen3 moe": Qwen3MoeConfig(
         **ROUND, head_dim=16, moe_intermediate_size=32, num_experts=4, num_experts_per_tok=2, norm_topk_prob=True
     ),

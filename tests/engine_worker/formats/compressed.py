@@ -32,7 +32,8 @@ def write_pair(folder: Path, model: str, config: QuantizationConfig) -> tuple[Pa
     written = write_checkpoint(quantized, MODELS[model])
     shutil.copytree(quantized, dense)
     compressor = compress(written, quantized, config)
-    save_file(written.state_dict(), quantized / FILE)
+    tied = ["lm_head.weight"] if written.config.tie_word_embeddings else []
+    save_file({name: each for name, each in written.state_dict().items() if name not in tied}, quantized / FILE)
     compressor.decompress_model(written)
     save_file({name: written.state_dict()[name] for name in load_file(dense / FILE)}, dense / FILE)
     return quantized, dense, written

@@ -174,3 +174,16 @@ def test_matrices_of_several_schemes(tmp_path):
     found = first_token(quantized, "openvino", quantized_activations=False)
     assert found.token == token.token
     assert found.logprob.logprob == pytest.approx(token.logprob.logprob, abs=1e-4)
+
+
+def test_a_table_for_embedding_and_head(tmp_path):
+    scheme = QuantizationScheme(targets=["Embedding"], **integers(5, symmetric=False, **GROUPS))
+    quantized, dense, _ = write_pair(
+        tmp_path, "qwen2, tied", QuantizationConfig(config_groups={"group_0": scheme}, ignore=["lm_head"])
+    )
+    assert quantized_modules(quantized) == {"model.embed_tokens"}
+    expected = first_token(dense, "torch")
+    assert first_token(quantized, "torch") == expected
+    found = first_token(quantized, "openvino", quantized_activations=False)
+    assert found.token == expected.token
+    assert found.logprob.logprob == pytest.approx(expected.logprob.logprob, abs=1e-4)
