@@ -110,7 +110,7 @@ def _packed_words(parts: Parts, shape: Shape, quantization: Quantization) -> Sto
         # Not packed, and signed, if there is one for the whole matrix or for each block.
         zeros = _by_row("weight_zero_point", zeros.float(), shape, quantization.block)[0] + (1 << (bits - 1))
     order = parts.get("weight_g_idx")
-    if order is not None and bool((order < 0).all()):
+    if order is not None and bool((order < 0).any()):
         order = None
     return _integers(bits, codes, scales, group, zeros, order)
 
