@@ -23,14 +23,19 @@ def unpack_pairs(packed: Tensor) -> Tensor:
     return torch.stack((packed & 15, packed >> 4), dim=-1).flatten(-2)
 
 
-def unpack_words(words: Tensor, bits: int, count: int) -> Tensor:
-    """[..., W] int32, read as one stream of `bits`-bit numbers with the lowest bits first -> [..., count] uint8."""
+def words_of(count: int, bits: int, padded: bool) -> int:
+    """Number of words for `count` numbers; see `unpack_words`."""
+    return -(-count // (WORD_BITS // bits)) if padded else -(-count * bits // WORD_BITS)
+
+
+def unpack_words(words: Tensor, bits: int, count: int, padded: bool = False) -> Tensor:
+    """[..., W] int32, read as one stream of `bits`-bit numbers with the lowest bits first -> [..., count] uint8.
+    padded: no number crosses two words; bits that are too few for one more number are not used."""
     mask = (1 << bits) - 1
-    if WORD_BITS % bits == 0:
-        shifts = torch.arange(0, WORD_BITS, bits, dtype=torch.int32)
+    if padded or WORD_BITS % bits == 0:
+        shifts = torch.arange(WORD_BITS // bits, dtype=torch.int32) * bits
         # The shift is arithmetic: the mask removes the copies of the sign.
         return ((words.unsqueeze(-1) >> shifts) & mask).to(torch.uint8).flatten(-2)[..., :count]
-    # Numbers of 3 bits may cross two words.
     stream = words.to(torch.int64) & 0xFFFFFFFF
     starts = torch.arange(count) * bits
     word, shift = starts // WORD_BITS, starts % WORD_BITS

@@ -1,16 +1,16 @@
 """Read the quantized matrices of safetensors checkpoints into `Stored`.
 
 Layouts: AWQ (AutoAWQ's gemm), GPTQ (AutoGPTQ, gptqmodel), compressed-tensors, FP8 (DeepSeek, fbgemm, ModelOpt), NVFP4,
-bitsandbytes (in `bitsandbytes.py`).
+MXFP4, MXFP6, MXFP8, bitsandbytes (in `bitsandbytes.py`).
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor
 
 from engine_worker.formats import bitsandbytes
-from engine_worker.formats.packing import WORD_BITS, pack_pairs, unpack_words
+from engine_worker.formats.packing import WORD_BITS, pack_pairs, unpack_words, words_of
 from engine_worker.formats.parts import Parts, part_of, shaped
 from engine_worker.formats.stored import Stored
 from sluice.checkpoint.errors import CheckpointError
@@ -21,7 +21,13 @@ AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 """Output j of eight is in nibble AWQ_ORDER[j] of its word."""
 FLOAT8 = {torch.float8_e4m3fn: "f8e4m3", torch.float8_e5m2: "f8e5m2"}
 NVFP4_GROUP = 16
-UNUSED = ("input_scale", "input_scale_ub", "input_global_scale", "weight_shape", "weight_format")
+MX_GROUP = 32
+"""Inputs that share a scale in the Open Compute Project's microscaling formats."""
+FLOAT6 = torch.tensor([*range(8), *(step << power for power in range(3) for step in range(8, 16))], dtype=torch.int8)
+"""f6e2m3 without the sign, in eighths."""
+GPTQ_BITS = (2, 3, 4, 8)
+PACKED_BITS = range(1, 9)
+UNUSED = ("input_scale", "input_scale_ub", "input_global_scale", "input_zero_point", "weight_shape", "weight_format")
 """Activations are not quantized, so their scales are not needed; shapes follow from the model."""
 PARTS = (
     "weight", "qweight", "qzeros", "scales", "g_idx", "weight_packed", "weight_scale", "weight_scale_inv",
@@ -46,8 +52,8 @@ def read(parts: Parts, shape: Shape, quantization: Quantization) -> Stored:
             raise CheckpointError(f"has a qweight, but its quant_method is {quantization.method!r}")
         return WORDS[quantization.method](parts, shape, quantization)
     if "weight_packed" in parts:
-        is_nvfp4 = parts["weight_packed"].dtype == torch.uint8
-        return _nvfp4_packed(parts, shape) if is_nvfp4 else _packed_words(parts, shape)
+        is_float = parts["weight_packed"].dtype == torch.uint8
+        return _packed_floats(parts, shape) if is_float else _packed_words(parts, shape, quantization)
     weight = part_of(parts, "weight")
     if weight.dtype in FLOAT8:
         return _scaled(FLOAT8[weight.dtype], parts, shape, quantization)
@@ -74,48 +80,78 @@ def _awq(parts: Parts, shape: Shape, _quantization: Quantization) -> Stored:
     if shape[0] % 8:
         raise CheckpointError(f"has {shape[0]} outputs, but AWQ packs them by eight")
     codes = outputs(shaped("qweight", parts["qweight"], (shape[1], shape[0] // 8))).T
-    return _integers(AWQ_BITS, codes, part_of(parts, "scales").T, outputs(part_of(parts, "qzeros")).T, None)
+    scales = part_of(parts, "scales").T
+    return _integers(AWQ_BITS, codes, scales, _group(scales, shape), outputs(part_of(parts, "qzeros")).T, None)
 
 
 def _gptq(parts: Parts, shape: Shape, quantization: Quantization) -> Stored:
     words = parts["qweight"]
-    bits = _bits(words.shape[0], shape[1])
+    bits, rest = divmod(words.shape[0] * WORD_BITS, shape[1])
+    if rest or bits not in GPTQ_BITS:
+        raise CheckpointError(f"has {words.shape[0]} words for {shape[1]} inputs, which are not 2, 3, 4 or 8 bits each")
     codes = _unpacked(shaped("qweight", words, (words.shape[0], shape[0])).T.contiguous(), bits, shape[1])
     # The sum may need one bit more.
     zeros = _unpacked(part_of(parts, "qzeros"), bits, shape[0]).T.to(torch.int16) + quantization.zero_offset
-    return _integers(bits, codes, part_of(parts, "scales").T, zeros, part_of(parts, "g_idx"))
+    scales = part_of(parts, "scales").T
+    return _integers(bits, codes, scales, _group(scales, shape), zeros, part_of(parts, "g_idx"))
 
 
-def _packed_words(parts: Parts, shape: Shape) -> Stored:
+def _packed_words(parts: Parts, shape: Shape, quantization: Quantization) -> Stored:
     """compressed-tensors, pack-quantized."""
     words = parts["weight_packed"]
-    bits = _bits(words.shape[1], shape[1])
-    codes = _unpacked(shaped("weight_packed", words, (shape[0], words.shape[1])), bits, shape[1])
+    bits, padded = _packing(words.shape[1], shape[1], quantization.bits or PACKED_BITS)
+    codes = _unpacked(shaped("weight_packed", words, (shape[0], words.shape[1])), bits, shape[1], padded)
+    scales, group = _by_row("weight_scale", _scales(parts, "weight_scale"), shape, quantization.block)
     zeros = parts.get("weight_zero_point")
-    if zeros is not None:
+    if zeros is not None and zeros.dtype == torch.int32:
         # Packed along the rows.
-        zeros = _unpacked(zeros.T.contiguous(), bits, shape[0]).T
+        zeros = _unpacked(zeros.T.contiguous(), bits, shape[0], padded).T
+    elif zeros is not None:
+        # Not packed, and signed, if there is one for the whole matrix or for each block.
+        zeros = _by_row("weight_zero_point", zeros.float(), shape, quantization.block)[0] + (1 << (bits - 1))
     order = parts.get("weight_g_idx")
-    if order is not None and bool((order < 0).all()):
+    if order is not None and bool((order < 0).any()):
         order = None
-    return _integers(bits, codes, part_of(parts, "weight_scale"), zeros, order)
+    return _integers(bits, codes, scales, group, zeros, order)
+
+
+def _packing(words: int, inputs: int, bits: Iterable[int]) -> tuple[int, bool]:
+    """Of `inputs` numbers in as many words: the bits of each, and whether words are padded, as before version 0.18."""
+    found = [
+        (each, padded)
+        for each in bits
+        # Otherwise both are the same.
+        for padded in ((False, True) if WORD_BITS % each else (False,))
+        if words == words_of(inputs, each, padded)
+    ]
+    if len(found) != 1:
+        names = " or ".join(f"{each} bits{', padded' if padded else ''}" for each, padded in found)
+        raise CheckpointError(f"has {words} words for {inputs} inputs, which may be {names or 'of no known size'}")
+    return found[0]
 
 
 WORDS = {"awq": _awq, "gptq": _gptq}
 """Readers of `qweight`, which two formats have, by method."""
 
 
-def _integers(bits: int, codes: Tensor, scales: Tensor, zeros: Tensor | None, groups: Tensor | None) -> Stored:
+def _group(scales: Tensor, shape: Shape) -> int:
+    """Inputs that share a scale, of scales [N, K / group]."""
+    if scales.dim() != 2 or scales.shape[0] != shape[0] or not scales.numel() or shape[1] % scales.shape[1]:
+        raise CheckpointError(
+            f"has scales of shape {list(scales.shape)}, which do not fit {shape[0]} x {shape[1]} codes"
+        )
+    return shape[1] // scales.shape[1]
+
+
+def _integers(
+    bits: int, codes: Tensor, scales: Tensor, group: int, zeros: Tensor | None, groups: Tensor | None
+) -> Stored:
     """codes [N, K] unsigned; scales and zeros [N, K / group]; groups [K], the group of each input. Without zeros, and
     where all are in the middle of the range, codes become signed, the fastest type."""
-    rows, columns = codes.shape
     middle = 1 << (bits - 1)
-    if scales.dim() != 2 or scales.shape[0] != rows or not scales.numel() or columns % scales.shape[1]:
-        raise CheckpointError(f"has scales of shape {list(scales.shape)}, which do not fit {rows} x {columns} codes")
     if zeros is not None and zeros.shape != scales.shape:
         raise CheckpointError(f"has zero points of shape {list(zeros.shape)} for {list(scales.shape)} scales")
-    group = columns // scales.shape[1]
-    order = None if groups is None else _order(groups, group, columns)
+    order = None if groups is None else _order(groups, group, codes.shape[1])
     if order is not None:
         codes = codes[:, order]
     symmetric = zeros is None or bool((zeros == middle).all())
@@ -141,38 +177,57 @@ def _order(groups: Tensor, group: int, columns: int) -> Tensor | None:
 
 
 def _scaled(kind: str, parts: Parts, shape: Shape, quantization: Quantization) -> Stored:
-    """One scale for the whole matrix, or for each row, group of columns, or block."""
-    codes, columns = shaped("weight", parts["weight"], shape), shape[1]
     # "inv" is the inverse of what the weights were multiplied with, so both are multiplied.
     name = "weight_scale" if "weight_scale" in parts else "weight_scale_inv"
-    scales = part_of(parts, name).float()
-    scales = scales.reshape(1, 1) if scales.numel() == 1 else scales
-    scales = scales.unsqueeze(1) if scales.dim() == 1 else scales
-    group = columns
-    if scales.dim() != 2 or not scales.numel():
-        raise CheckpointError(f"has a {name} of shape {list(scales.shape)}, must have two dimensions")
-    if scales.shape[1] != 1 or scales.shape[0] not in (1, shape[0]):
-        scales, group = _by_row(name, scales, shape, quantization.block)
-    scales = scales.expand(shape[0], -1).contiguous()
+    scales, group = _by_row(name, _scales(parts, name), shape, quantization.block)
+    if parts[name].dtype == torch.uint8 and group != MX_GROUP:
+        raise CheckpointError(f"has a {name} for groups of {group}, but microscaling formats have groups of {MX_GROUP}")
     zeros = parts.get("weight_zero_point")
     if zeros is not None:
-        zeros = zeros.float().reshape(-1, scales.shape[1]).expand(scales.shape).contiguous() if zeros.any() else None
-    return Stored(kind, codes, scales, zeros, group)
+        zeros, _ = _by_row("weight_zero_point", zeros.float(), shape, quantization.block)
+        zeros = shaped("weight_zero_point", zeros, tuple(scales.shape)) if zeros.any() else None
+    return Stored(kind, shaped("weight", parts["weight"], shape), scales, zeros, group)
 
 
-def _by_row(name: str, scales: Tensor, shape: Shape, block: tuple[int, int]) -> tuple[Tensor, int]:
-    """Scales of groups or blocks, for each row, and the columns of a group. The last blocks may be incomplete."""
-    if scales.shape[0] == shape[0] and shape[1] % scales.shape[1] == 0:
-        return scales, shape[1] // scales.shape[1]
-    if tuple(scales.shape) != tuple(-(-size // side) for size, side in zip(shape, block, strict=True)):
-        raise CheckpointError(f"has a {name} of shape {list(scales.shape)}, which does not fit {list(shape)} weights")
-    return scales.repeat_interleave(block[0], dim=0)[: shape[0]], block[1]
+def _scales(parts: Parts, name: str) -> Tensor:
+    """float32. Bytes are powers of two (E8M0)."""
+    scales = part_of(parts, name)
+    return (scales.view(torch.float8_e8m0fnu) if scales.dtype == torch.uint8 else scales).float()
 
 
-def _nvfp4_packed(parts: Parts, shape: Shape) -> Stored:
-    # compressed-tensors' global scale divides; ModelOpt's `weight_scale_2` multiplies.
-    scales = part_of(parts, "weight_scale").float() / part_of(parts, "weight_global_scale").float()
-    return _nvfp4(parts["weight_packed"], scales, shape)
+def _by_row(name: str, numbers: Tensor, shape: Shape, block: tuple[int, int]) -> tuple[Tensor, int]:
+    """Scales or zero points for each row and group of columns, and the columns of a group. `numbers`: one for the whole
+    matrix, or for each row, group of columns, or block, of which the last ones may be incomplete."""
+    rows, columns = shape
+    if numbers.numel() == 1:
+        return numbers.reshape(1, 1).repeat(rows, 1), columns
+    numbers = numbers.unsqueeze(1) if numbers.dim() == 1 else numbers
+    if numbers.dim() != 2 or not numbers.numel():
+        raise CheckpointError(f"has a {name} of shape {list(numbers.shape)}, must have two dimensions")
+    if tuple(numbers.shape) == tuple(-(-size // side) for size, side in zip(shape, block, strict=True)):
+        return numbers.repeat_interleave(block[0], dim=0)[:rows], block[1]
+    if numbers.shape[0] != rows or columns % numbers.shape[1]:
+        raise CheckpointError(f"has a {name} of shape {list(numbers.shape)}, which does not fit {list(shape)} weights")
+    return numbers.contiguous(), columns // numbers.shape[1]
+
+
+def _packed_floats(parts: Parts, shape: Shape) -> Stored:
+    """compressed-tensors: NVFP4, MXFP4 or MXFP6."""
+    codes, scales = parts["weight_packed"], _scales(parts, "weight_scale")
+    if parts["weight_scale"].dtype != torch.uint8:
+        # This global scale divides; ModelOpt's `weight_scale_2` multiplies.
+        return _nvfp4(codes, scales / part_of(parts, "weight_global_scale").float(), shape)
+    if shape[1] % MX_GROUP:
+        raise CheckpointError(f"has {shape[1]} inputs, but microscaling formats have groups of {MX_GROUP}")
+    scales = shaped("weight_scale", scales, (shape[0], shape[1] // MX_GROUP))
+    if codes.shape[1] == shape[1] // 2:
+        return Stored("f4e2m1", shaped("weight_packed", codes, (shape[0], shape[1] // 2)), scales, None, MX_GROUP)
+    # Groups of 32 numbers of 6 bits are whole words; a copy, since bytes may begin anywhere in a file. All values are
+    # integers, of eighths.
+    words = shaped("weight_packed", codes, (shape[0], shape[1] * 6 // 8)).clone().view(torch.int32)
+    numbers = unpack_words(words, 6, shape[1])
+    sizes = FLOAT6[(numbers & 31).long()]
+    return Stored("i8", torch.where(numbers < 32, sizes, -sizes), scales / 8, None, MX_GROUP)
 
 
 def _nvfp4(codes: Tensor, scales: Tensor, shape: Shape) -> Stored:
@@ -183,16 +238,8 @@ def _nvfp4(codes: Tensor, scales: Tensor, shape: Shape) -> Stored:
     return Stored("f4e2m1", codes, scales.contiguous(), None, NVFP4_GROUP)
 
 
-def _unpacked(words: Tensor, bits: int, count: int) -> Tensor:
+def _unpacked(words: Tensor, bits: int, count: int, padded: bool = False) -> Tensor:
     """See `unpack_words`."""
-    if words.shape[-1] != -(-count * bits // WORD_BITS):
+    if words.shape[-1] != words_of(count, bits, padded):
         raise CheckpointError(f"has {words.shape[-1]} words for {count} numbers of {bits} bits")
-    return unpack_words(words, bits, count)
-
-
-def _bits(words: int, numbers: int) -> int:
-    """Bits of each of `numbers` numbers in as many words."""
-    bits, rest = divmod(words * WORD_BITS, numbers)
-    if rest or bits not in (2, 3, 4, 8):
-        raise CheckpointError(f"has {words} words for {numbers} inputs, which is no whole number of bits that is known")
-    return bits
+    return unpack_words(words, bits, count, padded)

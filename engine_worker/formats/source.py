@@ -18,7 +18,10 @@ from sluice.checkpoint.gguf import SUFFIX
 from sluice.checkpoint.quantization import Quantization
 from sluice.checkpoint.weight_files import weight_files
 
-IGNORED = ("rotary_emb.inv_freq", ".k_scale", ".v_scale", ".q_scale", ".prob_scale", ".output_scale")
+IGNORED = (
+    "rotary_emb.inv_freq", ".k_scale", ".v_scale", ".q_scale", ".prob_scale", ".output_scale",
+    ".k_zero_point", ".v_zero_point", ".q_zero_point", ".output_zero_point",
+)  # fmt: skip
 """Ends of names that are no weights: frequencies, which are derived from config.json, and scales of a quantized KV
 cache, which this engine's cache does not have."""
 

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +13,10 @@ FILES = {"hf_quant_config.json": "modelopt", "quantize_config.json": "gptq", "qu
 GPTQ_BITS = (2, 3, 4, 8)
 PACKED_FORMATS = (
     "dense", "pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "nvfp4-pack-quantized",
-    "mixed-precision",
+    "mxfp4-pack-quantized", "mxfp6-pack-quantized", "mxfp8-quantized", "mixed-precision",
 )  # fmt: skip
 """Formats of compressed-tensors; in "mixed-precision" groups of matrices have their own."""
+PACKED_BITS_MAX = 8
 MODELOPT_ALGORITHMS = ("FP8", "FP8_PB_WO", "FP8_PER_CHANNEL_PER_TOKEN", "NVFP4", "MIXED_PRECISION")
 
 
@@ -33,6 +34,9 @@ class Quantization:
     """To be added to the stored zero points: 1 in the first version of GPTQ's format."""
     block: tuple[int, int] = (128, 128)
     """Rows and columns that share a scale, where a matrix has scales for blocks."""
+    bits: tuple[int, ...] = ()
+    """Of compressed-tensors' integers, in all groups of matrices. Which of these a matrix has follows from its size.
+    (): not known."""
 
 
 def read_quantization(folder: Path, config: Mapping[str, Any]) -> Quantization | None:
@@ -110,7 +114,13 @@ def _compressed_tensors(options: Mapping[str, Any], where: str) -> Quantization:
         _refuse(where, "transform_config", "…", "checkpoints without transforms are")
     weights = [group["weights"] for group in groups if isinstance(group.get("weights"), Mapping)]
     blocks = [tuple(each["block_structure"]) for each in weights if isinstance(each.get("block_structure"), list)]
-    return _with_block("compressed-tensors", blocks, f"{where}block_structure")
+    found = _with_block("compressed-tensors", blocks, f"{where}block_structure")
+    return replace(found, bits=tuple(sorted({each["num_bits"] for each in weights if _is_packed(each)})))
+
+
+def _is_packed(weights: Mapping[str, Any]) -> bool:
+    bits = weights.get("num_bits")
+    return weights.get("type", "int") == "int" and isinstance(bits, int) and 1 <= bits <= PACKED_BITS_MAX
 
 
 def _fp8(options: Mapping[str, Any], where: str) -> Quantization:

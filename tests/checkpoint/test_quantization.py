@@ -20,6 +20,19 @@ CT = "compressed-tensors"
         (
             {
                 "quant_method": CT,
+                "format": "pack-quantized",
+                "config_groups": {
+                    "a": {"weights": {"num_bits": 8, "type": "int"}},
+                    "b": {"weights": {"num_bits": 3}},
+                    "c": {"weights": {"num_bits": 6, "type": "float"}},
+                    "d": {"weights": {"num_bits": 16, "type": "int"}},
+                },
+            },
+            Quantization(CT, bits=(3, 8)),
+        ),
+        (
+            {
+                "quant_method": CT,
                 "format": "mixed-precision",
                 "config_groups": {
                     "group_0": {"format": "float-quantized", "weights": {"block_structure": [128, 64]}},

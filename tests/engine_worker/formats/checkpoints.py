@@ -10,6 +10,7 @@ from transformers import (
     GPT2Config,
     LlamaConfig,
     OlmoConfig,
+    Qwen2Config,
     Qwen2MoeConfig,
     Qwen3Config,
     Qwen3MoeConfig,
@@ -25,6 +26,7 @@ ROUND = {**SIZES, "hidden_size": 64, "intermediate_size": 96, "num_attention_hea
 MODELS = {
     "llama": LlamaConfig(**ROUND),
     "qwen3, biased": Qwen3Config(**ROUND, head_dim=32, attention_bias=True),
+    "qwen2, tied": Qwen2Config(**ROUND, tie_word_embeddings=True),
     "qwen3 moe": Qwen3MoeConfig(
         **ROUND, head_dim=16, moe_intermediate_size=32, num_experts=4, num_experts_per_tok=2, norm_topk_prob=True
     ),

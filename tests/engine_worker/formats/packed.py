@@ -1,7 +1,9 @@
 """Matrices packed by hand, with plain loops after each format's published layout, and what they mean."""
 
 import json
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -17,6 +19,7 @@ NF4 = [
     0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
 ]  # fmt: skip
 FLOAT4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+FLOAT6 = (*(m / 8 for m in range(8)), *((1 + m / 8) * 2**e for e in range(3) for m in range(8)))
 
 
 class Packed(NamedTuple):
@@ -25,10 +28,13 @@ class Packed(NamedTuple):
     """[N, K] float32."""
 
 
-def words(numbers: Iterable[int], bits: int) -> list[int]:
-    """One stream of bits, the lowest first, as signed 32-bit words."""
+def words(numbers: Sequence[int], bits: int, padded: bool = False) -> list[int]:
+    """One stream of bits, the lowest first, as signed 32-bit words. padded: of each word as many as it has whole."""
+    if padded:
+        count = WORD // bits
+        return [words(numbers[i : i + count], bits)[0] for i in range(0, len(numbers), count)]
     stream = sum(number << bits * place for place, number in enumerate(numbers))
-    count = -(-len(list(numbers)) * bits // WORD)
+    count = -(-len(numbers) * bits // WORD)
     unsigned = [stream >> WORD * i & 0xFFFFFFFF for i in range(count)]
     return [word - (1 << WORD) if word >> (WORD - 1) else word for word in unsigned]
 
@@ -91,21 +97,35 @@ def gptq(
     return Packed(parts, dense[:, original])
 
 
-def pack_quantized(matrix: Tensor, group: int = 16, bits: int = 4, symmetric: bool = True) -> Packed:
-    """compressed-tensors."""
-    codes, scales, zeros, _ = integers(matrix, bits, group, symmetric)
+def pack_quantized(
+    matrix: Tensor,
+    group: int = 16,
+    bits: int = 4,
+    symmetric: bool = True,
+    padded: bool = False,
+    act_order: bool = False,
+) -> Packed:
+    """compressed-tensors. padded: as before its version 0.18."""
+    columns = matrix.shape[1]
+    order = np.random.default_rng(0).permutation(columns) if act_order else np.arange(columns)
+    original = np.argsort(order)
+    codes, scales, zeros, _ = integers(matrix[:, order], bits, group, symmetric)
     parts = {
-        "weight_packed": torch.tensor([words(row, bits) for row in codes], dtype=torch.int32),
+        "weight_packed": torch.tensor(
+            [words([row[k] for k in original], bits, padded) for row in codes], dtype=torch.int32
+        ),
         "weight_scale": scales.to(torch.bfloat16),
         "weight_shape": torch.tensor(matrix.shape),
     }
     if not symmetric:
-        packed = [words(row, bits) for row in transposed(zeros)]
+        packed = [words(row, bits, padded) for row in transposed(zeros)]
         parts["weight_zero_point"] = torch.tensor(packed, dtype=torch.int32).T.contiguous()
+    if act_order:
+        parts["weight_g_idx"] = torch.tensor(original // group, dtype=torch.int32)
     # The scales are rounded once more.
     spread = parts["weight_scale"].float().repeat_interleave(group, dim=1)
     centred = torch.tensor(codes) - torch.tensor(zeros).repeat_interleave(group, dim=1)
-    return Packed(parts, centred * spread)
+    return Packed(parts, (centred * spread)[:, original])
 
 
 def fp8(matrix: Tensor, rows: int, columns: int, name: str = "weight_scale_inv") -> Packed:
@@ -193,6 +213,34 @@ def nvfp4(matrix: Tensor, divides: bool) -> Packed:
     return Packed({names[0]: codes, "weight_scale": scales, names[1]: second}, dense)
 
 
+def microscaling(matrix: Tensor, bits: int) -> Packed:
+    """MXFP4, MXFP6 (e2m3) or MXFP8 (e4m3): 32 inputs share a scale, a power of two."""
+    rows, columns = matrix.shape
+    largest = {4: 6.0, 6: 7.5, 8: 448.0}[bits]
+    exponents = torch.zeros(rows, columns // 32, dtype=torch.uint8)
+    codes, dense = torch.zeros(rows, columns, dtype=torch.uint8), torch.zeros(rows, columns)
+    for n in range(rows):
+        for g in range(columns // 32):
+            block = slice(32 * g, 32 * (g + 1))
+            power = math.ceil(math.log2(float(matrix[n, block].abs().max()) / largest))
+            exponents[n, g] = power + 127
+            values = matrix[n, block] / 2.0**power
+            if bits == 8:
+                numbers = values.to(torch.float8_e4m3fn)
+                codes[n, block], dense[n, block] = numbers.view(torch.uint8), numbers.float() * 2.0**power
+                continue
+            table = torch.tensor(FLOAT4 if bits == 4 else FLOAT6)
+            indices = (values.abs().unsqueeze(1) - table).abs().argmin(dim=1)
+            sign = values < 0
+            codes[n, block] = indices + (sign << (bits - 1))
+            dense[n, block] = torch.where(sign, -table[indices], table[indices]) * 2.0**power
+    if bits == 8:
+        return Packed({"weight": codes.view(torch.float8_e4m3fn), "weight_scale": exponents}, dense)
+    streams = [sum(code << bits * k for k, code in enumerate(row)) for row in codes.tolist()]
+    packed = [list(stream.to_bytes(columns * bits // 8, "little")) for stream in streams]
+    return Packed({"weight_packed": torch.tensor(packed, dtype=torch.uint8), "weight_scale": exponents}, dense)
+
+
 def transposed(rows: list[list[int]]) -> list[list[int]]:
     return [list(column) for column in zip(*rows, strict=True)]
 
@@ -204,6 +252,13 @@ class Format(NamedTuple):
 
 
 CT = "compressed-tensors"
+
+
+def pack_config(bits: int) -> dict[str, object]:
+    weights = {"num_bits": bits, "type": "int"}
+    return {"quant_method": CT, "format": "pack-quantized", "config_groups": {"group_0": {"weights": weights}}}
+
+
 FORMATS = {
     "AWQ": Format(awq, {"quant_method": "awq", "bits": 4, "group_size": 16, "version": "gemm"}),
     "GPTQ": Format(gptq, {"quant_method": "gptq", "bits": 4, "group_size": 16}),
@@ -216,17 +271,19 @@ FORMATS = {
     "GPTQ v2": Format(
         lambda m: gptq(m, symmetric=False, shift=0), {"quant_method": "gptq", "bits": 4, "checkpoint_format": "gptq_v2"}
     ),
-    "compressed-tensors, 4 bits": Format(pack_quantized, {"quant_method": CT, "format": "pack-quantized"}),
-    "compressed-tensors, 4 bits with zeros": Format(
-        lambda m: pack_quantized(m, symmetric=False), {"quant_method": CT, "format": "pack-quantized"}
-    ),
-    "compressed-tensors, 8 bits": Format(
-        lambda m: pack_quantized(m, bits=8), {"quant_method": CT, "format": "pack-quantized"}
+    "compressed-tensors, 4 bits": Format(pack_quantized, pack_config(4)),
+    "compressed-tensors, 4 bits with zeros": Format(lambda m: pack_quantized(m, symmetric=False), pack_config(4)),
+    "compressed-tensors, 8 bits": Format(lambda m: pack_quantized(m, bits=8), pack_config(8)),
+    "compressed-tensors, act-order": Format(
+        lambda m: pack_quantized(m, symmetric=False, act_order=True), pack_config(4)
     ),
     "compressed-tensors, int8": Format(int8_rows, {"quant_method": CT, "format": "int-quantized"}),
     "compressed-tensors, FP8": Format(fp8_rows, {"quant_method": CT, "format": "float-quantized"}),
     "compressed-tensors, NVFP4": Format(
         lambda m: nvfp4(m, divides=True), {"quant_method": CT, "format": "nvfp4-pack-quantized"}
+    ),
+    "compressed-tensors, MXFP4": Format(
+        lambda m: microscaling(m, 4), {"quant_method": CT, "format": "mxfp4-pack-quantized"}
     ),
     "FP8, blocks": Format(lambda m: fp8(m, 32, 24), {"quant_method": "fp8", "weight_block_size": [32, 24]}),
     "FP8, large blocks": Format(lambda m: fp8(m, 128, 128), {"quant_method": "fp8"}),
@@ -242,3 +299,19 @@ FORMATS = {
     ),
     "bitsandbytes, int8": Format(int8_bitsandbytes, {"quant_method": "bitsandbytes", "load_in_8bit": True}),
 }
+VARIANTS = {
+    **{
+        f"compressed-tensors, {bits} bits{', padded' if padded else ''}": Format(
+            partial(pack_quantized, bits=bits, symmetric=False, padded=padded), pack_config(bits)
+        )
+        for bits in (3, 5, 6, 7)
+        for padded in (False, True)
+    },
+    "compressed-tensors, MXFP6": Format(
+        lambda m: microscaling(m, 6), {"quant_method": CT, "format": "mxfp6-pack-quantized"}
+    ),
+    "compressed-tensors, MXFP8": Format(
+        lambda m: microscaling(m, 8), {"quant_method": CT, "format": "mxfp8-quantized"}
+    ),
+}
+"""Whose `Stored` are of the kinds of FORMATS."""

@@ -20,6 +20,11 @@ from tests.engine_worker.models.loading import Rank, change, empty_model
 
 LOADERS = {"torch": load_runner, "openvino": partial(load_openvino, warn=lambda *_: None)}
 
+PROJECTIONS = (
+    *(f"self_attn.{name}_proj" for name in "qkvo"),
+    *(f"mlp.{name}_proj" for name in ("gate", "up", "down")),
+)
+
 
 def first_token(folder, backend: str, **settings: bool) -> Drawn:
     config = RunnerConfig("cpu", kv_cache_tokens=64, threads=1, **settings)
@@ -50,6 +55,25 @@ def test_openvino_computes_with_the_codes_as_they_are(tmp_path, name):
         found = first_token(quantized, "openvino", quantized_activations=activations)
         assert found.logprob.logprob == pytest.approx(expected.logprob.logprob, abs=tolerance)
         assert found.token == expected.token
+
+
+@pytest.mark.parametrize(
+    ("model", "name", "excluded"),
+    [
+        ("qwen3, biased", "AWQ", [f"0.{part}" for part in PROJECTIONS]),
+        ("qwen2, tied", "GPTQ, act-order", ["v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]),
+        ("qwen2, tied", "compressed-tensors, 4 bits with zeros", ["1.self_attn.k_proj", "0.mlp.up_proj"]),
+    ],
+    ids=["a layer is plain", "only queries and keys are not plain", "some parts of products are plain"],
+)
+def test_some_matrices_are_plain(tmp_path, model, name, excluded):
+    """In models with biases, two of them with one table for embedding and head."""
+    quantized, dense = write_pair(tmp_path, model, name, excluded)
+    expected = first_token(dense, "torch")
+    assert first_token(quantized, "torch") == expected
+    found = first_token(quantized, "openvino", quantized_activations=False)
+    assert found.logprob.logprob == pytest.approx(expected.logprob.logprob, abs=1e-4)
+    assert found.token == expected.token
 
 
 @pytest.mark.parametrize("name", FORMATS)
