@@ -122,7 +122,8 @@ class _Turns:
 
     async def _repeat(self, rings: Mapping[str, Ring], name: str, prompt: int) -> None:
         for repeat in range(self._plan.repeats):
-            request = _request(self._plan, prompt, f"{name}, {repeat}")
+            # A longer prompt begins with the shorter ones.
+            request = _request(self._plan, prompt, f"{name}, {prompt}, {repeat}")
             for kv in self._plan.kv if repeat % 2 == 0 else reversed(self._plan.kv):
                 found = await _strike(rings[kv], CASES[name], request, self._truths[prompt], self._plan.begun)
                 self._runs.append(Takeover(self._precision, prompt, name, kv, **found))

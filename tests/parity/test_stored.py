@@ -58,7 +58,7 @@ def test_several_outputs(harnesses, options):
 
 def test_prompt_logprobs(harnesses):
     found, expected = (
-        [row.logprob for number in ask(harness, prompt_logprobs=1) for row in harness.prompt_logprobs(number)]
+        [logprob for number in ask(harness, prompt_logprobs=1) for logprob, *_ in harness.prompt_logprobs(number)]
         for harness in harnesses
     )
     assert found == pytest.approx(expected, abs=2e-3)
