@@ -257,6 +257,8 @@ class Cases:
         computed = sum(self._computed_since(seat) for seat in seats)
         fetched = sum(self._grown(seat, FETCHED_BLOCKS) for seat in seats)
         pause = max(stream.gaps(struck), default=0.0)
+        if stream.times and 0 < struck < stream.times[0]:
+            pause = max(pause, stream.times[0] - struck)
         difference = seen.difference(self.truth)
         return Seen(case, stream.first_token, pause, computed, limit, fetched, difference, same)
 

@@ -17,9 +17,9 @@ own address; a [keeper](../kv_cache.md#on-other-machines-the-keeper) runs beside
 after its first output, or while its prompt is computed, and compared with the undisturbed one: text, token ids,
 logprobs. The namespaces share the cores of one machine.
 
-*Pause*: the longest time between two deltas from the disturbance on. *Computed again*: context tokens that the other
-engines computed from then on, at most, and in brackets the most that they should; for a stream that is only handed
-over, those of the engine that decodes. Cells with two numbers are p50 · p99.
+*Pause*: the longest time between two deltas from the disturbance on, or until the first. *Computed again*: context
+tokens that the other engines computed from then on, at most, and in brackets the most that they should; for a stream
+that is only handed over, those of the engine that decodes. Cells with two numbers are p50 · p99.
 """
 
 
