@@ -12,6 +12,8 @@ from zlib import crc32
 
 import numpy as np
 
+from engine_worker.pool_files.memory import is_private
+
 FORMAT: Final = 1
 MAGIC: Final = b"SLUICEKV"
 """Written last: a file without it is not complete."""
@@ -88,13 +90,13 @@ class Places(NamedTuple):
 
 
 def num_blocks_of(file: int, layout: Layout) -> int | None:
-    """Number of blocks of a file of this layout; None if it is not complete, damaged, or no pool file. Raises
-    OSError."""
-    data, size = os.pread(file, HEADER.itemsize, 0), os.fstat(file).st_size
-    if len(data) < HEADER.itemsize:
+    """Number of blocks of a file of this layout; None if it is not complete, damaged, no pool file, or one that others
+    than this user can read or write. Raises OSError."""
+    data, status = os.pread(file, HEADER.itemsize, 0), os.fstat(file)
+    if len(data) < HEADER.itemsize or not is_private(status):
         return None
     header = np.frombuffer(data, HEADER)[0]
-    num_blocks = int(header["num_blocks"])
+    num_blocks, size = int(header["num_blocks"]), status.st_size
     # The size first, before anything is computed with a number that could be any.
     if header["magic"] != MAGIC or header["format"] != FORMAT or not 0 < num_blocks * layout.block_bytes <= size:
         return None

@@ -28,8 +28,13 @@ def check_private(folder: Path, setting: str) -> None:
         raise ValueError(f"{setting}: {error}") from error
     if not stat.S_ISDIR(status.st_mode):
         raise ValueError(f"{setting}: {folder} is not a folder")
-    if status.st_uid != os.getuid() or status.st_mode & 0o077:
+    if not is_private(status):
         raise ValueError(f"{setting}: {folder} must belong to this user, and others must have no access (mode 700)")
+
+
+def is_private(status: os.stat_result) -> bool:
+    """Whether a file or folder belongs to this user, and others have no access."""
+    return status.st_uid == os.getuid() and not status.st_mode & 0o077
 
 
 def replace_by_private(region: mmap.mmap, start: int, size: int) -> None:

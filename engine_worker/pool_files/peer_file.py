@@ -31,14 +31,15 @@ class Found(NamedTuple):
 
 class PeerFile:
     def __init__(self, path: str, layout: Layout) -> None:
-        """Raises OSError if it cannot be read, and ValueError if it is not a complete file of this layout."""
+        """Raises OSError if it cannot be read, and ValueError if it is not a complete file of this layout, and this
+        user's alone."""
         self.path = path
         self._layout = layout
         self._file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
         try:
             num_blocks = num_blocks_of(self._file, layout)
             if num_blocks is None:
-                raise ValueError("not a complete pool file")
+                raise ValueError("not a complete pool file of this user alone")
             self._places = Places.of(layout, num_blocks)
         except (OSError, ValueError):
             os.close(self._file)

@@ -1,3 +1,4 @@
+import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,3 +23,18 @@ def shared_memory() -> Iterator[Path]:
         pytest.skip("this system has no /dev/shm in memory")
     with tempfile.TemporaryDirectory(dir=parent, prefix="sluice-test-") as folder:
         yield Path(folder)
+
+
+@pytest.fixture
+def small_memory(shared_memory: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
+    """A file system in memory, private and of the size that the test's parameter states, such as 8m."""
+    folder = shared_memory / "small"
+    folder.mkdir()
+    options = f"size={request.param},mode=700"
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", options, "none", folder], check=False).returncode:
+        pytest.skip("mounting is not permitted here")
+    try:
+        yield folder
+    finally:
+        # Lazily: mappings may outlive the test.
+        subprocess.run(["umount", "-l", folder], check=True)

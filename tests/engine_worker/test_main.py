@@ -7,6 +7,8 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -22,7 +24,7 @@ from sluice.settings.services import EngineSettings
 from sluice.telemetry.probes import Startup
 from sluice.wire.errors import FinishReason
 from sluice.wire.heartbeats import EngineHeartbeat, Hello, KeepAlive
-from sluice.wire.rows import TokenBatch
+from sluice.wire.rows import TokenBatch, TokenRow
 from tests.fakes.clock import Clock
 from tests.fakes.engine import spec_of
 from tests.fakes.lanes import connected
@@ -50,6 +52,34 @@ def events(process: subprocess.Popen[str], until: str) -> list[dict]:
     raise AssertionError(logged)
 
 
+@contextmanager
+def submitted(ready: dict, folder: Path, prompt: list[int]) -> Iterator[Callable[[], list[TokenRow]]]:
+    """Send a request for two outputs to an engine. Yields a function that waits until both have ended."""
+    with zmq.Context() as context:
+        router = Inbox(context, f"ipc://{folder}/router", EngineHeartbeat)
+        detokenizer = Inbox(context, f"ipc://{folder}/detokenizer", TokenBatch | KeepAlive)
+        lane = connected(Lane(context, ready["address"]))
+        lane.send(Hello("r0", router.address))
+        assert router.wait(60)
+        (heartbeat, *_) = router.receive()
+        spec = spec_of(prompt, 5, n=2, epoch=heartbeat.epoch, detokenizer=detokenizer.address)
+        assert lane.send(msgspec.structs.replace(spec, router=router.address))
+
+        def rows() -> list[TokenRow]:
+            found: list[TokenRow] = []
+            while sum(row.end is not None for row in found) < 2:
+                assert detokenizer.wait(60)
+                batches = (batch for batch in detokenizer.receive() if isinstance(batch, TokenBatch))
+                found += [row for batch in batches for row in rows_of(batch)]
+            return found
+
+        try:
+            yield rows
+        finally:
+            for socket in (lane, router, detokenizer):
+                socket.close()
+
+
 def test_an_engine_serves_the_bundled_model_and_drains(tmp_path):
     flags = ["--id", "e0", "--listen", f"ipc://{tmp_path}/engine", "--threads", "1", "--kv-cache-tokens", "4096"]
     process = start("--model", str(MODEL), *flags)
@@ -60,29 +90,34 @@ def test_an_engine_serves_the_bundled_model_and_drains(tmp_path):
         expected = {"id": "e0", "device": "cpu", "dtype": "float32", "attention": "openvino", "kv_tokens": 4096}
         assert expected.items() <= ready.items()
         assert {"threads": 1, "kv_cache_tokens": 4096}.items() <= ready["settings"].items()
-        with zmq.Context() as context:
-            router = Inbox(context, f"ipc://{tmp_path}/router", EngineHeartbeat)
-            detokenizer = Inbox(context, f"ipc://{tmp_path}/detokenizer", TokenBatch | KeepAlive)
-            lane = connected(Lane(context, ready["address"]))
-            lane.send(Hello("r0", router.address))
-            assert router.wait(60)
-            (heartbeat, *_) = router.receive()
-            spec = spec_of([1, 2, 3], 5, n=2, epoch=heartbeat.epoch, detokenizer=detokenizer.address)
-            assert lane.send(msgspec.structs.replace(spec, router=router.address))
+        with submitted(ready, tmp_path, [1, 2, 3]) as rows:
             process.send_signal(signal.SIGTERM)
-            rows = []
-            while sum(row.end is not None for row in rows) < 2:
-                assert detokenizer.wait(60)
-                rows += [
-                    row for batch in detokenizer.receive() if isinstance(batch, TokenBatch) for row in rows_of(batch)
-                ]
-            ends = {row.end.reason for row in rows if row.end}
-            codes = {row.end.fault.code for row in rows if row.end and row.end.fault}
-            # The signal may arrive before the request.
-            assert ends == {FinishReason.LENGTH} or (ends == {FinishReason.ERROR} and codes == {"DRAINING"})
-            assert process.wait(60) == 0
-            for socket in (lane, router, detokenizer):
-                socket.close()
+            ended = [row.end for row in rows() if row.end]
+        ends, codes = {end.reason for end in ended}, {end.fault.code for end in ended if end.fault}
+        # The signal may arrive before the request.
+        assert ends == {FinishReason.LENGTH} or (ends == {FinishReason.ERROR} and codes == {"DRAINING"})
+        assert process.wait(60) == 0
+    finally:
+        process.kill()
+        process.wait()
+        process.stderr.close()
+
+
+@pytest.mark.parametrize("small_memory", ["8m"], indirect=True)
+def test_an_engine_serves_if_its_folder_in_memory_is_too_small(small_memory, tmp_path):
+    flags = ["--listen", f"ipc://{tmp_path}/engine", "--threads", "1", "--kv-cache-tokens", "4096"]
+    process = start("--model", str(MODEL), *flags, "--kv-folder", str(small_memory))
+    try:
+        *_, ready = events(process, "ready")
+        assert ready["kv_file"].startswith(str(small_memory))
+        # 10 MB of keys and values.
+        with submitted(ready, tmp_path, [token % 90 + 3 for token in range(1700)]) as rows:
+            assert {row.end.reason for row in rows() if row.end} == {FinishReason.LENGTH}
+        process.send_signal(signal.SIGTERM)
+        *_, warning = events(process, "kv_file_limited")
+        assert warning["level"] == "warning"
+        assert warning["reason"].endswith("MiB are left: 0 of 128 blocks are in the file")
+        assert process.wait(60) == 0
     finally:
         process.kill()
         process.wait()

@@ -1,9 +1,10 @@
 import pytest
 import torch
 
-from engine_worker.attention.cache import KVCache, layout
+from engine_worker.attention.cache import KVCache, host_layout, layout
 from engine_worker.pool_files.folder import PoolFolder
 from engine_worker.step import Move, MoveKind
+from tests.engine_worker.pool_files.files import check_separate
 
 
 def cache(dtype: torch.dtype = torch.float32, num_host_blocks: int = 0) -> KVCache:
@@ -82,3 +83,9 @@ def test_a_block_in_a_file_has_the_same_place_in_every_part(shared_memory, dtype
     tensors = [*(layer.keys for layer in pool.layers), *(layer.values for layer in pool.layers)]
     for tensor, part in zip(tensors, file.parts, strict=True):
         assert part[:5].tobytes() == tensor.view(torch.uint8).numpy().tobytes()
+
+
+@pytest.mark.parametrize("layout_of", [layout, host_layout])
+def test_blocks_of_another_precision_are_neither_read_nor_adopted(shared_memory, layout_of):
+    """Also if they have the same size."""
+    check_separate(shared_memory, *(layout_of(3, 4, 2, 8, dtype) for dtype in (torch.float16, torch.bfloat16)))

@@ -5,9 +5,10 @@ from pathlib import Path
 import pytest
 
 from engine_worker.pool_files.folder import PoolFolder
-from sluice.wire.params import Speculation
+from sluice.wire.params import BeamSearchParams, Speculation
 from sluice.wire.tables import PromptTables, Table
 from sluice.wire.tensors import TensorParams
+from tests.engine_worker.core.test_beams import check
 from tests.engine_worker.core.test_preparation import Making
 from tests.fakes.adapters import ScriptedAdapters, adapter
 from tests.fakes.engine import EngineBench
@@ -68,6 +69,15 @@ def test_several_outputs_share_the_copies(folder: Path) -> None:
     bench = engine(folder)
     assert fetched(bench, n=3) == ALL
     assert bench.runner.computed == SIZE + 3 * 3
+
+
+def test_beams_share_the_copies(folder: Path) -> None:
+    bench = engine(folder)
+    request = bench.submit(PROMPT, max_tokens=8, n=2, beams=BeamSearchParams(3))
+    bench.run()
+    check(bench, request)
+    assert bench.cache.fetches.fetched == ALL
+    assert bench.runner.computed == SIZE + 3 * 7
 
 
 def test_twenty_streams_with_one_prefix_move_at_once(folder: Path) -> None:

@@ -5,6 +5,7 @@ import pytest
 from engine_worker.openvino.cache import BlockCache, BlockShape
 from engine_worker.pool_files.folder import PoolFolder
 from engine_worker.step import Move, MoveKind
+from tests.engine_worker.pool_files.files import check_separate
 
 SHAPES = [([2, 32, 4], ov.Type.f32), ([2, 32, 4], ov.Type.f32), ([2, 40, 4], ov.Type.u8), ([2, 32, 12], ov.Type.u8)]
 
@@ -62,3 +63,15 @@ def test_blocks_in_a_file(shared_memory):
 def test_layouts_differ_by_type_and_shape():
     layouts = [BlockShape([shape]).layout.folder for shape in (*SHAPES, ([2, 64, 2], ov.Type.f32))]
     assert len(set(layouts)) == 4
+
+
+def test_blocks_of_another_version_are_neither_read_nor_adopted(shared_memory, monkeypatch):
+    layout = BlockShape(SHAPES).layout
+    monkeypatch.setattr(ov, "__version__", "2030.1.0")
+    check_separate(shared_memory, layout, BlockShape(SHAPES).layout)
+
+
+@pytest.mark.parametrize("types", [(ov.Type.f16, ov.Type.bf16), (ov.Type.u8, ov.Type.i8)])
+def test_blocks_of_another_precision_are_neither_read_nor_adopted(shared_memory, types):
+    """Also if they have the same size."""
+    check_separate(shared_memory, *(BlockShape([([2, 32, 4], kind)]).layout for kind in types))

@@ -53,5 +53,17 @@ def open_file(folder: Path, name: str, *, sizing: object = "", layout: Layout = 
     return view, file
 
 
+def check_separate(folder: Path, layout: Layout, other: Layout) -> None:
+    """Engines with the other layout neither read nor adopt what an engine with this layout has stored."""
+    _, file = open_file(folder, "a", layout=layout)
+    file.reserve(0)
+    file.put(0, Content(digest(1), (1,) * layout.tokens_per_block, None, ""))
+    view, _ = open_file(folder, "b", layout=other)
+    assert view.empty
+    file.close()
+    assert not list(open_file(folder, "c", layout=other)[1].adopted())
+    assert list(open_file(folder, "d", layout=layout)[1].adopted())
+
+
 def ignore(_reason: str) -> None:
     pass

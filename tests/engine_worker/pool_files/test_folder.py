@@ -1,4 +1,5 @@
 import os
+import stat
 import time
 from pathlib import Path
 
@@ -170,3 +171,55 @@ def test_a_folder_on_a_disk_is_refused(shared_memory: Path, monkeypatch: pytest.
     monkeypatch.setattr("engine_worker.pool_files.memory.is_in_memory", lambda folder: folder != shared_memory / "new")
     with pytest.raises(ValueError, match=r"must be in memory \(tmpfs\)"):
         PoolFolder(shared_memory / "new", "a", ignore)
+
+
+def test_a_folder_of_another_user_is_refused(shared_memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    become_another_user(monkeypatch)
+    with pytest.raises(ValueError, match="must belong to this user"):
+        PoolFolder(shared_memory, "a", ignore)
+
+
+def test_only_this_user_can_read_the_files(shared_memory: Path) -> None:
+    former = os.umask(0)
+    try:
+        _, file = open_file(shared_memory, "a")
+    finally:
+        os.umask(former)
+    assert stat.S_IMODE(os.stat(file.path).st_mode) == 0o600
+    assert stat.S_IMODE(Path(file.path).parent.stat().st_mode) == 0o700
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o620, 0o604, 0o602])
+def test_a_file_that_others_can_open_is_neither_read_nor_adopted(shared_memory: Path, mode: int) -> None:
+    _, file = open_file(shared_memory, "a")
+    store(file, 0, 1)
+    Path(file.path).chmod(mode)
+    view, _ = open_file(shared_memory, "b")
+    assert view.empty
+    file.close()
+    _, fresh = open_file(shared_memory, "a")
+    assert fresh.path != file.path
+    assert not Path(file.path).exists()
+
+
+def test_a_file_of_another_user_is_neither_read_nor_adopted(
+    shared_memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, alive = open_file(shared_memory, "a")
+    _, dead = open_file(shared_memory, "b")
+    for file in (alive, dead):
+        store(file, 0, 1)
+    dead.close()
+    view = PoolFolder(shared_memory, "c", ignore)
+    become_another_user(monkeypatch)
+    file = view.open(LAYOUT, "", lambda: 4)
+    assert file is not None
+    assert list(file.adopted()) == []
+    assert view.empty
+    assert len(files(shared_memory)) == 3
+
+
+def become_another_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files so far are not this user's."""
+    uid = os.getuid()
+    monkeypatch.setattr("os.getuid", lambda: uid + 1)

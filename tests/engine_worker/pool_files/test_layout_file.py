@@ -14,7 +14,17 @@ def test_the_layout_is_next_to_the_files(shared_memory: Path) -> None:
     assert [path.name for path in folder.glob("layout*")] == [LAYOUT_FILE]
 
 
-@pytest.mark.parametrize("content", [b"", b"[", b"{}", b'["test",4,[4096],false]', b'["test","4",[4096,200],false]'])
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"[",
+        b"{}",
+        b'["test",4,[4096],false]',
+        b'["test","4",[4096,200],false]',
+        b'["another version",4,[4096,200],false]',
+    ],
+)
 def test_a_layout_that_is_not_the_folders_is_none_and_replaced(tmp_path: Path, content: bytes) -> None:
     folder = tmp_path / LAYOUT.folder
     folder.mkdir()

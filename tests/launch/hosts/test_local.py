@@ -2,6 +2,8 @@
 
 import os
 import stat
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +16,17 @@ from sluice.launch.plan import Plan, Service, services
 
 SLEEPER = ("/bin/sh", "-c", "exec sleep 60")
 """A service that ignores its arguments."""
+
+LAUNCHER = """
+import signal, sys
+from sluice.launch.folder import Folder
+folder = Folder(sys.argv[1])
+(folder.path / "layout").mkdir()
+(folder.path / "layout" / "engine-0.00000001.pool").write_bytes(bytes(4096))
+print(folder.path, flush=True)
+signal.pause()
+"""
+"""What a launcher does with a folder in memory, until it is killed."""
 
 
 @pytest.fixture
@@ -174,3 +187,16 @@ def test_after_a_killed_launcher_the_folder_is_removed_once_its_engines_have_end
     child.wait(10)
     remove_stale()
     assert not folder.exists()
+
+
+@pytest.mark.process
+def test_the_next_ring_removes_what_a_killed_launcher_has_left(memory: Path, opened: list[Opened]) -> None:
+    with subprocess.Popen([sys.executable, "-c", LAUNCHER, str(memory)], stdout=subprocess.PIPE, text=True) as launcher:
+        assert launcher.stdout is not None
+        left = Path(launcher.stdout.readline().strip())
+        opened.append(beside := Opened())
+        assert {str(each) for each in memory.iterdir()} == {str(left), *beside.folders}
+        launcher.kill()
+    assert list(left.glob("*/*.pool"))
+    opened.append(following := Opened())
+    assert {str(each) for each in memory.iterdir()} == beside.folders | following.folders

@@ -3,7 +3,8 @@
 python -m tests.system.hosts.kept --precision int8 --tokens 4000 7500
 
 One router, one detokenizer and three engines, each on a machine of its own, with real keys. Prints a line for each
-case. Exit status 1: a stream failed or differs from the undisturbed one, or more was computed again than had to be.
+stream and a table of all; with --page also writes the table to docs/measurements/keepers.md. Exit status 1: a stream
+failed or differs from the undisturbed one, or more was computed again than had to be.
 """
 
 import argparse
@@ -14,20 +15,25 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
+
+from rich.console import Console
+from rich.markdown import Markdown
 
 from bench.deaths.precisions import PRECISIONS
 from bench.deaths.requests import StreamRequest
 from bench.deaths.streams import StreamSeen, connect, read_stream
-from bench.harness.engine_counters import ACTIVE_REQUESTS, CONTEXT_TOKENS, FETCHED_BLOCKS, parse
+from bench.harness.engine_counters import ACTIVE_REQUESTS, CONTEXT_TOKENS, FETCHED_BLOCKS, PREFIX, parse
 from bench.harness.models import python_prompts
 from bench.harness.real_model import real_model
+from bench.harness.tables import markdown
 from bench.takeover.rings import WatchedStream
 from sluice.lanes.keys import Role
 from tests.fakes.processes import wait_until
+from tests.system.hosts.kept_page import Seen, summary, write_page
 from tests.system.hosts.network import Machine, Network, missing
 from tests.system.hosts.ring import Ring, Service
 
@@ -36,7 +42,11 @@ BEGUN = 40
 """Output tokens before a disturbance."""
 REPORTED_SECONDS = 2.0
 """A heartbeat reports new blocks within a second."""
-BLOCK_TOKENS = "sluice_engine_kv_block_tokens"
+BLOCK_TOKENS = f"{PREFIX}kv_block_tokens"
+REQUESTS = f"{PREFIX}requests_total"
+COUNTED = (CONTEXT_TOKENS, FETCHED_BLOCKS, REQUESTS)
+PREFILL = "engine-0"
+"""The prefill engine of a ring that has one."""
 IN_FLIGHT = 16
 """Tokens that may be computed beyond those in a partly filled block: of steps whose rows were lost."""
 Settings = Mapping[str, Any]
@@ -117,32 +127,7 @@ class KeptRing(Ring):
         return super()._flags(seat, role, machine, **overrides)
 
 
-class Seen(NamedTuple):
-    """A stream over one case. Times in seconds."""
-
-    case: str
-    first_token: float
-    pause: float
-    computed: int
-    """Context tokens that engines computed from the disturbance on; of `divided`, those of the engine that decodes."""
-    expected: int
-    """The most that they should."""
-    fetched: int
-    """Blocks."""
-    difference: str
-    same_bits: bool
-
-    @property
-    def good(self) -> bool:
-        return not self.difference and self.computed <= self.expected
-
-    @property
-    def text(self) -> str:
-        return (
-            f"{self.case}: first token {self.first_token:.2f} s, pause {self.pause:.2f} s, {self.computed:,} tokens "
-            f"computed again (at most {self.expected:,}), {self.fetched:,} blocks copied, "
-            f"{self.difference or 'the same text'}, bits {'equal' if self.same_bits else 'differ'}"
-        )
+Case = Callable[[], Coroutine[Any, Any, Seen]]
 
 
 @dataclass
@@ -187,6 +172,16 @@ class Cases:
         await asyncio.to_thread(self._revive, first)
         return seen
 
+    async def prefill_engine_killed(self) -> Seen:
+        """While it computes the prompt: an engine that generates computes what it cannot copy."""
+        self._count()
+        case, limit = "prefill engine killed, before it hands over", self.tokens + IN_FLIGHT
+        return await self._disturbed(case, self.request(), self._kill, limit, self._computing)
+
+    async def decode_engine_killed(self) -> Seen:
+        case = "decode engine killed, after it was handed a request"
+        return await self._disturbed(case, self.request(), self._kill, self._last_block)
+
     async def divided(self) -> Seen:
         """One machine computes the prompt, another one continues."""
         self._count()
@@ -196,6 +191,16 @@ class Cases:
             seat = self.ring.busy()
             seen = await stream.task
         return self._seen("prefill and decode on two machines", stream, seen, [seat], self._last_block, 0.0)
+
+    @property
+    def together(self) -> Sequence[Case]:
+        """The cases of a ring whose engines compute everything."""
+        return self.engine_killed, self.machine_lost_with_a_copy, self.machine_lost
+
+    @property
+    def apart(self) -> Sequence[Case]:
+        """The cases of a ring with prefill and decode engines."""
+        return self.divided, self.prefill_engine_killed, self.decode_engine_killed
 
     @property
     def _last_block(self) -> int:
@@ -209,14 +214,34 @@ class Cases:
         salt = {"kv_cache": {"salt": f"{self.tokens} {self._salts}"}, "token_ids": True}
         return StreamRequest("greedy", self.prompt, {**options, **salt})
 
-    async def _disturbed(self, case: str, request: StreamRequest, harm: Callable[[str], Any], limit: int) -> Seen:
+    async def _generating(self, stream: WatchedStream) -> str:
+        """Wait for the first output; returns the engine that generates it."""
+        await stream.until(BEGUN)
+        return await asyncio.to_thread(self.ring.busy)
+
+    async def _computing(self, _: WatchedStream) -> str:
+        """Wait until the prefill engine has the request; returns that engine."""
+        if not await asyncio.to_thread(wait_until, lambda: self._grown(PREFILL, REQUESTS) > 0, 30):
+            raise RuntimeError("the prefill engine has no request")
+        return PREFILL
+
+    async def _disturbed(
+        self,
+        case: str,
+        request: StreamRequest,
+        harm: Callable[[str], Any],
+        limit: int,
+        victim_of: Callable[[WatchedStream], Awaitable[str]] | None = None,
+    ) -> Seen:
+        """`victim_of`: waits for the moment to harm an engine, and returns that engine; by default `_generating`."""
         async with connect(self.ring.addresses) as client:
             stream = WatchedStream(client, request)
-            await stream.until(BEGUN)
-            victim = await asyncio.to_thread(self.ring.busy)
+            victim = await (victim_of or self._generating)(stream)
             await asyncio.to_thread(self._count)
             struck = time.monotonic()
             await asyncio.to_thread(harm, victim)
+            if victim_of and stream.tokens:
+                raise RuntimeError(f"{case}: the first token came before the disturbance")
             seen = await stream.task
             others = [service.seat for service in self.ring.of("engine") if service.seat != victim]
             found = await asyncio.to_thread(self._seen, case, stream, seen, others, limit, struck)
@@ -232,15 +257,15 @@ class Cases:
         computed = sum(self._computed_since(seat) for seat in seats)
         fetched = sum(self._grown(seat, FETCHED_BLOCKS) for seat in seats)
         pause = max(stream.gaps(struck), default=0.0)
+        if stream.times and 0 < struck < stream.times[0]:
+            pause = max(pause, stream.times[0] - struck)
         difference = seen.difference(self.truth)
         return Seen(case, stream.first_token, pause, computed, limit, fetched, difference, same)
 
     def _count(self) -> None:
         for service in self.ring.of("engine"):
             page = self.ring.engine_counters(service.seat)
-            self._counted |= {
-                (service.seat, metric): page.get(metric, 0) for metric in (CONTEXT_TOKENS, FETCHED_BLOCKS)
-            }
+            self._counted |= {(service.seat, metric): page.get(metric, 0) for metric in COUNTED}
 
     def _computed_since(self, seat: str) -> int:
         return self._grown(seat, CONTEXT_TOKENS)
@@ -270,41 +295,45 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.system.hosts.kept", description=__doc__)
     parser.add_argument("--precision", nargs="+", default=["float32", "int8"], choices=list(PRECISIONS))
     parser.add_argument("--tokens", nargs="+", type=int, default=[4000, 7500], help="lengths of the prompts")
+    parser.add_argument("--repeats", type=int, default=1, help="streams of each case")
+    parser.add_argument("--page", action="store_true", help="write docs/measurements/keepers.md")
     parser.add_argument("--logs", type=Path, help="folder for the services' logs")
     given = parser.parse_args()
     if reason := missing():
         parser.error(reason)
-    bad = 0
+    console, found = Console(), dict[str, list[Seen]]()
     with tempfile.TemporaryDirectory() as folder:
         logs = given.logs or Path(folder)
         logs.mkdir(parents=True, exist_ok=True)
         for precision in given.precision:
             for tokens in given.tokens:
-                for seen in run(logs, real_model(), precision, tokens, 160):
-                    print(f"{precision}, {tokens:,} tokens: {seen.text}", flush=True)
-                    bad += not seen.good
-    raise SystemExit(bad > 0)
+                title = f"{precision}, {tokens:,} tokens"
+                found[title] = []
+                for seen in run(logs, real_model(), precision, tokens, 160, given.repeats):
+                    print(f"{title}: {seen.text}", flush=True)
+                    found[title].append(seen)
+    for title, runs in found.items():
+        console.print(Markdown(markdown(summary(title, runs))))
+    if given.page:
+        write_page(found, sys.argv[1:])
+    raise SystemExit(not all(seen.good for runs in found.values() for seen in runs))
 
 
-def run(folder: Path, model: Path, precision: str, tokens: int, max_tokens: int) -> list[Seen]:
-    """All cases with a prompt of this many tokens."""
+def run(folder: Path, model: Path, precision: str, tokens: int, max_tokens: int, repeats: int = 1) -> Iterator[Seen]:
+    """All cases with a prompt of this many tokens, each `repeats` times."""
     (prompt,) = python_prompts(model, 1, tokens)
-    settings, found = engine_settings(precision, tokens), list[Seen]()
+    settings = engine_settings(precision, tokens)
     truth: StreamSeen | None = None
     for phases in (("both",) * 3, ("prefill", "decode", "decode")):
         logs = Path(tempfile.mkdtemp(dir=folder))
         with Network(logs) as network, KeptRing(network, logs, model, settings, phases) as ring:
             cases = Cases(ring, prompt, tokens, max_tokens, truth)
-            found += asyncio.run(_run(cases, divided="prefill" in phases))
-            truth = cases.truth
-    return found
-
-
-async def _run(cases: Cases, *, divided: bool) -> list[Seen]:
-    if divided:
-        return [await cases.divided()]
-    await cases.undisturbed()
-    return [await cases.engine_killed(), await cases.machine_lost_with_a_copy(), await cases.machine_lost()]
+            if truth is None:
+                asyncio.run(cases.undisturbed())
+                truth = cases.truth
+            for _ in range(repeats):
+                for case in cases.apart if "prefill" in phases else cases.together:
+                    yield asyncio.run(case())
 
 
 if __name__ == "__main__":
