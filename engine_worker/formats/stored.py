@@ -81,7 +81,7 @@ class Stored:
         """The same followed by rows of zeros, `count` in all."""
 
         def longer(numbers: Tensor) -> Tensor:
-            return torch.cat((numbers, numbers.new_zeros(count - len(numbers), numbers.shape[1])))
+            return _joined([numbers, numbers.new_zeros(count - len(numbers), numbers.shape[1])])
 
         zeros = None if self.zeros is None else longer(self.zeros)
         return replace(self, codes=longer(self.codes), scales=longer(self.scales), zeros=zeros)
@@ -130,8 +130,13 @@ def stack(parts: Sequence[Stored]) -> Stored | None:
     zeros = None
     if any(each.zeros is not None for each in parts):
         zeros = torch.cat([torch.zeros_like(each.scales) if each.zeros is None else each.zeros for each in parts])
-    codes, scales = (torch.cat([getattr(each, name) for each in parts]) for name in ("codes", "scales"))
+    codes, scales = (_joined([getattr(each, name) for each in parts]) for name in ("codes", "scales"))
     return replace(first, codes=codes, scales=scales, zeros=zeros)
+
+
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    # As bytes: not every device joins 8-bit floats.
+    return torch.cat([part.contiguous().view(torch.uint8) for part in parts]).view(parts[0].dtype)
 
 
 def _equal(one: Tensor | None, other: Tensor | None) -> bool:

@@ -6,7 +6,7 @@ of different numbers of rows differ from each other.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from engine_worker.formats.packing import pack_pairs, unpack_pairs
 from engine_worker.formats.stored import BYTE_MAX, PAIRS, TABLES, Stored
+from engine_worker.layers.packing import Product
 
 TYPES = ("u4", "i4", *TABLES, "u8", "i8", "f8e4m3")
 RUN, LEAST_RUN = 64, 16
@@ -167,3 +168,41 @@ class CodedProduct:
         dense = self._buffer.take(rows.outputs, rows.inputs)
         self._kernels.decode(rows, None, dense)
         return F.linear(x, dense, None if bias is None else bias[part])
+
+
+@dataclass(frozen=True, slots=True)
+class DenseProduct:
+    """The same with a matrix that is not quantized, as a part of a `JoinedProduct`."""
+
+    weight: Tensor
+
+    def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        return F.linear(x, self.weight, bias)
+
+
+@dataclass(frozen=True, slots=True)
+class JoinedProduct:
+    """The outputs of several matrices in turn, where these are not of one kind."""
+
+    products: Sequence[Product]
+    sizes: Sequence[int]
+    """Outputs of each."""
+
+    def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        biases = [None] * len(self.sizes) if bias is None else bias.split(list(self.sizes))
+        return torch.cat([product(x, part) for product, part in zip(self.products, biases, strict=True)], 1)
+
+
+@dataclass(frozen=True, slots=True)
+class CodedTable:
+    """Embeddings that are decoded when they are looked up; a `Table`. Its inputs are in order."""
+
+    product: CodedProduct
+    kernels: CodedKernels
+    dtype: torch.dtype
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        matrix = self.product.matrix
+        out = torch.empty((len(rows), matrix.inputs), dtype=self.dtype, device=rows.device)
+        self.kernels.decode(matrix, rows, out)
+        return out

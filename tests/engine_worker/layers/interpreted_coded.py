@@ -7,7 +7,10 @@ import torch.nn.functional as F
 from engine_worker.layers import coded_kernels
 from engine_worker.layers.coded import TYPES, Buffer, CodedProduct, encode
 from engine_worker.layers.coded_kernels import KERNELS
+from tests.engine_worker.formats.checkpoints import write_pair
 from tests.engine_worker.layers.coded_cases import CPU, ZEROS, dense, in_order, random_matrix
+from tests.engine_worker.models.checkpoints import open_written
+from tests.engine_worker.runner.held import decoded, held, logits
 
 CLOSE = {torch.float32: {"atol": 1e-4, "rtol": 1e-4}, torch.float16: {"atol": 2e-2, "rtol": 4e-3}}
 LAYOUTS = {
@@ -31,8 +34,10 @@ def check(stored, rows: int, dtype: torch.dtype, *, biased: bool = False) -> Non
 @pytest.mark.parametrize("zeros", ZEROS)
 @pytest.mark.parametrize("kind", TYPES)
 def test_rows_are_decoded_to_the_values_of_the_dense_matrix(kind, zeros):
-    for index, (outputs, inputs, group) in enumerate(LAYOUTS.values()):
-        stored = random_matrix(kind, outputs, inputs, group, zeros, seed=index)
+    other = sorted(LAYOUTS)[(TYPES.index(kind) + ZEROS.index(zeros)) % len(LAYOUTS)]
+    for layout in {"ragged", other}:
+        outputs, inputs, group = LAYOUTS[layout]
+        stored = random_matrix(kind, outputs, inputs, group, zeros)
         expected = stored.decode()
         for dtype, chosen in ((torch.float16, None), (torch.float32, torch.tensor([3, 0, 3]))):
             out = torch.full((outputs if chosen is None else 3, inputs), torch.nan, dtype=dtype)
@@ -76,3 +81,15 @@ def test_the_table_of_a_type_is_made_once():
 def test_the_stand_in_of_other_tests_reads_the_same_layout(kind):
     stored = random_matrix(kind, 5, 196, 32, "fraction")
     assert torch.equal(dense(encode(stored, CPU)), in_order(stored))
+
+
+@pytest.mark.long
+@torch.inference_mode()
+def test_a_model(tmp_path):
+    """Its kernels are tested before they are used, as on a GPU."""
+    quantized, dense = write_pair(tmp_path, "qwen3, biased", "GPTQ, act-order")
+    model, summary = held(open_written(quantized), KERNELS)
+    assert summary == "13 as stored in u4"
+    expected = decoded(open_written(dense))
+    for counts in ((1,), (3, 5)):
+        torch.testing.assert_close(logits(model, *counts), logits(expected, *counts), atol=1e-3, rtol=1e-3)
