@@ -23,6 +23,7 @@ RUN, LEAST_RUN = 64, 16
 """Columns that a kernel decodes together, all of one group: at most, and at least (a product of Tensor Cores)."""
 FEW_ROWS = 128
 """For more rows, reading a decoded matrix costs less than decoding it once for each tile of rows."""
+ALIGNED = 16
 BUFFER_BYTES = 256 << 20
 """Of the buffer for decoded matrices; a larger matrix is decoded in parts."""
 
@@ -126,7 +127,8 @@ class CodedKernels(NamedTuple):
 class Buffer:
     """Memory for one decoded matrix at a time, of any layer: their products run one after the other."""
 
-    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, dtype: torch.dtype, device: torch.device, max_bytes: int = BUFFER_BYTES) -> None:
+        self._max_bytes = max_bytes
         self._memory = torch.empty(0, dtype=dtype, device=device)
 
     def reserve(self, matrix: Coded) -> None:
@@ -136,8 +138,10 @@ class Buffer:
             self._memory = self._memory.new_empty(size)
 
     def rows(self, matrix: Coded) -> int:
-        """How many are decoded at a time."""
-        return max(1, BUFFER_BYTES // (matrix.inputs * self._memory.itemsize))
+        """How many are decoded at a time: so many that each part's arrays are aligned like the whole's, for which the
+        kernels are compiled."""
+        fitting = self._max_bytes // (matrix.inputs * self._memory.itemsize)
+        return max(ALIGNED, fitting - fitting % ALIGNED)
 
     def take(self, rows: int, columns: int) -> Tensor:
         return self._memory[: rows * columns].view(rows, columns)
