@@ -10,6 +10,8 @@ from engine_worker.formats.packing import pack_pairs
 from engine_worker.formats.stored import Stored
 
 INT8_MAX, FP8_MAX, INT4_MAX = 127, 448.0, 15
+SENSITIVE = ("v_proj.weight", "down_proj.weight")
+"""Ends of the names of matrices whose errors change the output most."""
 GROUP = 32
 """Columns that share a scale and a zero in int4."""
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from engine_worker.attention.backend import check_device, first_line
-from engine_worker.formats.rounding import ROUNDINGS, Rounding
+from engine_worker.formats.rounding import ROUNDINGS, SENSITIVE, Rounding
 from engine_worker.formats.source import find_weights
 from engine_worker.formats.stored import Stored, stack
 from engine_worker.layers.coded import (
@@ -204,10 +204,10 @@ def _rounding(quantize: str, name: str) -> Rounding | None:
     """How a plain matrix is rounded; None: it is not, like the router of experts."""
     if quantize == "none":
         return None
-    if name in (EMBEDDING, TIED):
-        # Never int4: no later layer evens out their errors.
-        return ROUNDINGS["int8" if quantize == "int4" else quantize]
-    return ROUNDINGS[quantize] if name.endswith("proj.weight") else None
+    vocabulary = name in (EMBEDDING, TIED)
+    if quantize == "int4" and (vocabulary or name.endswith(SENSITIVE)):
+        quantize = "int8"
+    return ROUNDINGS[quantize] if vocabulary or name.endswith("proj.weight") else None
 
 
 def _open(
