@@ -1,4 +1,6 @@
-"""python -m bench.gpu [first | files]: check and measure the engine on this machine's GPU; see docs/gpu.md."""
+"""python -m bench.gpu [first | files | quantized]: check and measure the engine on this machine's GPU.
+
+See docs/gpu.md."""
 
 import argparse
 import sys
@@ -7,7 +9,7 @@ from pathlib import Path
 from bench.gpu.findings import write_whole
 
 OUT = Path(__file__).parents[2] / "docs" / "measurements"
-SECONDS = {"all": 480.0, "first": 600.0, "files": 240.0}
+SECONDS = {"all": 480.0, "first": 600.0, "files": 240.0, "quantized": 300.0}
 
 
 def main(arguments: list[str]) -> None:
@@ -28,13 +30,14 @@ def main(arguments: list[str]) -> None:
 def _options(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.gpu", description="Checks and measures the GPU engine.")
     what = (
-        "first: for a new machine; also tries each kernel, and runs the most important tasks first. files: only what "
-        "is about KV blocks in files"
+        "first: for a new machine; also tries each kernel, and runs the most important tasks first. files, "
+        "quantized: only what is about KV blocks in files, or quantized matrices"
     )
     parser.add_argument("what", nargs="?", choices=SECONDS, default="all", help=what)
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--tiny", action="store_true", help="use the tiny model and few steps, to try this program")
-    seconds = "time budget (default: 480, for `first` 600, for `files` 240); tasks that do not fit are skipped"
+    others = ", ".join(f"for `{name}` {seconds:.0f}" for name, seconds in SECONDS.items() if name != "all")
+    seconds = f"time budget (default: {SECONDS['all']:.0f}, {others}); tasks that do not fit are skipped"
     parser.add_argument("--seconds", type=float, help=seconds)
     parser.add_argument("--out", type=Path, default=OUT, help="folder for gpu.json, gpu.md and gpu.png")
     parser.add_argument("--draw", action="store_true", help="measure nothing; write gpu.md and gpu.png from gpu.json")

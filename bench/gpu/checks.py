@@ -196,7 +196,10 @@ def fallbacks(choices: Mapping[str, str]) -> dict[str, str]:
     if choices["device"] == "cpu":
         return {}
     said = {**choices, "attention": f"{choices['attention']}: {choices['attention_reason']}"}
-    return {name: f"{name} = {said[name]}" for name, no in FALLBACKS.items() if said[name].startswith(no)}
+    found = {name: f"{name} = {said[name]}" for name, no in FALLBACKS.items() if said[name].startswith(no)}
+    if "decoded" in (matrices := choices.get("matrices", "")):
+        found["matrices"] = f"matrices = {matrices}"
+    return found
 
 
 def check_parity(served: Served, device: torch.device, lengths: Sequence[int], steps: int) -> Outcome:

@@ -1,11 +1,11 @@
 """Findings as tables, for a terminal and for docs/measurements."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from bench.gpu.findings import RUNS, Findings, Tried
+from bench.gpu.findings import RUNS, Decode, Findings, Tried
 from bench.gpu.measures import AS_SERVED, COPYING, EAGER, NOT_COPYING, SLUICE
-from bench.gpu.shapes import LARGE, SMALL
+from bench.gpu.shapes import LARGE, SMALL, quantized
 from bench.harness import tables
 from bench.harness.tables import Table, short
 
@@ -14,6 +14,8 @@ COPY_SHARE = 0.8
 GRAPHS_FACTOR = 1.5
 HIDDEN_SHARE = 0.8
 COPYING_SHARE = 0.99
+MANY = 64
+"""Sequences that generate together, where quantized matrices are compared with dense ones."""
 
 
 class Goal(NamedTuple):
@@ -43,6 +45,7 @@ def goals(found: Findings) -> list[Goal]:
     if large is not None and found.rates is not None:
         share = large.bytes_per_second / found.rates.copy_bytes_per_second
         made.append(Goal(f"{LARGE.name}, batch 1: share of the copy's bandwidth", COPY_SHARE, share))
+    made += _quantized(found, alone)
     side_by_side = [one for one in found.throughput if (one.shape, one.batch) == (LARGE.name, 64)]
     rates = {one.system: one.tokens_per_second for one in side_by_side}
     ours = rates.pop(SLUICE, None)
@@ -65,6 +68,21 @@ def goals(found: Findings) -> list[Goal]:
         if plain and ahead is not None:
             name = f"{SMALL.name}, batch {batch}: share of the idle time hidden by overlap"
             made.append(Goal(name, HIDDEN_SHARE, 1 - ahead / plain))
+    return made
+
+
+def _quantized(found: Findings, alone: Mapping[tuple[str, str], Decode]) -> list[Goal]:
+    """Of shapes whose matrices are quantized."""
+    made = []
+    rates = {one.shape: one.tokens_per_second for one in found.decode if (one.mode, one.batch) == (AS_SERVED, MANY)}
+    for shape in quantized(LARGE):
+        one = alone.get((shape.name, AS_SERVED))
+        if one is not None and found.rates is not None:
+            share = one.bytes_per_second / found.rates.copy_bytes_per_second
+            made.append(Goal(f"{shape.name}, batch 1: share of the copy's bandwidth", COPY_SHARE, share))
+        if shape.name in rates and LARGE.name in rates:
+            name = f"{shape.name}, batch {MANY}: speed / bfloat16"
+            made.append(Goal(name, 1, rates[shape.name] / rates[LARGE.name], ".2f"))
     return made
 
 

@@ -86,12 +86,22 @@ class Plan(Stages):
         self._do("tests", TESTS, self._tests, needed=True)
         with self._runners:
             self._rest(small)
+        if large is not None:
+            self._quantized(large)
         self._peers(large or small)
 
     def files(self) -> None:
         """Only what is about KV blocks in files."""
         small, large = self._scale.small, self._scale.large
         self._files(small, (large and self._fitting(large)) or small)
+
+    def quantized(self) -> None:
+        """Only what is about quantized matrices, and the same shape without them."""
+        shape = (self._scale.large and self._fitting(self._scale.large)) or self._scale.small
+        self._do("copy and matrix product", RATES, self._rates)
+        with self._runners:
+            self._few(shape)
+        self._quantized(shape)
 
     def _start(self, shape: Shape) -> None:
         self._do("the machine", 0, self._facts)

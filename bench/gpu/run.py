@@ -41,7 +41,7 @@ def run(options: argparse.Namespace, arguments: list[str]) -> bool:
         scale = tiny_scale() if options.tiny else FULL
         try:
             plan = Plan(session, scale, new=options.what == "first")
-            plan.files() if options.what == "files" else plan.run()
+            {"files": plan.files, "quantized": plan.quantized}.get(options.what, plan.run)()
             try:
                 _draw(found, options.out)
             except Skip as reason:

@@ -110,3 +110,16 @@ LARGE = Shape(
         "tie_word_embeddings": False,
     },
 )
+METHODS: Mapping[str, Mapping[str, Any]] = {
+    "AWQ": {"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemm"},
+    "FP8": {"quant_method": "fp8", "weight_block_size": [128, 128]},
+}
+"""Quantization of matrices, as in config.json."""
+
+
+def quantized(shape: Shape) -> list[Shape]:
+    """The same shape with each of METHODS."""
+    return [
+        Shape(f"{shape.name}, {name}", dict(shape.config) | {"quantization_config": dict(config)})
+        for name, config in METHODS.items()
+    ]

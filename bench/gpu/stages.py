@@ -12,12 +12,12 @@ import torch
 from bench.gpu.checks import check_choices, check_parity
 from bench.gpu.engine import Served, free_unused, served
 from bench.gpu.findings import Check, Outcome, Skip
-from bench.gpu.measures import ROUNDS, SLUICE, SPARE, decode, gaps, join, prompt_rate, rates, throughput
+from bench.gpu.measures import AS_SERVED, ROUNDS, SLUICE, SPARE, decode, gaps, join, prompt_rate, rates, throughput
 from bench.gpu.peers import PEERS, PeerKind, measure_peer
 from bench.gpu.pool_files import check_copies, copying, engines
 from bench.gpu.scale import AGAIN, LOAD, LOOPS, MEASURE, TESTS, Scale
 from bench.gpu.session import GpuSession
-from bench.gpu.shapes import Shape
+from bench.gpu.shapes import Shape, quantized
 from bench.gpu.suite import run_tests
 
 READING = 40
@@ -123,6 +123,19 @@ class Stages:
         for work in self._scale.works:
             name = f"side by side, {one.shape.name}, batch {work.batch}: {SLUICE}"
             self._record(self._findings.throughput, name, throughput, one, work)
+
+    def _quantized(self, shape: Shape) -> None:
+        """The shape with quantized matrices, which are held as stored on a GPU."""
+        for each in quantized(shape):
+            with self._runners:
+                self._few(each)
+
+    def _few(self, shape: Shape) -> None:
+        fast = self._enter(AS_SERVED, shape, max(self._scale.few_batches), overlap=True)
+        if fast is not None:
+            self._chosen(fast)
+            self._decode(fast, AS_SERVED, self._scale.few_batches)
+            self._record(self._findings.context, f"context, {shape.name}", prompt_rate, fast, *self._scale.prompts)
 
     def _files(self, small: Shape, large: Shape) -> None:
         """KV blocks in files. No other runner should be in memory."""

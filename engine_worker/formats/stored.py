@@ -61,6 +61,31 @@ class Stored:
         zeros = None if self.zeros is None else self.zeros[index]
         return replace(self, codes=self.codes[index], scales=self.scales[index], zeros=zeros)
 
+    def columns(self, start: int, end: int) -> "Stored":
+        """Columns in whole bytes, of a matrix whose inputs are in order. If `start` cuts a group, all groups become
+        smaller ones with the same scales."""
+        width = 2 if self.type in PAIRS else 1
+        codes = self.codes[:, start // width : end // width]
+        if self.group >= self.shape[1]:
+            return replace(self, codes=codes, group=end - start)
+        group = math.gcd(self.group, start)
+
+        def cut(numbers: Tensor) -> Tensor:
+            finer = numbers.repeat_interleave(self.group // group, dim=1)
+            return finer[:, start // group : -(-end // group)]
+
+        zeros = None if self.zeros is None else cut(self.zeros)
+        return replace(self, codes=codes, scales=cut(self.scales), zeros=zeros, group=group)
+
+    def with_rows(self, count: int) -> "Stored":
+        """The same followed by rows of zeros, `count` in all."""
+
+        def longer(numbers: Tensor) -> Tensor:
+            return _joined([numbers, numbers.new_zeros(count - len(numbers), numbers.shape[1])])
+
+        zeros = None if self.zeros is None else longer(self.zeros)
+        return replace(self, codes=longer(self.codes), scales=longer(self.scales), zeros=zeros)
+
     def _values(self) -> Tensor:
         """The numbers that the codes stand for, [N, K] float32."""
         if self.type not in PAIRS:
@@ -105,8 +130,13 @@ def stack(parts: Sequence[Stored]) -> Stored | None:
     zeros = None
     if any(each.zeros is not None for each in parts):
         zeros = torch.cat([torch.zeros_like(each.scales) if each.zeros is None else each.zeros for each in parts])
-    codes, scales = (torch.cat([getattr(each, name) for each in parts]) for name in ("codes", "scales"))
+    codes, scales = (_joined([getattr(each, name) for each in parts]) for name in ("codes", "scales"))
     return replace(first, codes=codes, scales=scales, zeros=zeros)
+
+
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    # As bytes: not every device joins 8-bit floats.
+    return torch.cat([part.contiguous().view(torch.uint8) for part in parts]).view(parts[0].dtype)
 
 
 def _equal(one: Tensor | None, other: Tensor | None) -> bool:

@@ -4,12 +4,12 @@ Layers are plain Python objects with tensors as attributes: the hooks of torch.n
 model's step.
 """
 
-from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
-from engine_worker.layers.packing import Packer
+from engine_worker.layers.packing import Packer, Product
 from engine_worker.layers.shard import Cut
 
 
@@ -32,6 +32,27 @@ class FusedKernels(NamedTuple):
     """x [T, 2 * size], contiguous, gates before values -> silu(gates) * values, [T, size]."""
     product: Callable[[Tensor, Tensor], Tensor]
     """(x [1, inputs], weight [outputs, inputs], contiguous) -> x Wᵀ, [1, outputs]."""
+
+
+class Table(Protocol):
+    """The embeddings of a vocabulary, in another form than a dense matrix."""
+
+    @property
+    def product(self) -> Product:
+        """With the same matrix, for a head that is tied to it."""
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        """rows [T] int64 -> [T, hidden], a new tensor."""
+
+
+class Matrices(Protocol):
+    """Reads a checkpoint's matrices in the form in which layers compute with them: dense, or as a function. Names are
+    those of `Layer.targets`. Raises CheckpointError."""
+
+    def linear(self, names: Sequence[str], outputs: int, *, biased: bool) -> Tensor | Product:
+        """The rows of all matrices in turn, and then zeros, `outputs` rows in all."""
+
+    def table(self, name: str, rows: int) -> Tensor | Table: ...
 
 
 class Layer:
@@ -65,6 +86,12 @@ class Layer:
         for name, child in self.children():
             cuts |= child.cuts(f"{prefix}{name}.")
         return cuts
+
+    def hold(self, matrices: Matrices, prefix: str = "") -> None:
+        """Read the layer's matrices, recursively, if it was made in a DeferredPlace. Biases, norms and experts remain
+        to be loaded."""
+        for name, child in self.children():
+            child.hold(matrices, f"{prefix}{name}.")
 
     def freeze(self) -> None:
         """Call when the weights are final, before the first call: computes tensors that are derived from them."""

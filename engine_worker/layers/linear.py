@@ -4,7 +4,7 @@ vocabulary."""
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine_worker.layers.layer import Layer
+from engine_worker.layers.layer import Layer, Matrices, Table
 from engine_worker.layers.packing import Packer, Product
 from engine_worker.layers.shard import Cut, Place, Span
 
@@ -13,22 +13,33 @@ class Linear(Layer):
     """y = x Wᵀ + b: [T, inputs] -> [T, outputs]."""
 
     def __init__(self, inputs: int, outputs: int, place: Place, *, bias: bool = False) -> None:
-        self.weight = place.empty(outputs, inputs)
+        self.weight = place.matrix(outputs, inputs)
         self.bias = place.empty(outputs) if bias else None
         self._product: Product | None = None
 
-    def pack(self, packer: Packer) -> None:
-        self._product = packer.pack(self.weight)
-        if self._product is not None:
-            # The packed copy replaces the plain weight: keeping both would double the memory.
+    def hold(self, matrices: Matrices, prefix: str = "") -> None:
+        names = [name for name in self.targets(prefix) if name.endswith("weight")]
+        self.keep(matrices.linear(names, len(self.weight), biased=self.bias is not None))
+
+    def keep(self, form: Tensor | Product) -> None:
+        """Compute with this weight, or product, from now on."""
+        if isinstance(form, Tensor):
+            self.weight = form
+        else:
+            # It replaces the plain weight: keeping both would take the memory of both.
+            self._product = form
             del self.weight
 
+    def pack(self, packer: Packer) -> None:
+        if self._product is None and (product := packer.pack(self.weight)) is not None:
+            self.keep(product)
+
     def __call__(self, x: Tensor) -> Tensor:
+        if self._product is not None:
+            return self._product(x, self.bias)
         if self._kernels is not None and self.bias is None and len(x) == 1:
             return self._kernels.product(x, self.weight)
-        if self._product is None:
-            return F.linear(x, self.weight, self.bias)
-        return self._product(x, self.bias)
+        return F.linear(x, self.weight, self.bias)
 
 
 class FusedLinear(Linear):
@@ -94,24 +105,42 @@ class Embedding(Layer):
     def __init__(self, vocab_size: int, hidden_size: int, place: Place) -> None:
         self._shard = place.shard
         self._rows = place.shard.padded_span(vocab_size)
-        self.weight = place.empty(self._rows.size, hidden_size)
+        self.weight = place.matrix(self._rows.size, hidden_size)
+        self.table: Table | None = None
+        """What replaces `weight`, if anything does."""
         # Loading does not fill the padding, and `empty` may contain NaN.
         self.weight[self._rows.filled :].zero_()
 
     def targets(self, prefix: str = "") -> dict[str, Tensor]:
-        return {f"{prefix}weight": self.weight[: self._rows.filled]}
+        return {} if self.table is not None else {f"{prefix}weight": self.weight[: self._rows.filled]}
 
     def cuts(self, prefix: str = "") -> dict[str, Cut]:
         return {f"{prefix}weight": Cut(0, self._rows)}
 
+    def hold(self, matrices: Matrices, prefix: str = "") -> None:
+        form = matrices.table(f"{prefix}weight", self._rows.size)
+        if isinstance(form, Tensor):
+            self.weight = form
+        else:
+            self.table = form
+            del self.weight
+
+    @property
+    def form(self) -> Tensor | Product:
+        """The matrix for a head that is tied to it."""
+        return self.weight if self.table is None else self.table.product
+
     def __call__(self, token_ids: Tensor) -> Tensor:
         if self._shard.size == 1:
-            return self.weight.index_select(0, token_ids)
+            return self._embeddings(token_ids)
         # Each token's row is on exactly one rank; the other ranks contribute zeros to the sum.
         rows = token_ids - self._rows.start
         elsewhere = (rows < 0) | (rows >= self._rows.size)
-        embeddings = self.weight.index_select(0, rows.masked_fill_(elsewhere, 0))
+        embeddings = self._embeddings(rows.masked_fill_(elsewhere, 0))
         return self._shard.all_reduce(embeddings.masked_fill_(elsewhere.unsqueeze(1), 0))
+
+    def _embeddings(self, rows: Tensor) -> Tensor:
+        return self.weight.index_select(0, rows) if self.table is None else self.table(rows)
 
 
 class LMHead(Linear):
@@ -124,7 +153,7 @@ class LMHead(Linear):
         self.weight[self._rows.filled :].zero_()
 
     def targets(self, prefix: str = "") -> dict[str, Tensor]:
-        return {f"{prefix}weight": self.weight[: self._rows.filled]}
+        return {} if self._product is not None else {f"{prefix}weight": self.weight[: self._rows.filled]}
 
     def cuts(self, prefix: str = "") -> dict[str, Cut]:
         return {f"{prefix}weight": Cut(0, self._rows)}

@@ -14,7 +14,7 @@ from engine_worker.attention.backend import AttentionBackend, AttentionInputs
 from engine_worker.attention.cache import KVCache, LayerCache
 from engine_worker.layers.adapters import LayerAdapters, StepAdapters
 from engine_worker.layers.attention import SelfAttention
-from engine_worker.layers.layer import Layer
+from engine_worker.layers.layer import Layer, Matrices
 from engine_worker.layers.linear import Embedding, LMHead
 from engine_worker.layers.mlp import SwiGLU
 from engine_worker.layers.moe import SparseMoE
@@ -146,5 +146,12 @@ class CausalLM(Layer):
     def targets(self, prefix: str = "") -> dict[str, Tensor]:
         targets = super().targets(prefix)
         if self.config.tie_word_embeddings:
-            del targets[prefix + TIED]
+            targets.pop(prefix + TIED, None)
         return targets
+
+    def hold(self, matrices: Matrices, prefix: str = "") -> None:
+        self.model.hold(matrices, f"{prefix}model.")
+        if self.config.tie_word_embeddings:
+            self.lm_head.keep(self.model.embed_tokens.form)
+        else:
+            self.lm_head.hold(matrices, f"{prefix}lm_head.")

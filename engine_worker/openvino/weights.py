@@ -22,12 +22,13 @@ from numpy.typing import NDArray
 from openvino import opset13 as op
 from torch import Tensor
 
+from engine_worker.formats.rounding import SENSITIVE
+
 INT8_MAX = 127
 INT4_MIN = -8
 GROUP = 64
 """Consecutive inputs that share a scale in int4."""
 LAYERS = "model.layers."
-SENSITIVE = ("v_proj.weight", "down_proj.weight")
 PART = 1 << 16
 """Elements quantized per iteration: few enough for the CPU's cache."""
 MIN_FILE_BYTES = 1 << 20

@@ -125,20 +125,20 @@ def verify_layers(
     weight, rows = (1 + 0.2 * random(*shape) for shape in ((hidden_size,), (rotated, head_dim)))
     for count in ROWS:
         x, update = random(count, hidden_size), random(count, hidden_size)
-        _compare("norm", kernels.norm(x, None, weight, EPS), rms_norm(x, weight, EPS))
+        compare("norm", kernels.norm(x, None, weight, EPS), rms_norm(x, weight, EPS))
         expected, found = x + update, x.clone()
-        _compare("norm of a sum", kernels.norm(found, update, weight, EPS), rms_norm(expected, weight, EPS))
-        _compare("sum", found, expected)
+        compare("norm of a sum", kernels.norm(found, update, weight, EPS), rms_norm(expected, weight, EPS))
+        compare("sum", found, expected)
         x = random(count, rotated + heads.num_kv_heads, head_dim)[:, :rotated]
         rotations = rotary.rotations(torch.arange(7, 7 + count, device=device))
-        _compare("rotation", kernels.rotate(x, rotations, None, 0.0), rotate(x, rotations))
+        compare("rotation", kernels.rotate(x, rotations, None, 0.0), rotate(x, rotations))
         expected = rotate(rms_norm(x, rows, EPS), rotations)
-        _compare("rotation of a norm", kernels.rotate(x, rotations, rows, EPS), expected)
+        compare("rotation of a norm", kernels.rotate(x, rotations, rows, EPS), expected)
         x = random(count, 2 * hidden_size)
-        _compare("gate", kernels.gate(x), silu_and_mul(x))
+        compare("gate", kernels.gate(x), silu_and_mul(x))
     for inputs in (min(hidden_size, FEW_INPUTS), MANY_INPUTS):
         x, weights = random(1, inputs), random(OUTPUTS, inputs) * inputs**-0.5
-        _compare("product", kernels.product(x, weights), F.linear(x, weights))
+        compare("product", kernels.product(x, weights), F.linear(x, weights))
 
 
 def verify_sampling(kernels: SamplingKernels, device: torch.device) -> None:
@@ -184,7 +184,7 @@ def verify_gumbel_max(gumbel_max: GumbelMax, device: torch.device) -> None:
             )
             if not torch.equal(tokens, expected):
                 raise ValueError("in a test, sampling chose other tokens")
-            _compare("noise", sums, others, NOISE_TOLERANCE)
+            compare("noise", sums, others, NOISE_TOLERANCE)
 
 
 def _winners(sums: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
@@ -192,7 +192,8 @@ def _winners(sums: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
     return peak, tokens.gather(1, part)
 
 
-def _compare(what: str, found: Tensor, expected: Tensor, tolerance: float | None = None) -> None:
+def compare(what: str, found: Tensor, expected: Tensor, tolerance: float | None = None) -> None:
+    """Raises ValueError if they differ by more than rounding."""
     allowed = TOLERANCE[expected.dtype] if tolerance is None else tolerance
     error = float(((found.double() - expected.double()).abs() / (1 + expected.double().abs())).max())
     # Not `error > allowed`: a NaN must fail too.

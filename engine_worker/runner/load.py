@@ -14,7 +14,7 @@ from engine_worker.attention.reference import ReferenceAttention
 from engine_worker.layers.adapters import find_targets
 from engine_worker.layers.layer import Layer
 from engine_worker.layers.packing import Packer
-from engine_worker.layers.shard import UNSHARDED, Place, Shard
+from engine_worker.layers.shard import UNSHARDED, DeferredPlace, Place, Shard
 from engine_worker.lora.device import DeviceAdapters, make_adapters
 from engine_worker.lora.library import make_library
 from engine_worker.models.config import NotNativeError, narrow_windows, widest_window
@@ -24,6 +24,7 @@ from engine_worker.models.registry import find_model, model_class
 from engine_worker.pool_files.folder import PoolFolder
 from engine_worker.pool_files.layout import Layout
 from engine_worker.pool_files.pool_file import PoolFile
+from engine_worker.runner.coded_weights import find_kernels, hold_weights
 from engine_worker.runner.config import DraftConfig, RunnerConfig, check_output_layers, find_device, find_dtype
 from engine_worker.runner.extensions import NO_EXTENSIONS, Extensions
 from engine_worker.runner.followers import Followers
@@ -212,10 +213,18 @@ def _load_model(
     config = replace(config, tokens_per_block=chosen.tokens_per_block)
     check_output_layers(config.output_layers, shape.num_layers)
     place = Place(dtype, device, shard)
-    model = implementation.architecture(shape, chosen.backend, place)
+    coded = find_kernels(checkpoint, config, device)
+    weights_place = place if coded.kernels is None else DeferredPlace(*place)
+    model = implementation.architecture(shape, chosen.backend, weights_place)
     if config.output_layers and not model.has_taps:
         raise ValueError("output_layers: this model runs through transformers, which does not expose single layers")
-    fill_weights(model, checkpoint, config, progress)
+    if config.quantize != "none" and not isinstance(model, CausalLM):
+        raise ValueError("quantize: this model runs through transformers, whose matrices are not quantized")
+    matrices = coded.reason
+    if coded.kernels is not None and isinstance(model, CausalLM):
+        matrices = hold_weights(model, checkpoint, config, place, coded.kernels, progress)
+    else:
+        fill_weights(model, checkpoint, config, progress)
     packer = _pack(model)
     fused = fuse(model, heads, dtype, device, shard, triton_kernels if config.fused_kernels else no_kernels)
     choices = {
@@ -224,6 +233,8 @@ def _load_model(
         "linear": packer.summary,
         "fused": fused.summary,
     }
+    if matrices:
+        choices["matrices"] = matrices
     adapters = _make_adapters(model, config, place)
     return LoadedModel(model, chosen.backend, config, context, place, fused.sampling, choices, adapters)
 
@@ -286,8 +297,18 @@ def _make_caches(models: Sequence[LoadedModel], folder: PoolFolder | None) -> tu
 
 def _complete(loaded: LoadedModel, cache: KVCache, capturing: Progress, warn: Warn) -> Loaded:
     graphs, summary = _make_graphs(loaded, cache, capturing, warn)
-    device, shard, layers = loaded.place.device, loaded.place.shard, loaded.config.output_layers
-    forward = TorchForward(loaded.model, cache, loaded.backend, device, graphs, shard, loaded.adapters, layers)
+    device, shard, config = loaded.place.device, loaded.place.shard, loaded.config
+    forward = TorchForward(
+        loaded.model,
+        cache,
+        loaded.backend,
+        device,
+        graphs,
+        shard,
+        loaded.adapters,
+        config.output_layers,
+        config.quantize,
+    )
     return Loaded(forward, {**loaded.choices, "cuda_graphs": summary}, loaded.kernels)
 
 

@@ -14,9 +14,12 @@ from engine_worker.runner.config import DTYPES, RunnerConfig, check_output_layer
 from engine_worker.runner.load import check_adapters
 from engine_worker.runner.memory import check_memory
 from sluice.checkpoint.folder import Checkpoint
+from sluice.checkpoint.gguf import SUFFIX
 from sluice.checkpoint.servable import check_servable as check_files
 
 META = torch.device("meta")
+LEAST_BYTES = 0.5
+"""Of a weight that is quantized."""
 KV_BYTES = {"u8": 1, **{name: dtype.itemsize for name, dtype in DTYPES.items()}}
 """Bytes of a value in the KV cache, for each `kv_precision` other than auto."""
 
@@ -66,4 +69,12 @@ def _describe(
     model = resolved.architecture(resolved.config, ReferenceAttention(heads), place)
     kv_bytes = KV_BYTES.get(config.kv_precision, dtype.itemsize)
     token_bytes = 2 * resolved.config.num_layers * heads.num_kv_heads * heads.head_dim * kv_bytes
-    return Described(model, sum(target.nbytes for target in model.targets().values()), token_bytes)
+    weight_bytes = sum(target.nbytes for target in model.targets().values())
+    if device.type == "cuda" and (config.quantize != "none" or _may_be_quantized(checkpoint)):
+        # How many of them, and in how many bits, is known when they are loaded.
+        weight_bytes //= int(dtype.itemsize / LEAST_BYTES)
+    return Described(model, weight_bytes, token_bytes)
+
+
+def _may_be_quantized(checkpoint: Checkpoint) -> bool:
+    return checkpoint.quantization is not None or any(file.suffix == SUFFIX for file in checkpoint.path.glob("*"))

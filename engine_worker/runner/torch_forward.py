@@ -66,7 +66,9 @@ class TorchForward:
         shard: Shard = UNSHARDED,
         adapters: DeviceAdapters | None = None,
         output_layers: tuple[int, ...] = (),
+        quantize: str = "none",
     ) -> None:
+        """`quantize`: the setting by which weights are rounded beyond the checkpoint's."""
         self.model = model
         self._axes = model.has_axes
         self.cache = cache
@@ -76,7 +78,8 @@ class TorchForward:
         self.shard = shard
         self.adapters = adapters
         self.attention = backend.name
-        self.dtype = str(cache.dtype).removeprefix("torch.")
+        computed = str(cache.dtype).removeprefix("torch.")
+        self.dtype = computed if quantize == "none" else f"{computed}, weights {quantize}"
         self.window = widest_window(model.config.windows)
         self.vocab_size = model.config.vocab_size
         self.hidden_size = model.config.hidden_size

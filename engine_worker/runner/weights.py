@@ -3,7 +3,7 @@
 A quantized matrix is decoded on the host, and is then as dense as any other.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Self
 
@@ -58,7 +58,7 @@ class CheckpointWeights:
         # Check all headers before the first tensor, which may be large, is read.
         _check_names(folder, targets, self._weights)
         for name, target in targets.items():
-            _check_header(self._weights[name], _whole(target, cuts.get(name)))
+            _check_header(self._weights[name], whole_shape(target, cuts.get(name)))
         files = {place.file for weight in self._weights.values() for place in weight.places}
         self._progress = progress
         self._total = sum(file.stat().st_size for file in files)
@@ -67,7 +67,9 @@ class CheckpointWeights:
             name: weight for name, weight in self._weights.items() if name in targets and weight.whole is None
         }
         """The weights that are quantized, by the names of their targets."""
-        self._files = Files(str(next(iter(targets.values())).device) if targets else "cpu")
+        # Targets that the layers read by themselves are on no device.
+        devices = (str(target.device) for target in targets.values() if not target.is_meta)
+        self._files = Files(next(devices, "cpu"))
 
     def __enter__(self) -> Self:
         return self
@@ -75,27 +77,36 @@ class CheckpointWeights:
     def __exit__(self, *exception: object) -> None:
         self._files.__exit__(*exception)
 
-    def fill_plain(self) -> None:
+    def fill_plain(self, but: Collection[str] = ()) -> None:
+        """`but`: those that are left out."""
         for name, weight in self._weights.items():
-            if weight.whole is not None and name in self._targets:
-                slices = self._slices(name)
-                self._targets[name].copy_(self._files.plain(weight.whole, slices))
-                self._count(weight)
+            if weight.whole is not None and name in self._targets and name not in but:
+                self._targets[name].copy_(self.plain(name))
 
-    def fill(self) -> None:
-        """Fill every target."""
-        self.fill_plain()
+    def fill(self, but: Collection[str] = ()) -> None:
+        """Fill every target, or all `but` some."""
+        self.fill_plain(but)
         for name in self.quantized:
-            self._targets[name].copy_(self.read(name).decode()[self._slices(name)])
+            if name not in but:
+                self._targets[name].copy_(self.read(name).decode()[self._slices(name)])
         self.finish()
 
     def finish(self) -> None:
         """Report that all is done. Headers, and what is not loaded, are in the total but were not counted."""
         self._progress(self._total, self._total)
 
+    def plain(self, name: str) -> Tensor:
+        """The slice of a weight that is not quantized, in its own type. Raises CheckpointError."""
+        weight = self._weights[name]
+        if weight.whole is None:
+            raise CheckpointError(f"{name} is quantized")
+        tensor = self._files.plain(weight.whole, self._slices(name))
+        self._count(weight)
+        return tensor
+
     def read(self, name: str) -> Stored:
         """The whole quantized matrix. Raises CheckpointError."""
-        weight, shape = self._weights[name], _whole(self._targets[name], self._cuts.get(name))
+        weight, shape = self._weights[name], whole_shape(self._targets[name], self._cuts.get(name))
         stored = self._files.stored(name, weight, tuple(shape), self._quantization)
         self._count(weight)
         return stored
@@ -142,11 +153,15 @@ def random_weights(
                 generators[device] = torch.Generator(device).manual_seed(seed)
             cut = cuts.get(name)
             # Every rank samples the whole tensor and keeps its slice, so that several ranks have the weights of one.
-            whole = target if cut is None else target.new_empty(_whole(target, cut))
+            whole = target if cut is None else target.new_empty(whole_shape(target, cut))
             whole.normal_(0.0, deviation, generator=generators[device])
             if cut is not None:
                 target.copy_(whole[cut.slices])
         progress(done := done + target.nbytes, total)
+
+
+def random_deviation(checkpoint: Checkpoint) -> float:
+    return float(checkpoint.config.get("initializer_range", 0.02))
 
 
 def _check_names(folder: Path, targets: Mapping[str, Tensor], weights: Mapping[str, Weight]) -> None:
@@ -158,7 +173,7 @@ def _check_names(folder: Path, targets: Mapping[str, Tensor], weights: Mapping[s
         raise CheckpointError(f"the weights in {folder} do not fit the model; {'; '.join(problems)}")
 
 
-def _whole(target: Tensor, cut: Cut | None) -> list[int]:
+def whole_shape(target: Tensor, cut: Cut | None) -> list[int]:
     """Shape of the tensor in the checkpoint."""
     shape = list(target.shape)
     if cut is not None:
@@ -180,8 +195,7 @@ def _check_header(weight: Weight, shape: list[int]) -> None:
 def fill_weights(model: Model, checkpoint: Checkpoint, config: RunnerConfig, progress: Progress) -> None:
     """Fill the model's weights, after which it can be called. Raises CheckpointError."""
     if config.weights == "random":
-        deviation = float(checkpoint.config.get("initializer_range", 0.02))
-        random_weights(model.targets(), config.weights_seed, deviation, progress, model.cuts())
+        random_weights(model.targets(), config.weights_seed, random_deviation(checkpoint), progress, model.cuts())
     elif isinstance(model, SelfLoading):
         model.load(checkpoint, progress)
     else:

@@ -45,9 +45,9 @@ class Compute:
     backend: Literal["auto", "openvino", "torch"] = "auto"
     """Library that computes the model. auto: OpenVINO on a CPU if it supports the model, otherwise torch. See
     docs/models.md."""
-    quantize: Literal["none", "int8", "int4"] = "none"
-    """Quantization of the weights; needs backend = openvino. int8 is faster and takes less memory, int4 takes the least
-    memory. See docs/operations.md for the loss of accuracy."""
+    quantize: Literal["none", "int8", "int4", "fp8"] = "none"
+    """Quantization of the weights; needs backend = openvino, or a GPU. int8 is faster and takes less memory, int4 takes
+    the least memory; fp8 needs a GPU. See docs/operations.md for the loss of accuracy, and docs/gpu.md."""
     quantized_activations: bool = True
     """On OpenVINO, let products with quantized weights round their other operand to 8 bits too. false: exact, and about
     half as fast."""
@@ -95,10 +95,14 @@ sequence's end, and let requests share more of a common prefix."""
 def requires_openvino(config: Compute, device: str) -> str | None:
     """The setting that requires OpenVINO, as `name = value`; None if no setting does. `device`: cpu, cuda, or auto if
     it is not known. Raises ValueError if settings contradict each other."""
+    if config.quantize == "fp8" and device == "cpu":
+        raise ValueError("quantize = fp8 needs a GPU")
+    # Products with quantized matrices on a GPU are Sluice's own.
+    rounded = "none" if config.quantize == "fp8" or device == "cuda" else config.quantize
     required_by = [
         f"{name} = {value}"
         for name, value, off in (
-            ("quantize", config.quantize, "none"),
+            ("quantize", rounded, "none"),
             ("kv_precision", config.kv_precision, "auto"),
             ("weights_folder", config.weights_folder, None),
         )
@@ -124,6 +128,7 @@ def unsupported_by_openvino(
             ("tensor_parallel", ranks, ranks == 1, "runs in one process"),
             ("device", device, device != "cuda", "computes on a CPU"),
             ("dtype", config.dtype, config.dtype != "float16", "computes in float32 or bfloat16"),
+            ("quantize", config.quantize, config.quantize != "fp8", "has int8 and int4"),
             ("attention", config.attention, config.attention == "auto", "has its own attention"),
             (
                 "tokens_per_block",

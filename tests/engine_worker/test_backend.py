@@ -10,6 +10,7 @@ from engine_worker.runner.config import DraftConfig, RunnerConfig
 from sluice import tiny_model
 from sluice.checkpoint.errors import CheckpointError
 from sluice.checkpoint.folder import open_checkpoint
+from sluice.settings import engine as settings
 
 
 def config(**options: object) -> RunnerConfig:
@@ -36,6 +37,26 @@ def load(**options: object):
 )
 def test_settings_that_require_openvino(options, setting):
     assert requires_openvino(config(**options)) == setting
+
+
+@pytest.mark.parametrize(
+    ("quantize", "device", "setting"),
+    [
+        ("int8", "cuda", None),
+        ("int4", "auto", "quantize = int4"),
+        ("fp8", "cuda", None),
+        ("fp8", "auto", None),
+    ],
+)
+def test_on_a_gpu_quantized_products_are_our_own(quantize, device, setting):
+    assert settings.requires_openvino(config(quantize=quantize), device) == setting
+
+
+def test_fp8_needs_a_gpu():
+    with pytest.raises(ValueError, match="quantize = fp8 needs a GPU"):
+        requires_openvino(config(quantize="fp8"))
+    with pytest.raises(ValueError, match="quantize = fp8 contradicts backend = openvino: OpenVINO has int8 and int4"):
+        check_openvino(config(quantize="fp8"), "backend = openvino")
 
 
 @pytest.mark.parametrize("options", [{"quantize": "int8"}, {"kv_precision": "float16"}, {"weights_folder": "tmp"}])

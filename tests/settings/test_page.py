@@ -46,7 +46,7 @@ def test_advanced_settings_are_listed_apart_in_the_page_and_in_the_help(capsys) 
         ("gateway", "tool_parser", "hermes", "unset"),
         ("gateway", "max_body_bytes", "bytes", "8MiB"),
         ("engine", "kv_host_memory", "bytes", "0"),
-        ("engine", "quantize", "none | int8 | int4", "none"),
+        ("engine", "quantize", "none | int8 | int4 | fp8", "none"),
         ("engine", "max_attention_window", "list of int", "empty"),
         ("router", "tenant_weights", "JSON object", "empty"),
         ("router", "drain_timeout", "number", "10"),

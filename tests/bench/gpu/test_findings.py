@@ -53,6 +53,15 @@ def test_goals_use_measurements_of_the_same_run(findings):
     ]
 
 
+def test_goals_of_quantized_matrices(findings):
+    many = replace(STEP, batch=64, tokens_per_second=7000.0)
+    awq = replace(STEP, shape="Qwen3-8B, AWQ", bytes_per_second=2.1e12)
+    findings.decode += [many, awq, replace(awq, batch=64, tokens_per_second=7700.0)]
+    found = {goal.name: goal.found for goal in goals(findings)}
+    assert found["Qwen3-8B, AWQ, batch 1: share of the copy's bandwidth"] == "60%"
+    assert found["Qwen3-8B, AWQ, batch 64: speed / bfloat16"] == "1.10"
+
+
 def test_goals_are_missed(findings):
     findings.rates = Rates(4e12, 7e14)
     findings.throughput.append(Throughput("SGLang", "Qwen3-8B", 64, 32, 256, 8100.0))
