@@ -1,5 +1,7 @@
 """Random quantized matrices, and their products in plain torch."""
 
+from dataclasses import replace
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -65,7 +67,7 @@ def picked(matrix: Coded, rows: Tensor) -> Coded:
     parts = [matrix.rows(row, row + 1) for row in rows.tolist()]
     zeros = None if matrix.zeros is None else torch.cat([part.zeros for part in parts])
     codes, scales = (torch.cat([getattr(part, name) for part in parts]) for name in ("codes", "scales"))
-    return Coded(matrix.type, codes, scales, zeros, matrix.order, matrix.inputs, matrix.group, matrix.run)
+    return replace(matrix, codes=codes, scales=scales, zeros=zeros)
 
 
 def in_order(stored: Stored) -> Tensor:
