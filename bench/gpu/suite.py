@@ -10,6 +10,7 @@ from bench.gpu.children import report as send
 from bench.gpu.findings import Check, Skip
 
 KERNELS = "tests/engine_worker/attention/test_on_device.py"
+CODES = "tests/engine_worker/layers/test_coded_on_device.py"
 RANKS = "tests/engine_worker/parallel/test_two_ranks.py"
 # The tests' conftest.py needs packages that may be missing here.
 PYTEST = ("pytest", "-q", "-s", "-p", __name__, "-p", "no:cacheprovider", "--noconftest")
@@ -28,7 +29,7 @@ def pytest_runtest_logreport(report: Any) -> None:
 
 
 def run_tests(
-    avoided: Iterable[str], children: Children, seconds: float, files: Sequence[str] = (RANKS, KERNELS)
+    avoided: Iterable[str], children: Children, seconds: float, files: Sequence[str] = (RANKS, KERNELS, CODES)
 ) -> tuple[list[Check], dict[str, str]]:
     """The checks, and what was skipped, with the reason. `avoided`: kernels that must not run."""
     if find_spec("pytest") is None:
