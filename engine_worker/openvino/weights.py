@@ -10,7 +10,6 @@ import math
 import mmap
 import os
 import tempfile
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -22,15 +21,13 @@ from numpy.typing import NDArray
 from openvino import opset13 as op
 from torch import Tensor
 
-from engine_worker.formats.rounding import SENSITIVE
+from engine_worker.formats.packing import pack_pairs
+from engine_worker.formats.rounding import SENSITIVE, int8, parts_of, without_zeros
 
-INT8_MAX = 127
 INT4_MIN = -8
 GROUP = 64
 """Consecutive inputs that share a scale in int4."""
 LAYERS = "model.layers."
-PART = 1 << 16
-"""Elements quantized per iteration: few enough for the CPU's cache."""
 MIN_FILE_BYTES = 1 << 20
 """Smaller arrays stay in plain memory."""
 MIN_FREE_DISK_BYTES = 1 << 30
@@ -144,12 +141,12 @@ class Int8:
     store: ConstantStore
 
     def node(self, matrix: Tensor) -> ov.Node:
-        values, scales = quantize_rows(matrix)
-        return op.multiply(op.convert(_shared(self.store.keep(values.numpy())), ov.Type.f32), constant(scales))
+        stored = int8(matrix)
+        codes = _shared(self.store.keep(stored.codes.numpy()))
+        return op.multiply(op.convert(codes, ov.Type.f32), constant(stored.scales))
 
     def rounded(self, matrix: Tensor) -> Tensor:
-        values, scales = quantize_rows(matrix)
-        return values * scales
+        return int8(matrix).decode()
 
 
 @dataclass(frozen=True)
@@ -208,18 +205,9 @@ def rows_of(table: Plain | Int8, matrix: Tensor, ids: ov.Node) -> ov.Node:
     if isinstance(table, Plain):
         return op.gather(table.node(matrix), ids, axis)
     # Gather first, then dequantize: the plugin would otherwise keep the whole dequantized matrix.
-    values, scales = quantize_rows(matrix)
-    rows = op.gather(_shared(table.store.keep(values.numpy())), ids, axis)
-    return op.multiply(op.convert(rows, ov.Type.f32), op.gather(constant(scales), ids, axis))
-
-
-def quantize_rows(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """matrix [N, K] float32 -> values [N, K] int8, scales [N, 1] float32; values * scales approximates the matrix."""
-    values, scales = torch.empty(matrix.shape, dtype=torch.int8), torch.empty(len(matrix), 1)
-    for part in _parts(matrix):
-        scales[part] = _no_zeros(matrix[part].abs().amax(dim=1, keepdim=True) / INT8_MAX)
-        values[part] = (matrix[part] / scales[part]).round_()
-    return values, scales
+    stored = int8(matrix)
+    rows = op.gather(_shared(table.store.keep(stored.codes.numpy())), ids, axis)
+    return op.multiply(op.convert(rows, ov.Type.f32), op.gather(constant(stored.scales), ids, axis))
 
 
 def quantize_groups(matrix: Tensor) -> tuple[Tensor, Tensor]:
@@ -228,30 +216,13 @@ def quantize_groups(matrix: Tensor) -> tuple[Tensor, Tensor]:
     group = math.gcd(matrix.shape[1], GROUP)
     groups = matrix.reshape(len(matrix), -1, group)
     values, scales = torch.empty(groups.shape, dtype=torch.int8), torch.empty(*groups.shape[:2], 1)
-    for part in _parts(matrix):
+    for part in parts_of(matrix):
         lowest, highest = groups[part].aminmax(dim=2, keepdim=True)
         # The element of the largest magnitude becomes -8, even if it is positive (the scale is then negative): int4
         # has no 8.
-        scales[part] = _no_zeros(torch.where(-lowest >= highest, lowest, highest) / INT4_MIN)
+        scales[part] = without_zeros(torch.where(-lowest >= highest, lowest, highest) / INT4_MIN)
         values[part] = (groups[part] / scales[part]).round_().clamp_(max=-INT4_MIN - 1)
     return values, scales
-
-
-def pack_pairs(values: Tensor) -> Tensor:
-    """An even number of int8 values from -8 to 7 -> uint8, two values per byte, the first in the lower 4 bits."""
-    pairs = values.view(torch.uint8).view(-1, 2)
-    return (pairs[:, 0] & 15) | (pairs[:, 1] << 4)
-
-
-def _parts(matrix: Tensor) -> Iterator[slice]:
-    """Ranges of rows with about PART elements each."""
-    rows = max(1, PART // matrix.shape[1])
-    return (slice(start, start + rows) for start in range(0, len(matrix), rows))
-
-
-def _no_zeros(scales: Tensor) -> Tensor:
-    """Rows or groups of zeros get the scale 1, to avoid a division by zero."""
-    return torch.where(scales == 0, 1.0, scales)
 
 
 def _shared(array: NDArray[Any]) -> ov.Node:

@@ -69,6 +69,7 @@ def test_pairs():
     codes = torch.arange(16, dtype=torch.uint8).view(2, 8)
     assert torch.equal(unpack_pairs(pack_pairs(codes)), codes)
     assert pack_pairs(codes)[0].tolist() == [0x10, 0x32, 0x54, 0x76]
+    assert pack_pairs(torch.tensor([-8, 7, 1, -1], dtype=torch.int8)).tolist() == [0x78, 0xF1]
     signed = Stored("i4", pack_pairs(torch.tensor([[-8, -1, 0, 7]])), torch.ones(1, 1), None, 4)
     assert signed.decode().tolist() == [[-8.0, -1.0, 0.0, 7.0]]
 

@@ -4,7 +4,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from engine_worker.layers import coded_kernels
 from engine_worker.layers.coded import TYPES, Buffer, CodedProduct, encode
 from engine_worker.layers.coded_kernels import KERNELS
 from tests.engine_worker.formats.checkpoints import write_pair
@@ -68,13 +67,6 @@ def test_a_product_reads_no_columns_past_the_last():
     expected = KERNELS.product(x, encoded, None)
     encoded.codes[:, 72 - 64 :].view(-1, 56)[:] |= 0xF0
     torch.testing.assert_close(KERNELS.product(x, encoded, None), expected)
-
-
-def test_the_table_of_a_type_is_made_once():
-    stored = random_matrix("nf4", 5, 64, 64)
-    for _ in range(2):
-        check(stored, 1, torch.float32)
-    assert len({key for key in coded_kernels._TABLES if key[0] == "nf4"}) == 1
 
 
 @pytest.mark.parametrize("kind", TYPES)

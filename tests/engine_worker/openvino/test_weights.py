@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from openvino import opset13 as op
 
+from engine_worker.formats.rounding import int8
 from engine_worker.openvino.compiled import _core
 from engine_worker.openvino.weights import (
     ConstantStore,
@@ -16,9 +17,7 @@ from engine_worker.openvino.weights import (
     Int4,
     Int8,
     formats,
-    pack_pairs,
     quantize_groups,
-    quantize_rows,
 )
 from sluice import tiny_model
 from tests.engine_worker.openvino.loaded import load
@@ -69,7 +68,7 @@ def test_a_decoder_stores_its_weights_packed(quantize, types):
 @given(outputs=st.integers(1, 70), inputs=st.integers(1, 200), seed=st.integers(0, 9), scale=st.floats(1e-6, 1e6))
 def test_the_rounding_error_is_at_most_half_a_step(outputs, inputs, seed, scale):
     weights = matrix(outputs, inputs, seed) * scale
-    _, scales = quantize_rows(weights)
+    scales = int8(weights).scales
     assert ((Int8(STORE).rounded(weights) - weights).abs() <= scales * 0.5001).all()
     values, scales = quantize_groups(weights)
     error = (Int4(STORE).rounded(weights) - weights).view(values.shape).abs()
@@ -82,10 +81,6 @@ def test_the_rounding_error_is_at_most_half_a_step(outputs, inputs, seed, scale)
 @pytest.mark.parametrize("form", [Int8(STORE), Int4(STORE)], ids=["int8", "int4"])
 def test_zeros_stay_zeros(form):
     assert torch.equal(form.rounded(torch.zeros(3, 128)), torch.zeros(3, 128))
-
-
-def test_packing_two_values_per_byte():
-    assert pack_pairs(torch.tensor([-8, 7, 1, -1], dtype=torch.int8)).tolist() == [0x78, 0xF1]
 
 
 def test_with_int4_embedding_and_head_are_int8():
