@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from engine_worker.formats.stored import PAIRS, Stored
-from engine_worker.layers.coded import Coded, CodedKernels
+from engine_worker.layers.coded import Coded, CodedExperts, CodedKernels
 
 CPU = torch.device("cpu")
 ZEROS = ("none", "integer", "fraction")
@@ -37,7 +37,7 @@ class TorchKernels:
 
     def __init__(self) -> None:
         self.launches: list[str] = []
-        self.kernels = CodedKernels(self._product, self._decode)
+        self.kernels = CodedKernels(self._product, self._decode, self._grouped)
 
     def _product(self, x: Tensor, matrix: Coded, bias: Tensor | None) -> Tensor:
         self.launches.append("product")
@@ -46,6 +46,22 @@ class TorchKernels:
     def _decode(self, matrix: Coded, rows: Tensor | None, out: Tensor) -> None:
         self.launches.append("decode")
         out.copy_(dense(matrix if rows is None else picked(matrix, rows)))
+
+    def _grouped(self, x: Tensor, ends: Tensor, experts: CodedExperts) -> Tensor:
+        self.launches.append("grouped")
+        weights = dense(experts.matrix).to(x.dtype).view(experts.count, experts.outputs, -1)
+        if experts.order is not None:
+            weights = torch.stack([in_place(*each) for each in zip(weights, experts.order, strict=True)])
+        out = torch.full((len(x), experts.outputs), torch.nan, dtype=x.dtype)
+        starts = [0, *ends.tolist()]
+        for weight, start, end in zip(weights, starts, starts[1:], strict=False):
+            out[start:end] = F.linear(x[start:end], weight)
+        return out
+
+
+def in_place(weight: Tensor, order: Tensor) -> Tensor:
+    """Columns in the order of the inputs."""
+    return torch.empty_like(weight).index_copy_(1, order.long(), weight)
 
 
 def dense(matrix: Coded) -> Tensor:

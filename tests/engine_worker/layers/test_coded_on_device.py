@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from engine_worker.layers.coded import FEW_ROWS, TYPES, Buffer, CodedProduct, encode
-from engine_worker.runner.coded_weights import verify
+from engine_worker.runner.coded_trial import verify
 from engine_worker.runner.fusing import compare
 from tests.engine_worker.layers.coded_cases import ZEROS, in_order, random_matrix
 
