@@ -1,5 +1,6 @@
 """Random quantized matrices, and their products in plain torch."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -90,3 +91,26 @@ def in_order(stored: Stored) -> Tensor:
     """[N, K] float32 in the order of the columns."""
     values = stored.decode()
     return values if stored.order is None else values[:, stored.order]
+
+
+def random_experts(
+    kind: str, count: int, rows: int, columns: int, group: int, zeros: str = "none", *, ordered: bool = False
+) -> list[list[Stored]]:
+    """For each expert two matrices with the same order of inputs, of `rows` and 3 rows."""
+    experts = []
+    for seed in range(0, 2 * count, 2):
+        first, second = (
+            random_matrix(kind, size, columns, group, zeros, ordered=ordered, seed=seed + i)
+            for i, size in enumerate((rows, 3))
+        )
+        experts.append([first, replace(second, order=first.order)])
+    return experts
+
+
+def by_expert(experts: Sequence[Sequence[Stored]], x: Tensor, counts: Sequence[int]) -> Tensor:
+    """The products of each expert's rows with its decoded matrices."""
+    products = [
+        F.linear(share, torch.cat([part.decode() for part in parts]).to(x.dtype))
+        for share, parts in zip(x.split(list(counts)), experts, strict=True)
+    ]
+    return torch.cat(products)
