@@ -116,7 +116,8 @@ def test_experts_of_which_some_are_plain(pair, excluded, summary):
     ("up", "summary"),
     [
         ("Q4_K", f"{UP} as stored in u4, {UP // 2} as stored in i8"),
-        ("Q4_0", f"{UP} decoded (experts of different kinds), {UP // 2} as stored in i8"),
+        ("Q4_0", f"{UP} as stored in u4, {UP // 2} as stored in i8"),
+        ("Q5_K", f"{UP} decoded (experts of different kinds), {UP // 2} as stored in i8"),
     ],
 )
 @torch.inference_mode()
