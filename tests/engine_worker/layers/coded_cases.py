@@ -110,7 +110,7 @@ def random_experts(
 def by_expert(experts: Sequence[Sequence[Stored]], x: Tensor, counts: Sequence[int]) -> Tensor:
     """The products of each expert's rows with its decoded matrices."""
     products = [
-        F.linear(share, torch.cat([part.decode() for part in parts]).to(x.dtype))
+        F.linear(share, torch.cat([part.decode() for part in parts]).to(x))
         for share, parts in zip(x.split(list(counts)), experts, strict=True)
     ]
     return torch.cat(products)
