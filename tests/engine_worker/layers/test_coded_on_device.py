@@ -29,6 +29,7 @@ LAYOUTS = ((300, 1000, 32), (96, 4096, 128), (129, 656, 48), (64, 2048, 2048))
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 COUNTS = ((1, 0, 1, 1, 0), (0, 40, 3, 0, 129), (200, 150, 0, 128, 700))
 """Rows of each expert."""
+STEP = 4
 
 
 def find_kernels() -> CodedKernels:
@@ -59,8 +60,9 @@ def test_products_with_codes_agree_with_decoded_matrices(kind, record_property):
 @pytest.mark.parametrize("kind", TYPES)
 def test_grouped_products_with_codes_agree_with_decoded_matrices(kind, record_property):
     kernels, device, count = find_kernels(), torch.device("cuda"), 0
-    for index, (layout, zeros) in enumerate(product(LAYOUTS, ZEROS)):
-        dtype, counts = DTYPES[index % len(DTYPES)], COUNTS[index % len(COUNTS)]
+    # A few of all layouts for each type: each needs kernels for four tiles, which take time to compile.
+    for index, (layout, zeros) in list(enumerate(product(LAYOUTS, ZEROS)))[TYPES.index(kind) % STEP :: STEP]:
+        dtype, counts = DTYPES[index % len(DTYPES)], COUNTS[index // STEP]
         experts = random_experts(kind, len(counts), *layout, zeros, ordered=index % 2 == 1)
         coded = encode_experts(experts, device)
         dense = {i: torch.cat([part.decode() for part in experts[i]]) for i in some_experts(len(counts))}
