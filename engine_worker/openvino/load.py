@@ -143,14 +143,13 @@ def load_openvino(
 
 
 def _compile(tested: Tested, progress: Progress) -> Compiled:
-    config, shape = tested.config, tested.shape
+    config = tested.config
     with torch.inference_mode():
-        store = open_store(config.weights_folder)
-        decoder, targets, exact = _build(tested, store, progress)
+        decoder, store, targets, exact = _build(tested, progress)
         # What building the graph has freed, among it the model's own weights, must not be in memory beside what the
         # plugin packs now.
         _return_freed_memory()
-        _pack(decoder, shape, config.threads)
+        _pack(decoder, tested.shape, config.threads)
         store.release()
     if not exact:
         tested = tested._replace(exact=tested.exact._replace(exact=False))
@@ -161,28 +160,31 @@ def _compile(tested: Tested, progress: Progress) -> Compiled:
 
 class Built(NamedTuple):
     decoder: ov.CompiledModel
+    store: ConstantStore
+    """Has the weights."""
     targets: list[Target]
     """Of adapters."""
     exact: bool
     """Whether what was tested holds: no matrix was of another kind."""
 
 
-def _build(tested: Tested, store: ConstantStore, progress: Progress) -> Built:
-    """The model's weights are in `store` then, and no longer in the model, which ends here."""
+def _build(tested: Tested, progress: Progress) -> Built:
     checkpoint, config, shape, kinds, precision, *_ = tested
     model = CausalLM(shape, ReferenceAttention(shape.heads), Place(torch.float32, CPU, UNSHARDED))
     targets = find_targets(model.model.layers)
-    build = partial(compile_decoder, model, precision, config.threads, store, config.output_layers, lora=config.lora)
+    build = partial(compile_decoder, model, precision, config.threads, lora=config.lora)
     if config.weights == "random":
         fill_weights(model, checkpoint, config, progress)
-        return Built(build(), targets, exact=True)
+        store = open_store(config.weights_folder)
+        return Built(build(store, config.output_layers), store, targets, exact=True)
     with open_weights(model, checkpoint, progress) as weights:
         weights.fill_plain()
         model.freeze()
         matrices = LoadedMatrices(weights, model.targets(), kinds)
-        decoder = build(matrices=matrices)
+        store = open_store(config.weights_folder, weights.mapped)
+        decoder = build(store, config.output_layers, matrices=matrices)
         weights.finish()
-    return Built(decoder, targets, exact=not matrices.unexpected)
+    return Built(decoder, store, targets, exact=not matrices.unexpected)
 
 
 def _shape(checkpoint: Checkpoint, config: RunnerConfig) -> DecoderConfig:

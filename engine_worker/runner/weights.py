@@ -70,6 +70,7 @@ class CheckpointWeights:
         # Targets that the layers read by themselves are on no device.
         devices = (str(target.device) for target in targets.values() if not target.is_meta)
         self._files = Files(next(devices, "cpu"))
+        self.mapped = self._files.mapped
 
     def __enter__(self) -> Self:
         return self

@@ -6,6 +6,7 @@ Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 import math
 import mmap
 from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 from struct import Struct
 from struct import error as StructError
@@ -88,6 +89,20 @@ def read_gguf(file: Path) -> Gguf:
     except ValueError as error:
         # An empty file cannot be mapped.
         raise GgufError("is not a GGUF file") from error
+
+
+def read_header(file: Path) -> Gguf:
+    """All but the lists of the metadata, which loading does not need: a vocabulary has hundreds of thousands of texts.
+    Parsed once while the file stays the same. Raises as `read_gguf`."""
+    status = file.stat()
+    return _parsed(file.resolve(), status.st_size, status.st_mtime_ns)
+
+
+@lru_cache(maxsize=4)
+def _parsed(file: Path, _size: int, _changed_ns: int) -> Gguf:
+    gguf = read_gguf(file)
+    short = {name: value for name, value in gguf.fields.items() if not isinstance(value, list)}
+    return gguf._replace(fields=MappingProxyType(short))
 
 
 class _Reader:
