@@ -7,9 +7,13 @@ import torch
 
 from engine_worker.formats.ggml import READERS
 from engine_worker.layers.shard import UNSHARDED
-from sluice.checkpoint.gguf import TYPES
+from sluice.checkpoint import gguf as gguf_header
+from sluice.checkpoint.errors import CheckpointError
+from sluice.checkpoint.gguf import TYPES, read_gguf
+from sluice.checkpoint.weight_files import GGUF, check_weight_files
 from tests.engine_worker.formats.gguf_files import KINDS, MODELS, QUANTIZED, random_blocks, write_pair
 from tests.engine_worker.formats.test_checkpoints import first_token, weights
+from tests.engine_worker.models.checkpoints import open_written
 from tests.engine_worker.models.loading import Rank
 
 ROWS, COLUMNS = 24, 512
@@ -85,3 +89,22 @@ def test_an_embedding_that_is_also_the_head(tmp_path, kind):
     expected, found = first_token(dense, "torch"), first_token(quantized, "openvino", quantized_activations=False)
     assert found.logprob.logprob == pytest.approx(expected.logprob.logprob, abs=1e-4)
     assert found.token == expected.token
+
+
+@pytest.mark.parametrize("backend", ["torch", "openvino"])
+def test_the_header_is_parsed_once(tmp_path, monkeypatch, backend):
+    parsed = []
+
+    def count(file):
+        parsed.append(file)
+        return read_gguf(file)
+
+    quantized, _ = write_pair(tmp_path, "tied", {"proj": "Q8_0", "embed_tokens": "Q8_0"})
+    monkeypatch.setattr(gguf_header, "read_gguf", count)
+    check_weight_files(open_written(quantized).path)
+    first_token(quantized, backend)
+    assert len(parsed) == 1
+    # Another file in its place is another header.
+    (quantized / GGUF).write_bytes(b"GGUF")
+    with pytest.raises(CheckpointError, match="ends within its header"):
+        first_token(quantized, backend)
