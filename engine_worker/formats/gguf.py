@@ -12,7 +12,7 @@ from engine_worker.formats.ggml import READERS
 from engine_worker.formats.stored import Stored
 from engine_worker.formats.weight import Place, Weight
 from sluice.checkpoint.errors import CheckpointError
-from sluice.checkpoint.gguf import TYPES, Gguf, GgufError, read_header
+from sluice.checkpoint.gguf import TYPES, Gguf, GgufError, GgufTensor, read_header
 
 PLAIN = ("F32", "F16", "BF16")
 NAMES = {
@@ -38,7 +38,8 @@ EXPERT_NAMES = {"ffn_gate_exps": "gate_proj", "ffn_up_exps": "up_proj", "ffn_dow
 """Tensors with a matrix of each expert."""
 IGNORED = ("rope_freqs.weight",)
 """Factors of the rotary frequencies, which config.json's `rope_parameters` give."""
-ROTATED = {"attn_q": "attention.head_count", "attn_k": "attention.head_count_kv"}
+HEADS = "attention.head_count"
+ROTATED = {"attn_q": HEADS, "attn_k": f"{HEADS}_kv"}
 """Tensors whose rows are rotated by the position, and the metadata with their number of heads."""
 LAYER = re.compile(r"blk\.(\d+)\.(\w+)")
 EXPERT_DIMENSIONS = 3
@@ -60,7 +61,7 @@ def gguf_weights(file: Path) -> Iterator[tuple[str, Weight]]:
         base, _, end = tensor.name.rpartition(".")
         found = LAYER.fullmatch(base)
         layer, part = (found[1], found[2]) if found else ("", base)
-        place = Place(file, *tensor, heads=_heads(header, part))
+        place = Place(file, *tensor, heads=_heads(file, header, tensor, part))
         if part in NAMES and not found:
             yield f"{NAMES[part]}.{end}", _weight(place)
         elif part in LAYER_NAMES:
@@ -90,11 +91,16 @@ def in_order(place: Place, value: T) -> T:
     return value[index] if isinstance(value, Tensor) else value.rows(index)
 
 
-def _heads(header: Gguf, part: str) -> int | None:
-    """Of which `part` has the rows, if they are in llama.cpp's order."""
+def _heads(file: Path, header: Gguf, tensor: GgufTensor, part: str) -> int | None:
+    """Of which `part` has the rows, if they are in llama.cpp's order. Raises CheckpointError."""
     if part not in ROTATED or header.fields.get("general.architecture") != "llama":
         return None
-    count: int = header.fields.get(f"llama.{ROTATED[part]}", header.fields["llama.attention.head_count"])
+    count = header.fields.get(f"llama.{ROTATED[part]}", header.fields.get(f"llama.{HEADS}"))
+    if not isinstance(count, int) or count < 1 or tensor.shape[0] % (2 * count):
+        raise CheckpointError(
+            f"{file}: tensor {tensor.name} has {tensor.shape[0]} rows, which are not those of {count!r:.80} heads "
+            f"(llama.{ROTATED[part]}) of an even size"
+        )
     return count
 
 

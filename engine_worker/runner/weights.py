@@ -121,19 +121,6 @@ class CheckpointWeights:
         self._progress(min(self._done, self._total), self._total)
 
 
-def load_weights(
-    folder: Path,
-    targets: Mapping[str, Tensor],
-    progress: Progress,
-    cuts: Cuts = {},  # noqa: B006
-    rename: Rename = same_name,
-    quantization: Quantization | None = None,
-) -> None:
-    """Fill every target from the weight of its name. Raises CheckpointError; see `CheckpointWeights`."""
-    with CheckpointWeights(folder, targets, progress, cuts, rename, quantization) as weights:
-        weights.fill()
-
-
 def random_weights(
     targets: dict[str, Tensor],
     seed: int,
