@@ -135,6 +135,8 @@ def test_parts_in_another_form_are_refused(name, form, tmp_path):
     whole, found = pack(matrix()), quantization(config, tmp_path)
     expected = read(whole.parts, SHAPE, found).decode()
     for part, tensor in whole.parts.items():
+        if form == "without dimensions" and part in ("weight_scale", "weight_scale_inv"):
+            continue  # A scale of the whole matrix.
         try:
             decoded = read(whole.parts | {part: OTHER_FORMS[form](tensor)}, SHAPE, found).decode()
         except CheckpointError:
