@@ -35,7 +35,8 @@ def unpack_words(words: Tensor, bits: int, count: int, padded: bool = False) -> 
     whole = padded or WORD_BITS % bits == 0
     # How many words have how many numbers until the places of the numbers repeat.
     length, numbers = (1, WORD_BITS // bits) if whole else (bits, WORD_BITS)
-    words = F.pad(words, (0, -words.shape[-1] % length)).unflatten(-1, (-1, length))
+    words = F.pad(words, (0, -words.shape[-1] % length))
+    words = words.reshape(*words.shape[:-1], -1, length)
     unpacked = torch.empty(*words.shape[:-1], numbers, dtype=torch.uint8)
     # One number of each word at a time: all in four or eight bytes each would be many times the matrix.
     for index in range(numbers):

@@ -118,9 +118,8 @@ def _compressed_tensors(options: Mapping[str, Any], where: str) -> Quantization:
     blocks = [tuple(each["block_structure"]) for each in weights if isinstance(each.get("block_structure"), list)]
     found = _with_block("compressed-tensors", blocks, f"{where}block_structure")
     bits = {each["num_bits"] for each in weights if _is_packed(each)}
-    sizes = {each.get("group_size") for each in weights}
-    groups = sorted(size for size in sizes if isinstance(size, int) and size > 0)
-    return replace(found, bits=tuple(sorted(bits)), groups=tuple(groups))
+    sizes = {size for each in weights if isinstance(size := each.get("group_size"), int) and size > 0}
+    return replace(found, bits=tuple(sorted(bits)), groups=tuple(sorted(sizes)))
 
 
 def _is_packed(weights: Mapping[str, Any]) -> bool:

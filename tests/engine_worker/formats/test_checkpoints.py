@@ -131,8 +131,8 @@ def test_a_part_of_no_matrix_is_named(tmp_path):
 
 @pytest.mark.parametrize("symmetric", [True, False])
 def test_an_odd_number_of_inputs(tmp_path, monkeypatch, symmetric):
-    """Of the last product of a layer, in a model whose other sizes are even. The groups are odd too: OpenVINO's products
-    with them would be wrong."""
+    """Of the last product of a layer, in a model whose other sizes are even. The groups are odd too, with which
+    OpenVINO's products would be wrong."""
     monkeypatch.setitem(MODELS, "odd", LlamaConfig(**{**ROUND, "intermediate_size": 75}))
     odd = Format(partial(pack_quantized, group=15, symmetric=symmetric), pack_config(4))
     monkeypatch.setitem(FORMATS, "odd", odd)
