@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 from openvino import opset13 as op
 
 from engine_worker.formats.rounding import int8
+from engine_worker.formats.stored import TABLES, Kind, random_stored
 from engine_worker.openvino.compiled import _core
+from engine_worker.openvino.matrices import GROUP_UNIT, INTEGERS, Products, keeps
 from engine_worker.openvino.weights import (
     ConstantStore,
     Format,
@@ -85,3 +87,18 @@ def test_zeros_stay_zeros(form):
 
 def test_with_int4_embedding_and_head_are_int8():
     assert formats("int4", STORE).vocabulary == Int8(STORE)
+
+
+@pytest.mark.parametrize("kind", [*INTEGERS, *TABLES])
+@pytest.mark.parametrize(("columns", "group"), [(60, 12), (60, 20), (48, 4), (72, 24), (66, None), (80, 10), (90, 15)])
+def test_products_are_right_for_every_group_that_is_kept(kind, columns, group):
+    stored = random_stored(Kind(kind, group, "none", False), 40, columns, 1)
+    if not keeps(stored):
+        assert group % GROUP_UNIT
+        return
+    x = torch.randn(16, columns, generator=torch.Generator().manual_seed(0))
+    parameter = op.parameter(ov.PartialShape([-1, columns]), ov.Type.f32)
+    node = Products(formats("none", STORE), STORE, activations=False).linear({"model.layers.0.a": stored}, parameter)
+    compiled = _core().compile_model(ov.Model([node.output(0)], [parameter], "product"), "CPU", EXACT)
+    (found,) = compiled([x.numpy()]).values()
+    torch.testing.assert_close(torch.from_numpy(found), x @ stored.decode().T, atol=1e-4, rtol=1e-4)
