@@ -8,6 +8,7 @@ import numpy as np
 import openvino as ov
 from numpy.typing import NDArray
 
+from engine_worker.formats.rounding import NAMES
 from engine_worker.models.decoder import CausalLM
 from engine_worker.openvino.adapters import GraphAdapters
 from engine_worker.openvino.graph import build
@@ -57,7 +58,7 @@ class Precision(NamedTuple):
 
     def __str__(self) -> str:
         """Name of the computation. Engines whose names differ may sample different tokens."""
-        weights = self.dtype if self.quantize == "none" else self.quantize
+        weights = self.dtype if self.quantize == "none" else NAMES[self.quantize]
         computed = f"{weights}, computed in {self.dtype}" if weights != self.dtype != "float32" else weights
         if self.stored and self.activations:
             computed += ", activations int8"

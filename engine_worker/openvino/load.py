@@ -11,6 +11,7 @@ import openvino as ov
 import torch
 
 from engine_worker.attention.reference import ReferenceAttention
+from engine_worker.formats.rounding import NAMES
 from engine_worker.layers.adapters import find_targets
 from engine_worker.layers.shard import UNSHARDED, Place
 from engine_worker.lora.device import DeviceAdapters, make_adapters
@@ -134,7 +135,7 @@ def load_openvino(
         "backend_reason": tested[0].result,
         "exact": str(tested[0].exact.exact),
         "pass_tokens": str(tested[0].exact.pass_tokens),
-        "quantize": tested[0].precision.quantize,
+        "quantize": NAMES[tested[0].precision.quantize],
         "kv_precision": tested[0].precision.kv,
         "weights": compiled[0].weights,
         "matrices": tested[0].kinds.summary,

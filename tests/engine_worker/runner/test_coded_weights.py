@@ -239,5 +239,9 @@ def test_the_setting_is_part_of_the_name_of_the_computation(pair):
     model = decoded(open_written(pair(checkpoints, "llama", "AWQ")[1]))
     heads = model.config.heads
     cache = KVCache(model.config.num_layers, 1, BLOCK, heads.num_kv_heads, heads.head_dim, torch.float32, CPU)
-    for quantize, name in (("none", "float32"), ("int8", "float32, weights int8")):
+    for quantize, name in (
+        ("none", "float32"),
+        ("int8", "float32, weights int8"),
+        ("int4", "float32, weights int4 in groups of 32"),
+    ):
         assert TorchForward(model, cache, ReferenceAttention(heads), CPU, quantize=quantize).dtype == name
