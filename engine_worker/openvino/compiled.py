@@ -13,7 +13,7 @@ from engine_worker.models.decoder import CausalLM
 from engine_worker.openvino.adapters import GraphAdapters
 from engine_worker.openvino.graph import build
 from engine_worker.openvino.matrices import NO_MATRICES, Matrices, Products
-from engine_worker.openvino.weights import ConstantStore, formats
+from engine_worker.openvino.weights import ConstantStore, Weights
 from engine_worker.runner.config import RunnerConfig
 
 TYPES = {"float32": "f32", "bfloat16": "bf16", "float16": "f16", "u8": "u8"}
@@ -87,7 +87,7 @@ def compile_decoder(
         "ENABLE_CPU_PINNING": False,
     }
     adapters = GraphAdapters() if lora else None
-    products = Products(formats(precision.quantize, store), store, precision.activations)
+    products = Products(Weights(precision.quantize, store), store, precision.activations)
     graphs = build(model, products, output_layers, adapters, matrices)
     compiled = _core().compile_model(graphs.decoder, "CPU", properties)
     # Attributes of the compiled model, so that they live as long as it does.

@@ -2,6 +2,7 @@
 
 import ctypes
 import sys
+from collections.abc import Collection
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,6 +13,7 @@ import torch
 
 from engine_worker.attention.reference import ReferenceAttention
 from engine_worker.formats.rounding import NAMES
+from engine_worker.formats.rounding_error import RoundingError
 from engine_worker.layers.adapters import find_targets
 from engine_worker.layers.shard import UNSHARDED, Place
 from engine_worker.lora.device import DeviceAdapters, make_adapters
@@ -113,7 +115,7 @@ def load_openvino(
         draft_config = draft.runner_config(config, widest_window(tested[0].shape.windows))
         tested.append(_tested(draft.checkpoint, draft_config, memory))
     images = load_images(checkpoint, config, torch.float32, CPU)
-    compiled = [_compile(model, progress) for model in tested]
+    compiled = [_compile(model, progress, warn) for model in tested]
     _return_freed_memory()
     blocks = [model.block for model in compiled]
     caches, file = _caches(blocks, tested[0].shape, config, checkpoint.max_context_tokens, folder)
@@ -143,12 +145,13 @@ def load_openvino(
     return runner
 
 
-def _compile(tested: Tested, progress: Progress) -> Compiled:
+def _compile(tested: Tested, progress: Progress, warn: Warn) -> Compiled:
     checkpoint, config, shape, kinds, precision, *_ = tested
     with torch.inference_mode():
         model = CausalLM(shape, ReferenceAttention(shape.heads), Place(torch.float32, CPU, UNSHARDED))
         store = open_store(config.weights_folder)
         build = partial(compile_decoder, model, precision, config.threads, store, config.output_layers)
+        stored: Collection[str] = ()
         if config.weights == "random":
             fill_weights(model, checkpoint, config, progress)
             decoder = build(lora=config.lora)
@@ -159,8 +162,14 @@ def _compile(tested: Tested, progress: Progress) -> Compiled:
                 matrices = LoadedMatrices(weights, model.targets(), kinds)
                 decoder = build(lora=config.lora, matrices=matrices)
                 weights.finish()
+            stored = matrices.stored
             if matrices.unexpected:
                 tested = tested._replace(exact=tested.exact._replace(exact=False))
+        error = RoundingError(precision.quantize)
+        for name, matrix in model.targets().items():
+            if name not in stored:
+                error.add(name, matrix)
+        error.report(checkpoint.name, warn)
         targets = find_targets(model.model.layers)
         # The store owns the weights: free the model's copies before the plugin packs them.
         del model

@@ -6,13 +6,12 @@ In plain memory the weights therefore take twice their size. The originals in a 
 after packing; the kernel reads a page back if the plugin touches it.
 """
 
-import math
 import mmap
 import os
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import openvino as ov
@@ -21,10 +20,9 @@ from numpy.typing import NDArray
 from openvino import opset13 as op
 from torch import Tensor
 
-from engine_worker.formats.rounding import GROUP, SENSITIVE, Rounding, int4, int8
+from engine_worker.formats.rounding import Rounding, rounding_of
 from engine_worker.formats.stored import Stored, kind_of
 
-LAYERS = "model.layers."
 MIN_FILE_BYTES = 1 << 20
 """Smaller arrays stay in plain memory."""
 MIN_FREE_DISK_BYTES = 1 << 30
@@ -108,16 +106,6 @@ def open_store(folder: str | None) -> ConstantStore:
     return ConstantStore() if folder is None else FileStore(Path(folder).expanduser())
 
 
-class Format(Protocol):
-    """How the graph stores a weight matrix [outputs, inputs]."""
-
-    def node(self, matrix: Tensor) -> ov.Node:
-        """matrix float32 -> a node of the same shape that evaluates to float32."""
-
-    def rounded(self, matrix: Tensor) -> Tensor:
-        """The values that `node` evaluates to."""
-
-
 @dataclass(frozen=True)
 class Plain:
     """Not quantized: float32."""
@@ -125,9 +113,11 @@ class Plain:
     store: ConstantStore
 
     def node(self, matrix: Tensor) -> ov.Node:
+        """matrix [outputs, inputs] float32 -> a node of the same shape that evaluates to float32."""
         return _shared(self.store.keep(matrix.detach().numpy()))
 
     def rounded(self, matrix: Tensor) -> Tensor:
+        """The values that `node` evaluates to."""
         return matrix
 
 
@@ -145,35 +135,20 @@ class Rounded:
         return self.rounding(matrix).decode()
 
 
-class Weights(NamedTuple):
-    """The formats of a decoder's matrices."""
+Format = Plain | Rounded
+"""How the graph has a weight matrix."""
 
-    layers: Format
-    sensitive: Format
-    """Of the matrices SENSITIVE, whose errors change the output most."""
-    vocabulary: Plain | Rounded
-    """Format of the embedding and the head. Never int4: no later layer evens out their errors."""
+
+class Weights(NamedTuple):
+    """The formats of a decoder's matrices, for a value of the setting `quantize`."""
+
+    quantize: str
+    store: ConstantStore
 
     def of(self, name: str) -> Format:
         """name: of a weight in the checkpoint."""
-        if not name.startswith(LAYERS):
-            return self.vocabulary
-        return self.sensitive if name.endswith(SENSITIVE) else self.layers
-
-
-def formats(quantize: str, store: ConstantStore) -> Weights:
-    """The formats for a value of the setting `quantize`."""
-    plain, wide, narrow = Plain(store), Rounded(store, int8), Rounded(store, int4_in_whole_groups)
-    return {
-        "none": Weights(plain, plain, plain),
-        "int8": Weights(wide, wide, wide),
-        "int4": Weights(narrow, wide, wide),
-    }[quantize]
-
-
-def int4_in_whole_groups(matrix: Tensor) -> Stored:
-    """A graph cannot have a last group that is shorter. The number of columns must be even."""
-    return int4(matrix, math.gcd(matrix.shape[1], GROUP))
+        rounding = rounding_of(self.quantize, name)
+        return Plain(self.store) if rounding is None else Rounded(self.store, rounding)
 
 
 def constant(values: Tensor) -> ov.Node:
@@ -181,7 +156,7 @@ def constant(values: Tensor) -> ov.Node:
     return _shared(values.detach().numpy())
 
 
-def rows_of(table: Plain | Rounded, matrix: Tensor, ids: ov.Node) -> ov.Node:
+def rows_of(table: Format, matrix: Tensor, ids: ov.Node) -> ov.Node:
     """Embedding lookup: ids [T] -> those rows of the matrix [T, inputs] float32."""
     axis = op.constant(np.int64(0))
     if isinstance(table, Plain):
