@@ -234,6 +234,15 @@ def test_plain_matrices_are_rounded_by_the_setting(pair, quantize, summary):
     torch.testing.assert_close(logits(model, 3), logits(expected, 3), **CLOSE)
 
 
+@pytest.mark.parametrize(("quantize", "events"), [("int8", []), ("int4", ["weights_rounded_coarsely"])])
+@torch.inference_mode()
+def test_coarse_rounding_is_reported(pair, quantize, events):
+    warnings, config = [], RunnerConfig("cpu", quantize=quantize)
+    checkpoint = open_written(pair(checkpoints, "llama", "AWQ")[1])
+    held(checkpoint, TorchKernels().kernels, config=config, warn=lambda *warning: warnings.append(warning))
+    assert [event for event, _ in warnings] == events
+
+
 def test_the_setting_is_part_of_the_name_of_the_computation(pair):
     model = decoded(open_written(pair(checkpoints, "llama", "AWQ")[1]))
     heads = model.config.heads
