@@ -72,7 +72,7 @@ def measure(plan: QuantizePlan, folder: Path, step: Step) -> QuantizeResult:
         if own.get("dtype") == "bfloat16" and not has_bfloat16():
             continue
         rounded = model if quantize == "none" else write_rounded(model, folder / quantize, quantize)
-        found: Quality = quality(reference, log_probabilities(rounded, settings | own, texts), texts)
+        found: Quality = quality(reference, log_probabilities(rounded, {**settings, **own}, texts), texts)
         losses.append(Loss(side, _error(model, own.get("quantize", quantize)), *found))
         step(side)
     return QuantizeResult(plan, losses)
