@@ -22,7 +22,9 @@ SHARED_CHARACTERS = 2400
 SHARED_PROMPTS = 8
 KV_CACHE_TOKENS = 8192
 SAMPLE_SECONDS = 0.5
-PLAN = KillPlan(24, 120, kills=500, seconds_between=3.0, seed=12)
+PLAN = KillPlan(24, 120, kills=500, seconds_between=3.0, seed=12, resume_seconds=600.0)
+"""A service that is killed this often, also while it starts, is restarted after 10 s. There may be no engine for more
+than a minute, and a beam search, which sends nothing before its end, may need many attempts."""
 
 
 class EvictingResult(msgspec.Struct, frozen=True):

@@ -141,7 +141,7 @@ def _on_model(plan: KillPlan, model: Path, requests: Sequence[StreamRequest], st
 
 async def kill_and_compare(ring: Ring, plan: KillPlan, requests: Sequence[StreamRequest], step: Step) -> KillResult:
     watch, counter, in_files = MemoryWatch(ring), streams.StreamCounter(), bool(folders(ring))
-    async with streams.connect(ring.addresses) as client:
+    async with streams.connect(ring.addresses, plan.resume_seconds) as client:
         watching = asyncio.create_task(watch.run())
         quiet = await streams.undisturbed(client, requests, lambda: step("undisturbed"))
         began = time.monotonic()
@@ -209,7 +209,8 @@ def soak_summary(result: KillResult) -> str:
     slopes = ", ".join(f"{name} {growth:+.2f}" for name, growth in _slopes(result).items())
     return (
         f"{result.seconds / 60:.1f} min, {len(result.deaths)} deaths: {result.streams} streams, "
-        f"{result.failed} failed, {result.wrong - result.rounded} wrong; MiB per minute after warm-up: "
+        f"{result.failed} failed, {result.wrong - result.rounded} wrong; longest pause "
+        f"{max(result.stall, default=0.0):.0f} s; MiB per minute after warm-up: "
         f"{slopes or 'the run was too short'}"
     )
 

@@ -53,6 +53,8 @@ class StreamsPlan(Plan, frozen=True):
     mixed: str = MIXED
     files: bool = True
     """Whether engines have pool files."""
+    resume_seconds: float = RESUME_SECONDS
+    """For which a client waits for new tokens after a failure."""
 
     @property
     def text(self) -> str:
@@ -81,8 +83,8 @@ class StreamsPlan(Plan, frozen=True):
         )
 
 
-def connect(addresses: Sequence[str]) -> AsyncClient:
-    return AsyncClient(addresses, resume_timeout=RESUME_SECONDS, retry_timeout=RESUME_SECONDS)
+def connect(addresses: Sequence[str], resume_seconds: float = RESUME_SECONDS) -> AsyncClient:
+    return AsyncClient(addresses, resume_timeout=resume_seconds, retry_timeout=resume_seconds)
 
 
 class OutputSeen(msgspec.Struct, frozen=True):

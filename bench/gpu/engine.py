@@ -43,7 +43,15 @@ class Served:
     runner: Runner
     dtype: torch.dtype
     weight_bytes: int
-    """Bytes of weights that each step of this rank reads."""
+    """Bytes of weights that a step of this rank with many sequences reads."""
+
+    def step_bytes(self, batch: int) -> float:
+        """Bytes of weights that a step of so many sequences reads: without experts that none of them chooses."""
+        shape = self.shape
+        if not shape.experts:
+            return self.weight_bytes
+        layers = (self.weight_bytes - shape.head * self.dtype.itemsize) / (shape.weights - shape.head - shape.embedding)
+        return self.weight_bytes - layers * shape.experts * shape.idle_share(batch)
 
     @property
     def token_bytes(self) -> int:

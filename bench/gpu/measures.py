@@ -135,7 +135,7 @@ def decode(served: Served, mode: str, batch: int, prompt: int, steps: int, sprea
     window = _fastest_window(core, steps)
     core.stop()
     step = window.seconds / window.steps
-    read = served.weight_bytes + served.token_bytes * window.context / window.steps
+    read = served.step_bytes(batch) + served.token_bytes * window.context / window.steps
     context = window.context // window.tokens
     return Decode(served.shape.name, mode, batch, context, step, window.tokens / window.seconds, read / step)
 

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from bench.gpu.findings import RUNS, Decode, Findings, Tried
 from bench.gpu.measures import AS_SERVED, COPYING, EAGER, NOT_COPYING, SLUICE
-from bench.gpu.shapes import LARGE, SMALL, quantized
+from bench.gpu.shapes import LARGE, SMALL, SPARSE, quantized
 from bench.harness import tables
 from bench.harness.tables import Table, short
 
@@ -74,15 +74,17 @@ def goals(found: Findings) -> list[Goal]:
 def _quantized(found: Findings, alone: Mapping[tuple[str, str], Decode]) -> list[Goal]:
     """Of shapes whose matrices are quantized."""
     made = []
-    rates = {one.shape: one.tokens_per_second for one in found.decode if (one.mode, one.batch) == (AS_SERVED, MANY)}
     for shape in quantized(LARGE):
         one = alone.get((shape.name, AS_SERVED))
         if one is not None and found.rates is not None:
             share = one.bytes_per_second / found.rates.copy_bytes_per_second
             made.append(Goal(f"{shape.name}, batch 1: share of the copy's bandwidth", COPY_SHARE, share))
-        if shape.name in rates and LARGE.name in rates:
-            name = f"{shape.name}, batch {MANY}: speed / bfloat16"
-            made.append(Goal(name, 1, rates[shape.name] / rates[LARGE.name], ".2f"))
+    rates = {(one.shape, one.batch): one.tokens_per_second for one in found.decode if one.mode == AS_SERVED}
+    for plain, batch in ((LARGE, MANY), (SPARSE, 1), (SPARSE, MANY)):
+        for shape in quantized(plain):
+            ours, theirs = rates.get((shape.name, batch)), rates.get((plain.name, batch))
+            if ours is not None and theirs is not None:
+                made.append(Goal(f"{shape.name}, batch {batch}: speed / bfloat16", 1, ours / theirs, ".2f"))
     return made
 
 

@@ -96,12 +96,13 @@ class Plan(Stages):
         self._files(small, (large and self._fitting(large)) or small)
 
     def quantized(self) -> None:
-        """Only what is about quantized matrices, and the same shape without them."""
-        shape = (self._scale.large and self._fitting(self._scale.large)) or self._scale.small
+        """Only what is about quantized matrices, also of experts, and the same shapes without them."""
         self._do("copy and matrix product", RATES, self._rates)
-        with self._runners:
-            self._few(shape)
-        self._quantized(shape)
+        dense = (self._scale.large and self._fitting(self._scale.large)) or self._scale.small
+        for shape in filter(None, (dense, self._fitting(self._scale.sparse))):
+            with self._runners:
+                self._few(shape)
+            self._quantized(shape)
 
     def _start(self, shape: Shape) -> None:
         self._do("the machine", 0, self._facts)

@@ -7,7 +7,7 @@ one GPU and only torch, Triton and transformers, the tasks before the first peer
 from dataclasses import dataclass
 from typing import Any
 
-from bench.gpu.shapes import LARGE, SMALL, Shape, Workload, tiny
+from bench.gpu.shapes import LARGE, SMALL, SPARSE, Shape, Workload, tiny, tiny_sparse
 from engine_worker.attention.backend import HeadShape
 
 RATES = 5.0
@@ -35,6 +35,8 @@ class Scale:
     """A shape whose steps are bound by kernel launches."""
     large: Shape | None = LARGE
     """A shape whose steps are bound by memory and arithmetic; None: measure only the small shape."""
+    sparse: Shape = SPARSE
+    """A shape with experts."""
     heads: tuple[HeadShape, ...] = (
         HeadShape(16, 8, 128),
         HeadShape(32, 8, 128),
@@ -90,6 +92,7 @@ def tiny_scale() -> Scale:
     return Scale(
         small=tiny(),
         large=None,
+        sparse=tiny_sparse(),
         heads=(HeadShape(4, 2, 64), HeadShape(2, 2, 32)),
         copied=32 << 20,
         side=512,

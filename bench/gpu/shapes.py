@@ -39,20 +39,49 @@ class Shape:
     @property
     def embedding(self) -> int:
         """Elements of an embedding that is not tied to the head; a step reads only a few of its rows."""
-        return 0 if self.config["tie_word_embeddings"] else self.vocab_size * int(self.config["hidden_size"])
+        return 0 if self.config["tie_word_embeddings"] else self.head
 
     @property
     def matrices(self) -> int:
-        """Elements of the layers' weight matrices, by which every token is multiplied."""
-        c = self.config
-        heads, kv_heads, size = c["num_attention_heads"], c["num_key_value_heads"], c["hidden_size"]
-        attention = size * c["head_dim"] * (2 * heads + 2 * kv_heads)
-        return int(c["num_hidden_layers"] * (attention + 3 * size * c["intermediate_size"]))
+        """Elements of the layers' weight matrices by which every token is multiplied."""
+        return self._attention + (
+            round(self.experts * self._chosen) if self.experts else self._mlp("intermediate_size")
+        )
+
+    @property
+    def experts(self) -> int:
+        """Elements of all experts; 0 without experts. If there are any, all layers have them."""
+        return int(self.config.get("num_experts", 0)) * self._mlp("moe_intermediate_size")
 
     @property
     def weights(self) -> int:
         """Elements of all weight matrices."""
-        return self.matrices + self.vocab_size * int(self.config["hidden_size"]) + self.embedding
+        layers = self._attention + self.experts if self.experts else self.matrices
+        return layers + self.head + self.embedding
+
+    @property
+    def head(self) -> int:
+        return self.vocab_size * int(self.config["hidden_size"])
+
+    def idle_share(self, tokens: int) -> float:
+        """The mean share of experts that none of so many tokens chooses, if all are equally likely. Random weights make
+        them nearly so."""
+        return (1 - self._chosen) ** tokens
+
+    @property
+    def _chosen(self) -> float:
+        """Share of a layer's experts that compute a token."""
+        return float(self.config["num_experts_per_tok"] / self.config["num_experts"])
+
+    @property
+    def _attention(self) -> int:
+        c = self.config
+        heads = 2 * c["num_attention_heads"] + 2 * c["num_key_value_heads"]
+        return int(c["num_hidden_layers"] * c["hidden_size"] * c["head_dim"] * heads)
+
+    def _mlp(self, width: str) -> int:
+        """Elements of a SwiGLU in each layer. `width`: name of the option with its size."""
+        return int(3 * self.config["num_hidden_layers"] * self.config["hidden_size"] * self.config.get(width, 0))
 
     @property
     def head_sizes(self) -> int:
@@ -94,6 +123,12 @@ def tiny() -> Shape:
     return replace(Shape.read(TINY), name="tiny")
 
 
+def tiny_sparse() -> Shape:
+    experts = {"moe_intermediate_size": 64, "num_experts": 8, "num_experts_per_tok": 2, "norm_topk_prob": True}
+    family = {"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe"}
+    return Shape("tiny, sparse", dict(tiny().config) | family | experts)
+
+
 SMALL = Shape(
     "Qwen3-0.6B",
     QWEN3_06B
@@ -110,6 +145,24 @@ LARGE = Shape(
         "tie_word_embeddings": False,
     },
 )
+SPARSE = Shape(
+    "Qwen3-30B-A3B, 12 layers",
+    dict(SMALL.config)
+    | {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "model_type": "qwen3_moe",
+        "hidden_size": 2048,
+        "moe_intermediate_size": 768,
+        "num_attention_heads": 32,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "norm_topk_prob": True,
+        "num_hidden_layers": 12,
+        "num_key_value_heads": 4,
+        "tie_word_embeddings": False,
+    },
+)
+"""A quarter of the model's layers, which are all alike: they load quickly, and fit most GPUs."""
 METHODS: Mapping[str, Mapping[str, Any]] = {
     "AWQ": {"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemm"},
     "FP8": {"quant_method": "fp8", "weight_block_size": [128, 128]},

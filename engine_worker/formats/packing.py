@@ -1,6 +1,7 @@
 """Numbers of few bits, packed into bytes or 32-bit words."""
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 WORD_BITS = 32
@@ -31,13 +32,18 @@ def words_of(count: int, bits: int, padded: bool) -> int:
 def unpack_words(words: Tensor, bits: int, count: int, padded: bool = False) -> Tensor:
     """[..., W] int32, read as one stream of `bits`-bit numbers with the lowest bits first -> [..., count] uint8.
     padded: no number crosses two words; bits that are too few for one more number are not used."""
-    mask = (1 << bits) - 1
-    if padded or WORD_BITS % bits == 0:
-        shifts = torch.arange(WORD_BITS // bits, dtype=torch.int32) * bits
-        # The shift is arithmetic: the mask removes the copies of the sign.
-        return ((words.unsqueeze(-1) >> shifts) & mask).to(torch.uint8).flatten(-2)[..., :count]
-    stream = words.to(torch.int64) & 0xFFFFFFFF
-    starts = torch.arange(count) * bits
-    word, shift = starts // WORD_BITS, starts % WORD_BITS
-    next_words = torch.nn.functional.pad(stream, (0, 1))[..., word + 1]
-    return (((stream[..., word] | next_words << WORD_BITS) >> shift) & mask).to(torch.uint8)
+    whole = padded or WORD_BITS % bits == 0
+    # How many words have how many numbers until the places of the numbers repeat.
+    length, numbers = (1, WORD_BITS // bits) if whole else (bits, WORD_BITS)
+    words = F.pad(words, (0, -words.shape[-1] % length))
+    words = words.reshape(*words.shape[:-1], -1, length)
+    unpacked = torch.empty(*words.shape[:-1], numbers, dtype=torch.uint8)
+    # One number of each word at a time: all in four or eight bytes each would be many times the matrix.
+    for index in range(numbers):
+        word, shift = divmod(index * bits, WORD_BITS)
+        # The shift is arithmetic: masks remove the copies of the sign.
+        number, found = words[..., word] >> shift, WORD_BITS - shift
+        if found < bits:
+            number = (number & ((1 << found) - 1)) | (words[..., word + 1] << found)
+        unpacked[..., index] = number & ((1 << bits) - 1)
+    return unpacked.flatten(-2)[..., :count]

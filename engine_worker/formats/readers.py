@@ -11,7 +11,7 @@ from torch import Tensor
 
 from engine_worker.formats import bitsandbytes
 from engine_worker.formats.packing import WORD_BITS, pack_pairs, unpack_words, words_of
-from engine_worker.formats.parts import Parts, part_of, shaped
+from engine_worker.formats.parts import Parts, matrix, number_of, numbers_of, part_of, shaped, typed
 from engine_worker.formats.stored import Stored
 from sluice.checkpoint.errors import CheckpointError
 from sluice.checkpoint.quantization import Quantization
@@ -58,7 +58,7 @@ def read(parts: Parts, shape: Shape, quantization: Quantization) -> Stored:
     if weight.dtype in FLOAT8:
         return _scaled(FLOAT8[weight.dtype], parts, shape, quantization)
     if weight.dtype == torch.uint8 and "weight_scale_2" in parts:
-        scales = part_of(parts, "weight_scale").float() * part_of(parts, "weight_scale_2").float()
+        scales = numbers_of(parts, "weight_scale") * number_of(parts, "weight_scale_2")
         return _nvfp4(weight, scales, shape)
     if weight.dtype == torch.int8 and "SCB" in parts:
         return bitsandbytes.read_int8(parts, shape)
@@ -72,43 +72,47 @@ def read(parts: Parts, shape: Shape, quantization: Quantization) -> Stored:
 
 
 def _awq(parts: Parts, shape: Shape, _quantization: Quantization) -> Stored:
-    def outputs(words: Tensor) -> Tensor:
+    def outputs(name: str) -> Tensor:
         """[R, N / 8] -> [R, N]"""
-        eights = _unpacked(words, AWQ_BITS, shape[0]).view(len(words), -1, 8)
+        words = _words(parts, name)
+        eights = _unpacked(name, words, AWQ_BITS, shape[0]).view(len(words), -1, 8)
         return eights[:, :, AWQ_ORDER].flatten(1)
 
     if shape[0] % 8:
         raise CheckpointError(f"has {shape[0]} outputs, but AWQ packs them by eight")
-    codes = outputs(shaped("qweight", parts["qweight"], (shape[1], shape[0] // 8))).T
-    scales = part_of(parts, "scales").T
-    return _integers(AWQ_BITS, codes, scales, _group(scales, shape), outputs(part_of(parts, "qzeros")).T, None)
+    shaped("qweight", parts["qweight"], (shape[1], shape[0] // 8))
+    scales = matrix("scales", numbers_of(parts, "scales")).T
+    return _integers(AWQ_BITS, outputs("qweight").T, scales, _group(scales, shape), outputs("qzeros").T, None)
 
 
 def _gptq(parts: Parts, shape: Shape, quantization: Quantization) -> Stored:
-    words = parts["qweight"]
+    words = _words(parts, "qweight")
     bits, rest = divmod(words.shape[0] * WORD_BITS, shape[1])
     if rest or bits not in GPTQ_BITS:
         raise CheckpointError(f"has {words.shape[0]} words for {shape[1]} inputs, which are not 2, 3, 4 or 8 bits each")
-    codes = _unpacked(shaped("qweight", words, (words.shape[0], shape[0])).T.contiguous(), bits, shape[1])
+    shaped("qweight", words, (words.shape[0], shape[0]))
+    codes = _unpacked("qweight", words.T.contiguous(), bits, shape[1])
     # The sum may need one bit more.
-    zeros = _unpacked(part_of(parts, "qzeros"), bits, shape[0]).T.to(torch.int16) + quantization.zero_offset
-    scales = part_of(parts, "scales").T
+    zeros = _unpacked("qzeros", _words(parts, "qzeros"), bits, shape[0]).T.to(torch.int16) + quantization.zero_offset
+    scales = matrix("scales", numbers_of(parts, "scales")).T
     return _integers(bits, codes, scales, _group(scales, shape), zeros, part_of(parts, "g_idx"))
 
 
 def _packed_words(parts: Parts, shape: Shape, quantization: Quantization) -> Stored:
     """compressed-tensors, pack-quantized."""
-    words = parts["weight_packed"]
+    words = _words(parts, "weight_packed")
     bits, padded = _packing(words.shape[1], shape[1], quantization.bits or PACKED_BITS)
-    codes = _unpacked(shaped("weight_packed", words, (shape[0], words.shape[1])), bits, shape[1], padded)
-    scales, group = _by_row("weight_scale", _scales(parts, "weight_scale"), shape, quantization.block)
+    shaped("weight_packed", words, (shape[0], words.shape[1]))
+    codes = _unpacked("weight_packed", words, bits, shape[1], padded)
+    scales, group = _by_row("weight_scale", _scales(parts, "weight_scale"), shape, quantization)
     zeros = parts.get("weight_zero_point")
     if zeros is not None and zeros.dtype == torch.int32:
         # Packed along the rows.
-        zeros = _unpacked(zeros.T.contiguous(), bits, shape[0], padded).T
+        name = "weight_zero_point"
+        zeros = _unpacked(name, matrix(name, zeros).T.contiguous(), bits, shape[0], padded).T
     elif zeros is not None:
         # Not packed, and signed, if there is one for the whole matrix or for each block.
-        zeros = _by_row("weight_zero_point", zeros.float(), shape, quantization.block)[0] + (1 << (bits - 1))
+        zeros = _by_row("weight_zero_point", zeros.float(), shape, quantization)[0] + (1 << (bits - 1))
     order = parts.get("weight_g_idx")
     if order is not None and bool((order < 0).any()):
         order = None
@@ -136,9 +140,9 @@ WORDS = {"awq": _awq, "gptq": _gptq}
 
 def _group(scales: Tensor, shape: Shape) -> int:
     """Inputs that share a scale, of scales [N, K / group]."""
-    if scales.dim() != 2 or scales.shape[0] != shape[0] or not scales.numel() or shape[1] % scales.shape[1]:
+    if scales.shape[0] != shape[0] or shape[1] % scales.shape[1]:
         raise CheckpointError(
-            f"has scales of shape {list(scales.shape)}, which do not fit {shape[0]} x {shape[1]} codes"
+            f"has scales of shape {list(scales.T.shape)}, which do not fit {shape[1]} x {shape[0]} codes"
         )
     return shape[1] // scales.shape[1]
 
@@ -147,7 +151,8 @@ def _integers(
     bits: int, codes: Tensor, scales: Tensor, group: int, zeros: Tensor | None, groups: Tensor | None
 ) -> Stored:
     """codes [N, K] unsigned; scales and zeros [N, K / group]; groups [K], the group of each input. Without zeros, and
-    where all are in the middle of the range, codes become signed, the fastest type."""
+    where all are in the middle of the range, codes become signed, the fastest type. Those of an odd number of inputs,
+    which are no whole pairs, are bytes."""
     middle = 1 << (bits - 1)
     if zeros is not None and zeros.shape != scales.shape:
         raise CheckpointError(f"has zero points of shape {list(zeros.shape)} for {list(scales.shape)} scales")
@@ -156,7 +161,7 @@ def _integers(
         codes = codes[:, order]
     symmetric = zeros is None or bool((zeros == middle).all())
     shifted = codes.to(torch.int8) - middle if bits < 8 else (codes.to(torch.int16) - middle).to(torch.int8)
-    if bits <= 4:
+    if bits <= 4 and codes.shape[1] % 2 == 0:
         kind, codes = ("i4", pack_pairs(shifted)) if symmetric else ("u4", pack_pairs(codes))
     else:
         kind, codes = ("i8", shifted) if symmetric else ("u8", codes)
@@ -179,12 +184,12 @@ def _order(groups: Tensor, group: int, columns: int) -> Tensor | None:
 def _scaled(kind: str, parts: Parts, shape: Shape, quantization: Quantization) -> Stored:
     # "inv" is the inverse of what the weights were multiplied with, so both are multiplied.
     name = "weight_scale" if "weight_scale" in parts else "weight_scale_inv"
-    scales, group = _by_row(name, _scales(parts, name), shape, quantization.block)
+    scales, group = _by_row(name, _scales(parts, name), shape, quantization)
     if parts[name].dtype == torch.uint8 and group != MX_GROUP:
         raise CheckpointError(f"has a {name} for groups of {group}, but microscaling formats have groups of {MX_GROUP}")
     zeros = parts.get("weight_zero_point")
     if zeros is not None:
-        zeros, _ = _by_row("weight_zero_point", zeros.float(), shape, quantization.block)
+        zeros, _ = _by_row("weight_zero_point", zeros.float(), shape, quantization)
         zeros = shaped("weight_zero_point", zeros, tuple(scales.shape)) if zeros.any() else None
     return Stored(kind, shaped("weight", parts["weight"], shape), scales, zeros, group)
 
@@ -192,31 +197,36 @@ def _scaled(kind: str, parts: Parts, shape: Shape, quantization: Quantization) -
 def _scales(parts: Parts, name: str) -> Tensor:
     """float32. Bytes are powers of two (E8M0)."""
     scales = part_of(parts, name)
-    return (scales.view(torch.float8_e8m0fnu) if scales.dtype == torch.uint8 else scales).float()
+    return numbers_of({name: scales.view(torch.float8_e8m0fnu) if scales.dtype == torch.uint8 else scales}, name)
 
 
-def _by_row(name: str, numbers: Tensor, shape: Shape, block: tuple[int, int]) -> tuple[Tensor, int]:
+def _by_row(name: str, numbers: Tensor, shape: Shape, quantization: Quantization) -> tuple[Tensor, int]:
     """Scales or zero points for each row and group of columns, and the columns of a group. `numbers`: one for the whole
     matrix, or for each row, group of columns, or block, of which the last ones may be incomplete."""
-    rows, columns = shape
+    (rows, columns), block = shape, quantization.block
     if numbers.numel() == 1:
         return numbers.reshape(1, 1).repeat(rows, 1), columns
-    numbers = numbers.unsqueeze(1) if numbers.dim() == 1 else numbers
-    if numbers.dim() != 2 or not numbers.numel():
-        raise CheckpointError(f"has a {name} of shape {list(numbers.shape)}, must have two dimensions")
+    numbers = matrix(name, numbers.unsqueeze(1) if numbers.dim() == 1 else numbers)
     if tuple(numbers.shape) == tuple(-(-size // side) for size, side in zip(shape, block, strict=True)):
         return numbers.repeat_interleave(block[0], dim=0)[:rows], block[1]
     if numbers.shape[0] != rows or columns % numbers.shape[1]:
         raise CheckpointError(f"has a {name} of shape {list(numbers.shape)}, which does not fit {list(shape)} weights")
-    return numbers.contiguous(), columns // numbers.shape[1]
+    group = columns // numbers.shape[1]
+    if quantization.groups and group not in (*quantization.groups, columns):
+        sizes = " or ".join(map(str, quantization.groups))
+        raise CheckpointError(
+            f"has a {name} of shape {list(numbers.shape)}, so groups of {group} of its {columns} inputs, but groups of "
+            f"{sizes} by its quantization_config"
+        )
+    return numbers.contiguous(), group
 
 
 def _packed_floats(parts: Parts, shape: Shape) -> Stored:
     """compressed-tensors: NVFP4, MXFP4 or MXFP6."""
-    codes, scales = parts["weight_packed"], _scales(parts, "weight_scale")
+    codes, scales = matrix("weight_packed", parts["weight_packed"]), _scales(parts, "weight_scale")
     if parts["weight_scale"].dtype != torch.uint8:
         # This global scale divides; ModelOpt's `weight_scale_2` multiplies.
-        return _nvfp4(codes, scales / part_of(parts, "weight_global_scale").float(), shape)
+        return _nvfp4(codes, scales / number_of(parts, "weight_global_scale"), shape)
     if shape[1] % MX_GROUP:
         raise CheckpointError(f"has {shape[1]} inputs, but microscaling formats have groups of {MX_GROUP}")
     scales = shaped("weight_scale", scales, (shape[0], shape[1] // MX_GROUP))
@@ -238,8 +248,12 @@ def _nvfp4(codes: Tensor, scales: Tensor, shape: Shape) -> Stored:
     return Stored("f4e2m1", codes, scales.contiguous(), None, NVFP4_GROUP)
 
 
-def _unpacked(words: Tensor, bits: int, count: int, padded: bool = False) -> Tensor:
+def _words(parts: Parts, name: str) -> Tensor:
+    return matrix(name, typed(name, part_of(parts, name), torch.int32))
+
+
+def _unpacked(name: str, words: Tensor, bits: int, count: int, padded: bool = False) -> Tensor:
     """See `unpack_words`."""
     if words.shape[-1] != words_of(count, bits, padded):
-        raise CheckpointError(f"has {words.shape[-1]} words for {count} numbers of {bits} bits")
+        raise CheckpointError(f"has a {name} of {words.shape[-1]} words for {count} numbers of {bits} bits")
     return unpack_words(words, bits, count, padded)

@@ -14,6 +14,7 @@ GROUP = 64
 """Columns that share a scale and a zero in int4."""
 ROUNDED = ("proj.weight", "embed_tokens.weight", "lm_head.weight")
 """Ends of the names of matrices that are rounded: not the router of experts."""
+LEAST_GROUP = 4
 FOUR_BITS = ("q_proj.weight", "gate_proj.weight", "up_proj.weight")
 """Ends of the names of matrices to which int4 gives 4 bits. Errors of the others change the output more: they are
 int8."""
@@ -44,8 +45,9 @@ def fp8(matrix: Tensor) -> Stored:
 def int4(matrix: Tensor) -> Stored:
     """A scale and an integer zero per row and group of columns. 0 stays 0. The number of columns must be even."""
     rows, columns = matrix.shape
-    # A graph of OpenVINO cannot have a last group that is shorter.
+    # A graph of OpenVINO cannot have a last group that is shorter, and its products with groups of 2 are wrong.
     group = math.gcd(columns, GROUP)
+    group = columns if group < LEAST_GROUP else group
     scales, zeros = (matrix.new_empty(rows, columns // group, 1, dtype=torch.float32) for _ in range(2))
     codes = matrix.new_empty(rows, columns // group, group, dtype=torch.uint8)
     for part in parts_of(matrix):

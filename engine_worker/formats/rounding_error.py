@@ -1,7 +1,7 @@
 """How much the setting `quantize` changes the matrices of a model, and so what it generates."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from torch import Tensor
 
@@ -11,6 +11,7 @@ ROWS = 16
 """Rows of each matrix that are measured. All are rounded alike."""
 BOUND = 0.02
 """Of the mean: errors of this size already change a tenth of the tokens of a small model (docs/operations.md)."""
+EXPERTS = ".experts."
 
 
 class RoundingError:
@@ -22,13 +23,17 @@ class RoundingError:
         """One for each matrix."""
 
     def add(self, name: str, matrix: Tensor) -> None:
-        """matrix: not rounded yet."""
+        """matrix: not rounded yet. Of the experts of a layer, of which there may be hundreds, the first counts."""
         rounding = rounding_of(self._quantize, name)
-        if rounding is None:
+        if rounding is None or (EXPERTS in name and f"{EXPERTS}0." not in name):
             return
         rows = matrix[:: -(-len(matrix) // ROWS)].float().cpu()
         size, error = rows.square().sum(), (rounding(rows).decode() - rows).square().sum()
         self._squares.append(float(error / size) if size else 0.0)
+
+    def add_all(self, matrices: Mapping[str, Tensor]) -> None:
+        for name, matrix in matrices.items():
+            self.add(name, matrix)
 
     @property
     def mean(self) -> float:

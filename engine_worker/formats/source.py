@@ -9,14 +9,15 @@ from typing import Any, Self
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from engine_worker.formats.gguf import BLOCKS, GgufFile
+from engine_worker.formats.gguf import BLOCKS, gguf_weights, in_order, read_blocks
+from engine_worker.formats.mapped import MappedFile
 from engine_worker.formats.readers import PARTS, is_quantized, read
 from engine_worker.formats.stored import Stored
 from engine_worker.formats.weight import Place, Weight
 from sluice.checkpoint.errors import CheckpointError
 from sluice.checkpoint.gguf import SUFFIX
 from sluice.checkpoint.quantization import Quantization
-from sluice.checkpoint.weight_files import weight_files
+from sluice.checkpoint.weight_files import tensor_starts, weight_files
 
 IGNORED = (
     "rotary_emb.inv_freq", ".k_scale", ".v_scale", ".q_scale", ".prob_scale", ".output_scale",
@@ -50,21 +51,25 @@ def find_weights(folder: Path, rename: Rename = same_name) -> dict[str, Weight]:
     found: dict[str, dict[str, Place]] = {}
     for file in weight_files(folder):
         if file.suffix == SUFFIX:
-            named = ((rename(name), weight) for name, weight in GgufFile(file).weights())
+            named = ((rename(name), weight) for name, weight in gguf_weights(file))
             return {name: weight for name, weight in named if name is not None}
-        with opened(file) as tensors:
-            for name_in_file in tensors.keys():  # noqa: SIM118 - not a mapping
-                weight, part = _split(name_in_file)
-                if (name := rename(weight)) is not None and not name_in_file.endswith(IGNORED):
-                    found.setdefault(name, {})[part] = _place(file, name_in_file, tensors.get_slice(name_in_file))
+        for place in _places(file):
+            weight, part = _split(place.name)
+            if (name := rename(weight)) is not None and not place.name.endswith(IGNORED):
+                found.setdefault(name, {})[part] = place
     return {name: _weight(parts) for name, parts in found.items()}
 
 
-def _place(file: Path, name: str, header: Any) -> Place:
-    """header: a slice object of safetensors, of which only the header is read."""
-    kind, shape = header.get_dtype(), tuple(header.get_shape())
-    bits = int("".join(filter(str.isdigit, kind.partition("_")[0])) or 8)
-    return Place(file, name, kind, shape, math.prod(shape) * bits // 8)
+def _places(file: Path) -> Iterator[Place]:
+    """The tensors of a safetensors file."""
+    with opened(file) as tensors:
+        starts = tensor_starts(file)
+        for name in tensors.keys():  # noqa: SIM118 - not a mapping
+            # A slice, of which only the header is read.
+            header = tensors.get_slice(name)
+            kind, shape = header.get_dtype(), tuple(header.get_shape())
+            bits = int("".join(filter(str.isdigit, kind.partition("_")[0])) or 8)
+            yield Place(file, name, kind, shape, starts[name], math.prod(shape) * bits // 8)
 
 
 def _split(name: str) -> tuple[str, str]:
@@ -88,8 +93,9 @@ class Files:
     def __init__(self, device: str) -> None:
         """`device`: where plain tensors are read to. Quantized ones are decoded on the host."""
         self._device = device
-        self._opened: dict[tuple[Path, str], Any] = {}
-        self._gguf: dict[Path, GgufFile] = {}
+        self._opened: dict[Path, Any] = {}
+        self.mapped: dict[Path, MappedFile] = {}
+        """Files with quantized matrices that were read: codes may be views of them."""
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
@@ -101,8 +107,8 @@ class Files:
     def plain(self, place: Place, slices: tuple[slice, ...]) -> Tensor:
         """The slices of a tensor, by dimension; () is all of it."""
         if place.file.suffix == SUFFIX:
-            return self._gguf_file(place).plain(place)[slices]
-        whole = self._file(place, self._device).get_slice(place.name)
+            return in_order(place, self._mapped(place).tensor(place))[slices]
+        whole = self._file(place.file).get_slice(place.name)
         tensor: Tensor = whole[slices or slice(None)]
         return tensor
 
@@ -119,20 +125,19 @@ class Files:
         if len(shape) != 2:
             raise CheckpointError(f"{name} is quantized, but it is not a matrix: the model needs {list(shape)}")
         if (blocks := weight.parts.get(BLOCKS)) is not None:
-            return self._gguf_file(blocks).stored(name, blocks, (shape[0], shape[1]))
-        parts = {part: self._file(place, "cpu").get_tensor(place.name) for part, place in weight.parts.items()}
+            return read_blocks(name, blocks, self._mapped(blocks).bytes_of(blocks), (shape[0], shape[1]))
+        parts = {part: self._mapped(place).tensor(place) for part, place in weight.parts.items()}
         try:
             return read(parts, (shape[0], shape[1]), quantization or Quantization(""))
         except CheckpointError as error:
             raise CheckpointError(f"{name.removesuffix('.weight')} {error}") from error
 
-    def _gguf_file(self, place: Place) -> GgufFile:
-        if place.file not in self._gguf:
-            self._gguf[place.file] = GgufFile(place.file)
-        return self._gguf[place.file]
+    def _mapped(self, place: Place) -> MappedFile:
+        if place.file not in self.mapped:
+            self.mapped[place.file] = MappedFile(place.file)
+        return self.mapped[place.file]
 
-    def _file(self, place: Place, device: str) -> Any:
-        key = place.file, device
-        if key not in self._opened:
-            self._opened[key] = self._stack.enter_context(opened(place.file, device))
-        return self._opened[key]
+    def _file(self, file: Path) -> Any:
+        if file not in self._opened:
+            self._opened[file] = self._stack.enter_context(opened(file, self._device))
+        return self._opened[file]

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Literal, NamedTuple
 
 import torch
@@ -135,8 +136,24 @@ def stack(parts: Sequence[Stored]) -> Stored | None:
 
 
 def _joined(parts: Sequence[Tensor]) -> Tensor:
+    """The rows of all parts in turn. Those that follow each other in a checkpoint's file are not copied."""
+    first = parts[0]
+    if all(_follows(one, other) for one, other in pairwise(parts)):
+        return first.as_strided((sum(map(len, parts)), *first.shape[1:]), first.stride())
     # As bytes: not every device joins 8-bit floats.
     return torch.cat([part.contiguous().view(torch.uint8) for part in parts]).view(parts[0].dtype)
+
+
+def _follows(one: Tensor, other: Tensor) -> bool:
+    """Whether `other` begins where `one` ends, in the same memory."""
+    same = one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr() and one.dtype == other.dtype
+    return (
+        same
+        and one.is_contiguous()
+        and other.is_contiguous()
+        and one.shape[1:] == other.shape[1:]
+        and one.data_ptr() + one.nbytes == other.data_ptr()
+    )
 
 
 def _equal(one: Tensor | None, other: Tensor | None) -> bool:

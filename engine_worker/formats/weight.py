@@ -15,9 +15,11 @@ class Place(NamedTuple):
     name: str
     type: str
     shape: tuple[int, ...]
+    start: int
+    """Offset in the file."""
     num_bytes: int
-    matrix: int | None = None
-    """Which one, in a tensor with a matrix for each expert."""
+    heads: int | None = None
+    """Of a head's rows, which llama.cpp has in another order; see `gguf.in_order`. None: the order is ours."""
 
 
 class Weight(NamedTuple):

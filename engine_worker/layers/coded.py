@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from engine_worker.formats.packing import pack_pairs, unpack_pairs
-from engine_worker.formats.stored import BYTE_MAX, PAIRS, TABLES, Stored
+from engine_worker.formats.stored import BYTE_MAX, PAIRS, TABLES, Stored, stack, with_zeros
 from engine_worker.layers.packing import Product
 
 TYPES = ("u4", "i4", *TABLES, "u8", "i8", "f8e4m3")
@@ -26,6 +26,8 @@ FEW_ROWS = 128
 ALIGNED = 16
 BUFFER_BYTES = 256 << 20
 """Of the buffer for decoded matrices; a larger matrix is decoded in parts."""
+ENCODED = 1 << 14
+"""Rows that are put in the kernels' layout at a time, which takes more memory than the codes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,17 +86,12 @@ def refused(stored: Stored) -> str | None:
 
 def encode(stored: Stored, device: torch.device) -> Coded:
     """The same matrix for the kernels. It must not be `refused`."""
-    (_, inputs), run, paired = stored.shape, run_of(stored), stored.type in PAIRS
-    codes = stored.codes.to(device).view(torch.uint8)
-    if paired:
-        codes = unpack_pairs(codes)
-    codes = F.pad(codes, (0, -inputs % (2 * run if paired else run)))
-    if paired:
-        codes = pack_pairs(codes.view(len(codes), -1, 2, run).transpose(2, 3)).view(len(codes), -1)
+    inputs, run, paired = stored.shape[1], run_of(stored), stored.type in PAIRS
+    parts = stored.codes.view(torch.uint8).split(ENCODED)
     zeros, order = stored.zeros, stored.order
     return Coded(
         stored.type,
-        codes,
+        torch.cat([_in_runs(part.to(device), run, paired=paired) for part in parts]),
         _narrow(stored.scales).to(device),
         None if zeros is None else _narrow_zeros(zeros).to(device),
         None if order is None else order.to(device),
@@ -103,6 +100,15 @@ def encode(stored: Stored, device: torch.device) -> Coded:
         0 if stored.group >= inputs else stored.group,
         run,
     )
+
+
+def _in_runs(codes: Tensor, run: int, *, paired: bool) -> Tensor:
+    """Rows as a checkpoint stores them -> `Coded.codes`."""
+    if not paired:
+        return F.pad(codes, (0, -codes.shape[1] % run))
+    codes = unpack_pairs(codes)
+    halves = F.pad(codes, (0, -codes.shape[1] % (2 * run))).view(len(codes), -1, 2, run)
+    return pack_pairs(halves.transpose(2, 3)).view(len(codes), -1)
 
 
 def _narrow(numbers: Tensor) -> Tensor:
@@ -118,6 +124,47 @@ def _narrow_zeros(zeros: Tensor) -> Tensor:
     return short if torch.equal(short.float(), zeros) else _narrow(zeros)
 
 
+@dataclass(frozen=True, slots=True)
+class CodedExperts:
+    """A matrix of each expert, all of one shape and kind."""
+
+    matrix: Coded
+    """The rows of all experts in turn, without an order."""
+    order: Tensor | None
+    """[experts, K] int32: the input of each column."""
+    count: int
+
+    @property
+    def outputs(self) -> int:
+        """Of one expert."""
+        return self.matrix.outputs // self.count
+
+    @property
+    def variant(self) -> tuple[object, ...]:
+        """What a kernel is compiled for."""
+        return *self.matrix.variant, self.order is not None, self.count
+
+
+def encode_experts(experts: Sequence[Sequence[Stored]], device: torch.device) -> CodedExperts | None:
+    """The rows of each expert's matrices in turn, none of which is `refused`. None if they are not of one kind."""
+    parts = [part for expert in experts for part in expert]
+    if len({part.type for part in parts}) > 1:
+        # Where the zeros of integers only make up for a sign, readers leave them out: in one matrix, and not in others.
+        parts = [with_zeros(part) for part in parts]
+    whole = stack([replace(part, order=None) for part in parts])
+    if whole is None:
+        return None
+    order = None
+    if any(part.order is not None for part in parts):
+        plain = torch.arange(whole.shape[1])
+        orders = torch.stack([plain if part.order is None else part.order for part in parts])
+        each = orders.view(len(experts), -1, whole.shape[1])
+        if not torch.equal(each, each[:, :1].expand_as(each)):
+            return None
+        order = each[:, 0].to(device, torch.int32)
+    return CodedExperts(encode(whole, device), order, len(experts))
+
+
 class CodedKernels(NamedTuple):
     product: Callable[[Tensor, Coded, Tensor | None], Tensor]
     """(x [T, inputs], in the order of the columns, matrix, bias [outputs] or None) -> [T, outputs], for up to FEW_ROWS
@@ -125,6 +172,9 @@ class CodedKernels(NamedTuple):
     decode: Callable[[Coded, Tensor | None, Tensor], None]
     """(matrix, rows [R] int64 or None for all, out [R, inputs]): writes those rows, in the order of the columns,
     rounded to the dtype of `out`."""
+    grouped: Callable[[Tensor, Tensor, CodedExperts], Tensor]
+    """(x [S, inputs], sorted by expert, ends [experts] int32, where each expert's rows end, matrices) -> [S, outputs],
+    undefined past the last end. Does not wait for the device. Weights and sums as in `product`."""
 
 
 class Buffer:
@@ -213,3 +263,14 @@ class CodedTable:
         out = torch.empty((len(rows), matrix.inputs), dtype=self.dtype, device=rows.device)
         self.kernels.decode(matrix, rows, out)
         return out
+
+
+@dataclass(frozen=True, slots=True)
+class CodedGroup:
+    """A `GroupedProduct`."""
+
+    experts: CodedExperts
+    kernels: CodedKernels
+
+    def __call__(self, x: Tensor, ends: Tensor) -> Tensor:
+        return self.kernels.grouped(x, ends, self.experts)

@@ -1,13 +1,15 @@
 """Triton implementations of `CodedKernels`. This module imports triton, so import it only where the kernels are used.
 
-T tokens, K inputs, N outputs. x and out have the model's dtype: float16, bfloat16 or float32. A weight is decoded in
-float32, by the same operations as `Stored.decode`, and rounded to that dtype; sums are float32.
+T tokens, K inputs, N outputs, S tokens sorted by expert. x and out have the model's dtype: float16, bfloat16 or
+float32. A weight is decoded in float32, by the same operations as `Stored.decode`, and rounded to that dtype; sums are
+float32.
 
 | kernel | inputs | output | grid |
 | --- | --- | --- | --- |
 | `_single` | x [1, K] | [1, N] | N / ROWS |
 | `_product` | x [T, K] | [T, N] | N / ROWS, T / TOKENS |
 | `_decode` | rows [R] or all | [R, K] | R / ROWS, bytes of a row / RUN |
+| `_grouped` | x [S, K], ends [experts] | [S, N] | N / ROWS, tiles of TOKENS rows of one expert |
 
 Quotients are rounded up. `codes`, `scales` and `zeros` are those of `Coded`: all columns of a run have one scale, so a
 tile of RUN columns needs one scale per row.
@@ -21,7 +23,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from engine_worker.layers.coded import Coded, CodedKernels
+from engine_worker.layers.coded import Coded, CodedExperts, CodedKernels
 
 SPAN = 512
 """Bytes of a row that a program of `_single` reads at a time."""
@@ -79,23 +81,22 @@ def _tile(raw, column, row, inside, scales, zeros, table, groups, TYPE, ZEROS, G
 
 
 @triton.jit
-def _columns(x, token, column, inputs, present):
+def _columns(x, token, column, order, inputs, present, ORDERED: tl.constexpr):
     """[RUN, TOKENS]: some columns of each token."""
-    mask = present[None, :] & (column < inputs)[:, None]
+    inside = column < inputs
+    if ORDERED:
+        column = tl.load(order + column, mask=inside, other=0)
+    mask = present[None, :] & inside[:, None]
     return tl.load(x + token[None, :] * inputs + column[:, None], mask=mask, other=0.0)
 
 
-@triton.jit(do_not_specialize=["tokens", "outputs", "groups"])
-def _product(
-    x, codes, scales, zeros, table, bias, out, tokens, outputs, inputs, width, groups,
-    TYPE: tl.constexpr, PAIRED: tl.constexpr, ZEROS: tl.constexpr, BIASED: tl.constexpr, GROUP: tl.constexpr,
+@triton.jit
+def _sums(
+    x, codes, scales, zeros, table, order, row, kept, token, present, inputs, width, groups,
+    TYPE: tl.constexpr, PAIRED: tl.constexpr, ZEROS: tl.constexpr, ORDERED: tl.constexpr, GROUP: tl.constexpr,
     RUN: tl.constexpr, ROWS: tl.constexpr, TOKENS: tl.constexpr,
 ):  # fmt: skip
-    """ROWS outputs of TOKENS tokens per program: W xᵀ + b. The weights, decoded in registers, are the left operand."""
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    kept, row = row < outputs, row.to(tl.int64)
-    token = tl.program_id(1) * TOKENS + tl.arange(0, TOKENS)
-    present, token = token < tokens, token.to(tl.int64)
+    """W xᵀ of some rows and tokens: [ROWS, TOKENS] float32. The weights, decoded in registers, are the left operand."""
     lane = tl.arange(0, RUN)
     total = tl.zeros((ROWS, TOKENS), tl.float32)
     for start in range(0, width, RUN):
@@ -106,7 +107,8 @@ def _product(
                 raw & 15, first, row[:, None], kept[:, None], scales, zeros, table, groups,
                 TYPE, ZEROS, GROUP, x.dtype.element_ty,
             )  # fmt: skip
-            total = tl.dot(weights, _columns(x, token, first + lane, inputs, present), total, input_precision="ieee")
+            values = _columns(x, token, first + lane, order, inputs, present, ORDERED)
+            total = tl.dot(weights, values, total, input_precision="ieee")
             raw, first = raw >> 4, first + RUN
         else:
             first = start
@@ -114,9 +116,60 @@ def _product(
             raw, first, row[:, None], kept[:, None], scales, zeros, table, groups,
             TYPE, ZEROS, GROUP, x.dtype.element_ty,
         )  # fmt: skip
-        total = tl.dot(weights, _columns(x, token, first + lane, inputs, present), total, input_precision="ieee")
+        values = _columns(x, token, first + lane, order, inputs, present, ORDERED)
+        total = tl.dot(weights, values, total, input_precision="ieee")
+    return total
+
+
+@triton.jit(do_not_specialize=["tokens", "outputs", "groups"])
+def _product(
+    x, codes, scales, zeros, table, bias, out, tokens, outputs, inputs, width, groups,
+    TYPE: tl.constexpr, PAIRED: tl.constexpr, ZEROS: tl.constexpr, BIASED: tl.constexpr, GROUP: tl.constexpr,
+    RUN: tl.constexpr, ROWS: tl.constexpr, TOKENS: tl.constexpr,
+):  # fmt: skip
+    """ROWS outputs of TOKENS tokens per program: W xᵀ + b."""
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    kept, row = row < outputs, row.to(tl.int64)
+    token = tl.program_id(1) * TOKENS + tl.arange(0, TOKENS)
+    present, token = token < tokens, token.to(tl.int64)
+    total = _sums(
+        x, codes, scales, zeros, table, codes, row, kept, token, present, inputs, width, groups,
+        TYPE, PAIRED, ZEROS, False, GROUP, RUN, ROWS, TOKENS,
+    )  # fmt: skip
     if BIASED:
         total += tl.load(bias + row, mask=kept, other=0.0).to(tl.float32)[:, None]
+    where = out + token[None, :] * outputs + row[:, None]
+    tl.store(where, total.to(out.dtype.element_ty), mask=kept[:, None] & present[None, :])
+
+
+@triton.jit(do_not_specialize=["experts", "outputs", "groups"])
+def _grouped(
+    x, ends, codes, scales, zeros, table, order, out, experts, outputs, inputs, width, groups,
+    TYPE: tl.constexpr, PAIRED: tl.constexpr, ZEROS: tl.constexpr, ORDERED: tl.constexpr, GROUP: tl.constexpr,
+    RUN: tl.constexpr, EXPERTS: tl.constexpr, ROWS: tl.constexpr, TOKENS: tl.constexpr,
+):  # fmt: skip
+    """ROWS outputs of up to TOKENS tokens of one expert per program. Each program finds its expert in `ends`, since the
+    host does not know them. `outputs`: of one expert. EXPERTS: `experts` rounded up to a power of two."""
+    number = tl.arange(0, EXPERTS)
+    end = tl.load(ends + number, mask=number < experts, other=0)
+    start = tl.load(ends + number - 1, mask=(number > 0) & (number < experts), other=0)
+    tiles = (end - start + TOKENS - 1) // TOKENS
+    reached = tl.cumsum(tiles, 0)
+    tile = tl.program_id(1)
+    expert = tl.sum((reached <= tile).to(tl.int32), 0)
+    if expert >= experts:
+        # The grid is for as many tiles as there may be.
+        return
+    mine = number == expert
+    first = tl.sum(tl.where(mine, start + (tile - reached + tiles) * TOKENS, 0), 0)
+    token = first + tl.arange(0, TOKENS)
+    present, token = token < tl.sum(tl.where(mine, end, 0), 0), token.to(tl.int64)
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    kept, expert = row < outputs, expert.to(tl.int64)
+    total = _sums(
+        x, codes, scales, zeros, table, order + expert * inputs, expert * outputs + row, kept, token, present,
+        inputs, width, groups, TYPE, PAIRED, ZEROS, ORDERED, GROUP, RUN, ROWS, TOKENS,
+    )  # fmt: skip
     where = out + token[None, :] * outputs + row[:, None]
     tl.store(where, total.to(out.dtype.element_ty), mask=kept[:, None] & present[None, :])
 
@@ -208,6 +261,10 @@ def _arrays(matrix: Coded) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return codes, scales, scales if zeros is None else zeros, scales if table is None else table
 
 
+def _tile_for(tokens: int, x: Tensor) -> int:
+    return min(WIDEST[x.itemsize], max(16, triton.next_power_of_2(tokens)))
+
+
 def product(x: Tensor, matrix: Coded, bias: Tensor | None) -> Tensor:
     (tokens, inputs), (outputs, width) = x.shape, matrix.codes.shape
     out = torch.empty((tokens, outputs), dtype=x.dtype, device=x.device)
@@ -218,7 +275,7 @@ def product(x: Tensor, matrix: Coded, bias: Tensor | None) -> Tensor:
         runs = SPAN // matrix.run
         _single[(triton.cdiv(outputs, 4),)](x, *arrays, outputs, inputs, width, groups, **flags, RUNS=runs, ROWS=4)
         return out
-    tile = min(WIDEST[x.itemsize], max(16, triton.next_power_of_2(tokens)))
+    tile = _tile_for(tokens, x)
     rows, warps, stages = TILES[tile]
     _product[(triton.cdiv(outputs, rows), triton.cdiv(tokens, tile))](
         x, *arrays, tokens, outputs, inputs, width, groups, **flags, ROWS=rows, TOKENS=tile,
@@ -236,4 +293,20 @@ def decode(matrix: Coded, rows: Tensor | None, out: Tensor) -> None:
     )  # fmt: skip
 
 
-KERNELS = CodedKernels(product, decode)
+def grouped(x: Tensor, ends: Tensor, experts: CodedExperts) -> Tensor:
+    (tokens, inputs), matrix, outputs = x.shape, experts.matrix, experts.outputs
+    out = torch.empty((tokens, outputs), dtype=x.dtype, device=x.device)
+    tile = _tile_for(triton.cdiv(tokens, experts.count), x)
+    rows, warps, stages = TILES[tile]
+    # The most if all experts, or as many as there are tokens, have some.
+    tiles = (tokens + min(tokens, experts.count) * (tile - 1)) // tile
+    arrays = *_arrays(matrix), ends if experts.order is None else experts.order, out
+    _grouped[(triton.cdiv(outputs, rows), tiles)](
+        x.contiguous(), ends, *arrays, experts.count, outputs, inputs, matrix.codes.shape[1], matrix.scales.shape[1],
+        **_flags(matrix), ORDERED=experts.order is not None, EXPERTS=triton.next_power_of_2(experts.count),
+        ROWS=rows, TOKENS=tile, num_warps=warps, num_stages=stages,
+    )  # fmt: skip
+    return out
+
+
+KERNELS = CodedKernels(product, decode, grouped)

@@ -34,6 +34,10 @@ class FusedKernels(NamedTuple):
     """(x [1, inputs], weight [outputs, inputs], contiguous) -> x Wᵀ, [1, outputs]."""
 
 
+GroupedProduct = Callable[[Tensor, Tensor], Tensor]
+"""(x [S, inputs], rows sorted by expert, ends [experts] int32, where each expert's rows end) -> [S, outputs]."""
+
+
 class Table(Protocol):
     """The embeddings of a vocabulary, in another form than a dense matrix."""
 
@@ -53,6 +57,9 @@ class Matrices(Protocol):
         """The rows of all matrices in turn, and then zeros, `outputs` rows in all."""
 
     def table(self, name: str, rows: int) -> Tensor | Table: ...
+
+    def experts(self, names: Sequence[Sequence[str]]) -> Tensor | GroupedProduct:
+        """For each expert the rows of its matrices in turn: [experts, outputs, inputs]."""
 
 
 class Layer:
@@ -88,8 +95,8 @@ class Layer:
         return cuts
 
     def hold(self, matrices: Matrices, prefix: str = "") -> None:
-        """Read the layer's matrices, recursively, if it was made in a DeferredPlace. Biases, norms and experts remain
-        to be loaded."""
+        """Read the layer's matrices, recursively, if it was made in a DeferredPlace. Biases and norms remain to be
+        loaded."""
         for name, child in self.children():
             child.hold(matrices, f"{prefix}{name}.")
 

@@ -1,5 +1,6 @@
 """Sparse mixture of experts: a router picks a few experts per token (arXiv:1701.06538)."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -7,8 +8,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from engine_worker.layers.adapters import LayerAdapters
-from engine_worker.layers.layer import Layer
+from engine_worker.layers.layer import GroupedProduct, Layer, Matrices
 from engine_worker.layers.linear import Linear
+from engine_worker.layers.mlp import silu_and_mul
 from engine_worker.layers.shard import Cut, Place
 
 ALIGNED = 8
@@ -35,40 +37,83 @@ class ExpertShape:
     """Whether the router's weights of a token's experts are scaled so that their sum is 1."""
 
 
+class GroupedLinear(Layer):
+    """A linear map of each expert."""
+
+    def __init__(self, count: int, outputs: int, inputs: int, place: Place) -> None:
+        self.weight = place.matrix(count, outputs, inputs)
+        self._product: GroupedProduct | None = None
+
+    def keep(self, form: Tensor | GroupedProduct) -> None:
+        """Compute with these weights, or this product, from now on."""
+        if isinstance(form, Tensor):
+            self.weight = form
+        else:
+            self._product = form
+            del self.weight
+
+    @property
+    def weights(self) -> Sequence[Tensor]:
+        """[outputs, inputs] of each expert; none if there is a product instead."""
+        return self.weight.unbind() if self._product is None else ()
+
+    @property
+    def waits_for_device(self) -> bool:
+        return self._product is None and waits_for_device(self.weight.dtype, self.weight.device)
+
+    def __call__(self, x: Tensor, ends: Tensor) -> Tensor:
+        """See `GroupedProduct`."""
+        if self._product is not None:
+            return self._product(x, ends)
+        return F.grouped_mm(x, self.weight.transpose(1, 2), offs=ends)
+
+
 class Experts(Layer):
     """`num_experts` SwiGLUs without biases. Each rank has a slice of every expert and computes a partial sum."""
 
     def __init__(self, hidden_size: int, shape: ExpertShape, place: Place) -> None:
         self._span = place.shard.span(shape.intermediate_size, "moe_intermediate_size")
-        count, size = shape.num_experts, self._span.size
+        self._count, size = shape.num_experts, self._span.size
         if size % ALIGNED:
             raise ValueError(
                 f"tensor_parallel = {place.shard.size}: each rank's share of moe_intermediate_size = "
                 f"{shape.intermediate_size} must be a multiple of {ALIGNED}"
             )
-        self.gate_up_proj = place.empty(count, 2 * size, hidden_size)
-        self.down_proj = place.empty(count, hidden_size, size)
+        self.gate_up_proj = GroupedLinear(self._count, 2 * size, hidden_size, place)
+        self.down_proj = GroupedLinear(self._count, hidden_size, size, place)
+
+    @property
+    def waits_for_device(self) -> bool:
+        return self.gate_up_proj.waits_for_device or self.down_proj.waits_for_device
 
     def targets(self, prefix: str = "") -> dict[str, Tensor]:
         """See `Layer.targets`. Checkpoints store the three projections of each expert separately."""
         targets = {}
-        for i, (gate_up, down) in enumerate(zip(self.gate_up_proj, self.down_proj, strict=True)):
-            gate, up = gate_up.chunk(2)
-            for name, weight in (("gate_proj", gate), ("up_proj", up), ("down_proj", down)):
+        for i, gate_up in enumerate(self.gate_up_proj.weights):
+            for name, weight in zip(("gate_proj", "up_proj"), gate_up.chunk(2), strict=True):
                 targets[f"{prefix}{i}.{name}.weight"] = weight
+        for i, down in enumerate(self.down_proj.weights):
+            targets[f"{prefix}{i}.down_proj.weight"] = down
         return targets
 
     def cuts(self, prefix: str = "") -> dict[str, Cut]:
         dims = {"gate_proj": 0, "up_proj": 0, "down_proj": 1}
-        experts = range(len(self.down_proj))
-        return {f"{prefix}{i}.{name}.weight": Cut(dim, self._span) for i in experts for name, dim in dims.items()}
+        return {
+            f"{prefix}{i}.{name}.weight": Cut(dim, self._span) for i in range(self._count) for name, dim in dims.items()
+        }
+
+    def hold(self, matrices: Matrices, prefix: str = "") -> None:
+        for layer, names in ((self.gate_up_proj, ("gate_proj", "up_proj")), (self.down_proj, ("down_proj",))):
+            each = [[f"{prefix}{i}.{name}.weight" for name in names] for i in range(self._count)]
+            layer.keep(matrices.experts(each))
 
     def __call__(self, x: Tensor, ends: Tensor) -> Tensor:
         """x [S, hidden], rows sorted by expert; ends [num_experts] int32, where each expert's rows end -> [S, hidden].
 
         Each projection is one grouped product over all experts."""
-        gate, up = F.grouped_mm(x, self.gate_up_proj.transpose(1, 2), offs=ends).chunk(2, dim=-1)
-        return F.grouped_mm(F.silu(gate).mul_(up), self.down_proj.transpose(1, 2), offs=ends)
+        gate_up = self.gate_up_proj(x, ends)
+        gated = silu_and_mul(gate_up) if self._kernels is None else self._kernels.gate(gate_up)
+        return self.down_proj(gated, ends)
 
 
 class SparseMoE(Layer):

@@ -111,12 +111,13 @@ class Place(NamedTuple):
     def empty(self, *shape: int) -> Tensor:
         return torch.empty(*shape, dtype=self.dtype, device=self.device)
 
-    def matrix(self, outputs: int, inputs: int) -> Tensor:
-        return self.empty(outputs, inputs)
+    def matrix(self, *shape: int) -> Tensor:
+        """[outputs, inputs], or one for each expert."""
+        return self.empty(*shape)
 
 
 class DeferredPlace(Place):
     """A place where a matrix takes no memory before `Layer.hold` reads it."""
 
-    def matrix(self, outputs: int, inputs: int) -> Tensor:
-        return torch.empty(outputs, inputs, dtype=self.dtype, device="meta")
+    def matrix(self, *shape: int) -> Tensor:
+        return torch.empty(*shape, dtype=self.dtype, device="meta")

@@ -70,7 +70,8 @@ class Model(Protocol):
 
     @property
     def graphs(self) -> bool:
-        """Whether a call never reads a tensor's values on the host, so that a CUDA graph can capture it."""
+        """Whether a call never reads a tensor's values on the host, so that a CUDA graph can capture it. Known after
+        `freeze`."""
 
     @property
     def takes_embeds(self) -> bool:

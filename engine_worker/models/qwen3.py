@@ -6,7 +6,7 @@ from typing import Any
 
 from engine_worker.attention.backend import AttentionBackend
 from engine_worker.layers.mlp import SwiGLU
-from engine_worker.layers.moe import ALIGNED, ExpertShape, SparseMoE, waits_for_device
+from engine_worker.layers.moe import ALIGNED, ExpertShape, SparseMoE
 from engine_worker.layers.shard import Place
 from engine_worker.models.config import DecoderConfig, qwen_moe_windows, qwen_windows, read_decoder, size
 from engine_worker.models.decoder import CausalLM, FeedForward
@@ -43,7 +43,11 @@ class Qwen3Moe(CausalLM):
             return SwiGLU(config.hidden_size, config.intermediate_size, place, bias=False)
 
         super().__init__(config, backend, place, mlp)
-        self.graphs = not any(config.sparse) or not waits_for_device(place.dtype, place.device)
+
+    def freeze(self) -> None:
+        super().freeze()
+        blocks = [layer.mlp for layer in self.model.layers]
+        self.graphs = not any(isinstance(block, SparseMoE) and block.experts.waits_for_device for block in blocks)
 
     @staticmethod
     def read_config(raw: Mapping[str, Any]) -> Qwen3MoeConfig:

@@ -2,7 +2,6 @@
 
 import ctypes
 import sys
-from collections.abc import Collection
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,7 +13,7 @@ import torch
 from engine_worker.attention.reference import ReferenceAttention
 from engine_worker.formats.rounding import NAMES
 from engine_worker.formats.rounding_error import RoundingError
-from engine_worker.layers.adapters import find_targets
+from engine_worker.layers.adapters import Target, find_targets
 from engine_worker.layers.shard import UNSHARDED, Place
 from engine_worker.lora.device import DeviceAdapters, make_adapters
 from engine_worker.lora.library import make_library
@@ -28,7 +27,7 @@ from engine_worker.openvino.forward import OpenVinoForward
 from engine_worker.openvino.kinds import NO_KINDS, Kinds, LoadedMatrices, find_kinds
 from engine_worker.openvino.remembered import remembered
 from engine_worker.openvino.trial import RefusedError, Shape, verify
-from engine_worker.openvino.weights import open_store
+from engine_worker.openvino.weights import ConstantStore, open_store
 from engine_worker.pool_files.folder import PoolFolder
 from engine_worker.pool_files.pool_file import PoolFile
 from engine_worker.runner.config import DraftConfig, RunnerConfig, check_output_layers
@@ -146,38 +145,53 @@ def load_openvino(
 
 
 def _compile(tested: Tested, progress: Progress, warn: Warn) -> Compiled:
-    checkpoint, config, shape, kinds, precision, *_ = tested
+    config = tested.config
     with torch.inference_mode():
-        model = CausalLM(shape, ReferenceAttention(shape.heads), Place(torch.float32, CPU, UNSHARDED))
-        store = open_store(config.weights_folder)
-        build = partial(compile_decoder, model, precision, config.threads, store, config.output_layers)
-        stored: Collection[str] = ()
-        if config.weights == "random":
-            fill_weights(model, checkpoint, config, progress)
-            decoder = build(lora=config.lora)
-        else:
-            with open_weights(model, checkpoint, progress) as weights:
-                weights.fill_plain()
-                model.freeze()
-                matrices = LoadedMatrices(weights, model.targets(), kinds)
-                decoder = build(lora=config.lora, matrices=matrices)
-                weights.finish()
-            stored = matrices.stored
-            if matrices.unexpected:
-                tested = tested._replace(exact=tested.exact._replace(exact=False))
-        error = RoundingError(precision.quantize)
-        for name, matrix in model.targets().items():
-            if name not in stored:
-                error.add(name, matrix)
-        error.report(checkpoint.name, warn)
-        targets = find_targets(model.model.layers)
-        # The store owns the weights: free the model's copies before the plugin packs them.
-        del model
-        _pack(decoder, shape, config.threads)
+        decoder, store, targets, exact = _build(tested, progress, warn)
+        # What building the graph has freed, among it the model's own weights, must not be in memory beside what the
+        # plugin packs now.
+        _return_freed_memory()
+        _pack(decoder, tested.shape, config.threads)
         store.release()
+    if not exact:
+        tested = tested._replace(exact=tested.exact._replace(exact=False))
     # Before the KV cache is allocated, which gets a fraction of the memory that remains.
     adapters = make_adapters(targets, config, torch.float32, CPU, UNSHARDED, free_memory(CPU)) if config.lora else None
     return Compiled(tested, decoder, adapters, store.summary)
+
+
+class Built(NamedTuple):
+    decoder: ov.CompiledModel
+    store: ConstantStore
+    """Has the weights."""
+    targets: list[Target]
+    """Of adapters."""
+    exact: bool
+    """Whether what was tested holds: no matrix was of another kind."""
+
+
+def _build(tested: Tested, progress: Progress, warn: Warn) -> Built:
+    checkpoint, config, shape, kinds, precision, *_ = tested
+    model = CausalLM(shape, ReferenceAttention(shape.heads), Place(torch.float32, CPU, UNSHARDED))
+    targets = find_targets(model.model.layers)
+    build = partial(compile_decoder, model, precision, config.threads, lora=config.lora)
+    error = RoundingError(precision.quantize)
+    if config.weights == "random":
+        fill_weights(model, checkpoint, config, progress)
+        error.add_all(model.targets())
+        error.report(checkpoint.name, warn)
+        store = open_store(config.weights_folder)
+        return Built(build(store, config.output_layers), store, targets, exact=True)
+    with open_weights(model, checkpoint, progress) as weights:
+        weights.fill_plain()
+        model.freeze()
+        matrices = LoadedMatrices(weights, model.targets(), kinds)
+        store = open_store(config.weights_folder, weights.mapped)
+        decoder = build(store, config.output_layers, matrices=matrices)
+        weights.finish()
+    error.add_all({name: matrix for name, matrix in model.targets().items() if name not in matrices.stored})
+    error.report(checkpoint.name, warn)
+    return Built(decoder, store, targets, exact=not matrices.unexpected)
 
 
 def _shape(checkpoint: Checkpoint, config: RunnerConfig) -> DecoderConfig:

@@ -21,6 +21,8 @@ from engine_worker.openvino.weights import ConstantStore, Format, Weights, const
 INTEGERS = ("u4", "i4", "u8", "i8")
 LARGEST = {"u4": 15, "u8": BYTE_MAX}
 SIGNED = ("i4", "i8")
+GROUP_UNIT = 4
+"""A group of inputs must be a multiple of it."""
 
 
 class Matrices(Protocol):
@@ -39,8 +41,10 @@ NO_MATRICES = NoMatrices()
 
 
 def keeps(stored: Stored) -> bool:
-    """Whether the graph can have the codes as they are. The plugin would convert others, such as FP8, in each call."""
-    return stored.type in (*INTEGERS, *TABLES) and stored.shape[1] % stored.group == 0
+    """Whether the graph can have the codes as they are. The plugin would convert others, such as FP8, in each call, and
+    its products with other groups are wrong."""
+    whole_groups = stored.group >= stored.shape[1] or stored.group % GROUP_UNIT == 0
+    return stored.type in (*INTEGERS, *TABLES) and stored.shape[1] % stored.group == 0 and whole_groups
 
 
 def rounds_activations(kind: Kind) -> bool:

@@ -3,12 +3,14 @@ memory, or a file mapped into memory.
 
 The CPU plugin repacks the weights of each matrix product for its kernels, but keeps the original constants alive too.
 In plain memory the weights therefore take twice their size. The originals in a mapped file can be dropped from memory
-after packing; the kernel reads a page back if the plugin touches it.
+after packing; the kernel reads a page back if the plugin touches it. Codes of quantized matrices that the checkpoint's
+own file has in the form of the graph need no other file.
 """
 
 import mmap
 import os
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,6 +22,7 @@ from numpy.typing import NDArray
 from openvino import opset13 as op
 from torch import Tensor
 
+from engine_worker.formats.mapped import MappedFile
 from engine_worker.formats.rounding import Rounding, rounding_of
 from engine_worker.formats.stored import Stored, kind_of
 
@@ -30,11 +33,12 @@ MIN_FREE_DISK_BYTES = 1 << 30
 
 
 class ConstantStore:
-    """Constants in plain memory."""
+    """Constants in plain memory, except for views of the checkpoint's files."""
 
-    def __init__(self) -> None:
-        self.summary = "in memory"
-        """Where the constants are, for the log."""
+    def __init__(self, files: Mapping[Path, MappedFile] = {}) -> None:
+        """`files`: those of the checkpoint that have been mapped; more may follow."""
+        self._where = "in memory"
+        self._files = files
         self._arrays: dict[int, NDArray[Any]] = {}
         """By the addresses of their memory, which no other array can have while they exist."""
 
@@ -47,6 +51,17 @@ class ConstantStore:
 
     def release(self) -> None:
         """Call when the plugin has packed the weights: it rarely reads the originals afterwards."""
+        for file in self._files.values():
+            file.release()
+
+    @property
+    def summary(self) -> str:
+        """Where the constants are, for the log."""
+        also = any(map(self._is_in_checkpoint, self._arrays.values()))
+        return f"{self._where}, and in the checkpoint's files" if also else self._where
+
+    def _is_in_checkpoint(self, array: NDArray[Any]) -> bool:
+        return any(file.holds(array.ctypes.data) for file in self._files.values())
 
 
 class FileStore(ConstantStore):
@@ -54,9 +69,9 @@ class FileStore(ConstantStore):
     is read later comes back from the file. If the file cannot be created, or the disk is nearly full, constants stay in
     plain memory, and `summary` says why."""
 
-    def __init__(self, folder: Path) -> None:
-        super().__init__()
-        self.summary = f"in a file in {folder}"
+    def __init__(self, folder: Path, files: Mapping[Path, MappedFile] = {}) -> None:
+        super().__init__(files)
+        self._where = f"in a file in {folder}"
         self._maps: list[mmap.mmap] = []
         self._size = 0
         self._file: Any = None
@@ -69,7 +84,8 @@ class FileStore(ConstantStore):
             self._fall_back(error)
 
     def keep(self, array: NDArray[Any]) -> NDArray[Any]:
-        if self._file is not None and array.nbytes >= MIN_FILE_BYTES and array.ctypes.data not in self._arrays:
+        kept = array.ctypes.data in self._arrays or self._is_in_checkpoint(array)
+        if self._file is not None and array.nbytes >= MIN_FILE_BYTES and not kept:
             try:
                 array = self._write(array)
             except OSError as error:
@@ -77,6 +93,7 @@ class FileStore(ConstantStore):
         return super().keep(array)
 
     def release(self) -> None:
+        super().release()
         for pages in self._maps:
             pages.madvise(mmap.MADV_DONTNEED)
 
@@ -98,12 +115,12 @@ class FileStore(ConstantStore):
     def _fall_back(self, error: OSError) -> None:
         """Leave this array and all later ones in plain memory."""
         self._file = None
-        self.summary = f"in memory: {self.summary} failed: {error.strerror or error}"
+        self._where = f"in memory: {self._where} failed: {error.strerror or error}"
 
 
-def open_store(folder: str | None) -> ConstantStore:
-    """The store for the setting `weights_folder`."""
-    return ConstantStore() if folder is None else FileStore(Path(folder).expanduser())
+def open_store(folder: str | None, files: Mapping[Path, MappedFile] = {}) -> ConstantStore:
+    """The store for the setting `weights_folder`. `files`: see `ConstantStore`."""
+    return ConstantStore(files) if folder is None else FileStore(Path(folder).expanduser(), files)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 decoded where not."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -18,30 +18,29 @@ from engine_worker.formats.stored import Stored, stack
 from engine_worker.layers.coded import (
     Buffer,
     Coded,
+    CodedExperts,
+    CodedGroup,
     CodedKernels,
     CodedProduct,
     CodedTable,
     DenseProduct,
     JoinedProduct,
     encode,
+    encode_experts,
     refused,
 )  # fmt: skip
-from engine_worker.layers.layer import Table
+from engine_worker.layers.layer import GroupedProduct, Table
 from engine_worker.layers.packing import Product
 from engine_worker.layers.shard import Cut, Place
 from engine_worker.models.decoder import CausalLM
+from engine_worker.runner.coded_trial import TRIAL_OUTPUTS, some_experts, verify, verify_experts
 from engine_worker.runner.config import RunnerConfig
-from engine_worker.runner.fusing import compare
 from engine_worker.runner.random_codes import FORMATS as RANDOM_FORMATS
 from engine_worker.runner.random_codes import RandomCodes
 from engine_worker.runner.weights import CheckpointWeights, Progress, open_weights
 from engine_worker.sampling.processors import Warn, ignore_warning
 from sluice.checkpoint.folder import Checkpoint
 
-TRIAL_OUTPUTS = 96
-"""Rows of a matrix with which the kernels are tested: not a multiple of all tiles."""
-TRIAL_ROWS = (1, 3, 17, 33, 65)
-"""One for each tile of the kernels."""
 PAIR = 2
 
 
@@ -106,9 +105,7 @@ class CodedWeights:
     @property
     def summary(self) -> str:
         """How quantized matrices are held, for the log."""
-        others = len(set(self._weights.quantized) - self.read)
-        counts = self._counts + Counter({"decoded (experts)": others})
-        return ", ".join(f"{count} {how}" for how, count in counts.most_common())
+        return ", ".join(f"{count} {how}" for how, count in self._counts.most_common())
 
     def linear(self, names: Sequence[str], outputs: int, *, biased: bool) -> Tensor | Product:
         """See `Matrices.linear`."""
@@ -125,6 +122,21 @@ class CodedWeights:
         if isinstance(form, JoinedProduct):
             raise TypeError("a single matrix is in one piece")
         return CodedTable(form, self._kernels, self._place.dtype)
+
+    def experts(self, names: Sequence[Sequence[str]]) -> Tensor | GroupedProduct:
+        """See `Matrices.experts`."""
+        each = [[self._part(name) for name in expert] for expert in names]
+        stored = [[part for part in parts if isinstance(part, Stored)] for parts in each]
+        count = sum(map(len, stored))
+        problem: str | None = "experts of different kinds"
+        if count == sum(map(len, each)) and (coded := encode_experts(stored, self._place.device)) is not None:
+            problem = self._problem(("experts", coded.variant), lambda: self._verify_experts(stored, coded))
+            if problem is None:
+                self._counts[f"as stored in {coded.matrix.type}"] += count
+                return CodedGroup(coded, self._kernels)
+        if count:
+            self._counts[f"decoded ({problem})"] += count
+        return torch.stack([torch.cat([self._plain(part) for part in parts]) for parts in each])
 
     def _linear(
         self, each: Sequence[Stored | Tensor], outputs: int, *, biased: bool
@@ -162,10 +174,8 @@ class CodedWeights:
         if isinstance(part, Tensor):
             return part
         matrix = encode(part, self._place.device)
-        key = matrix.variant, biased
-        if key not in self._tested:
-            self._tested[key] = self._problem(part, matrix, biased=biased)
-        if (problem := self._tested[key]) is not None:
+        problem = self._problem((matrix.variant, biased), lambda: self._verify(part, matrix, biased=biased))
+        if problem is not None:
             self._counts[f"decoded ({problem})"] += count
             return self._dense(part)
         self._counts[f"as stored in {part.type}"] += count
@@ -174,16 +184,30 @@ class CodedWeights:
     def _dense(self, stored: Stored) -> Tensor:
         return stored.decode().to(self._place.device, self._place.dtype)
 
-    def _problem(self, stored: Stored, matrix: Coded, *, biased: bool) -> str | None:
-        """Why the kernels cannot be used for this kind of matrices."""
+    def _plain(self, part: Stored | Tensor) -> Tensor:
+        return self._dense(part) if isinstance(part, Stored) else part
+
+    def _problem(self, kind: object, test: Callable[[], None]) -> str | None:
+        """Why the kernels cannot be used for this kind of matrices, the first of which is tested."""
+        if kind not in self._tested:
+            try:
+                test()
+                self._tested[kind] = None
+            except Exception as error:  # noqa: BLE001 - a compiler may raise anything
+                subject = "a Triton kernel for quantized matrices"
+                check_device(self._place.device, subject, "fused_kernels = false", error)
+                self._tested[kind] = first_line(error)
+        return self._tested[kind]
+
+    def _verify(self, stored: Stored, matrix: Coded, *, biased: bool) -> None:
         rows = min(TRIAL_OUTPUTS, matrix.outputs)
         dense = self._dense(replace(stored.rows(slice(0, rows)), order=None))
-        try:
-            verify(self._kernels, matrix.rows(0, rows), dense, biased=biased)
-        except Exception as error:  # noqa: BLE001 - a compiler may raise anything
-            check_device(self._place.device, "a Triton kernel for quantized matrices", "fused_kernels = false", error)
-            return first_line(error)
-        return None
+        verify(self._kernels, matrix.rows(0, rows), dense, biased=biased)
+
+    def _verify_experts(self, experts: Sequence[Sequence[Stored]], coded: CodedExperts) -> None:
+        chosen = some_experts(coded.count)
+        dense = {expert: torch.cat([self._dense(part) for part in experts[expert]]) for expert in chosen}
+        verify_experts(self._kernels, coded, dense)
 
 
 def hold_weights(
@@ -212,22 +236,6 @@ def _open(
     if config.weights == "checkpoint":
         return open_weights(model, checkpoint, progress)
     return RandomCodes(model, checkpoint, config.weights_seed, place.device, progress)
-
-
-def verify(kernels: CodedKernels, matrix: Coded, dense: Tensor, *, biased: bool) -> None:
-    """`dense`: the same matrix decoded, in the order of its columns. Raises ValueError if the kernels compute something
-    else, and any exception of a kernel or its compiler."""
-    random = torch.Generator().manual_seed(0)
-    chosen = torch.arange(matrix.outputs - 1, -1, -2, device=dense.device)
-    for rows, expected in ((None, dense), (chosen, dense[chosen])):
-        out = torch.empty_like(expected)
-        kernels.decode(matrix, rows, out)
-        if not torch.equal(out, expected):
-            raise ValueError("in a test, weights were decoded to other values")
-    bias = torch.randn(matrix.outputs, generator=random).to(dense) if biased else None
-    for count in TRIAL_ROWS:
-        x = torch.randn(count, matrix.inputs, generator=random).to(dense)
-        compare("product with codes", kernels.product(x, matrix, bias), F.linear(x, dense, bias))
 
 
 def _share(stored: Stored, cut: Cut | None) -> tuple[Stored, str | None]:

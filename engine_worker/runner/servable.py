@@ -63,6 +63,9 @@ def _describe(
     if not by_openvino:
         check_dtype(config.attention, device.type, dtype)
     resolved, shard = find_model(checkpoint.config), PlannedRank(ranks)
+    hidden_size = checkpoint.config.get("hidden_size")
+    if config.quantize == "int4" and isinstance(hidden_size, int) and hidden_size % 2:
+        raise ValueError(f"quantize = int4 needs an even hidden_size (that of {checkpoint.name} is {hidden_size})")
     heads = shard.heads(resolved.config.heads)
     # OpenVINO's weights are loaded in float32.
     place = Place(torch.float32 if by_openvino else dtype, META, shard)

@@ -7,7 +7,7 @@ from math import isqrt
 import torch
 
 from engine_worker.runner.config import RunnerConfig, use_device
-from engine_worker.runner.weights import ignore_progress, load_weights, random_weights
+from engine_worker.runner.weights import CheckpointWeights, ignore_progress, random_weights
 from engine_worker.vision.names import vision_name
 from engine_worker.vision.rows import ImageRows
 from sluice.checkpoint.errors import CheckpointError
@@ -35,9 +35,11 @@ def load_images(
     if config.weights == "random":
         random_weights(targets, config.weights_seed, 0.02, ignore_progress)
     else:
-        load_weights(
-            checkpoint.path, targets, ignore_progress, rename=vision_name, quantization=checkpoint.quantization
-        )
+        quantization = checkpoint.quantization
+        with CheckpointWeights(
+            checkpoint.path, targets, ignore_progress, rename=vision_name, quantization=quantization
+        ) as weights:
+            weights.fill()
     try:
         # This also allocates the tower's memory, so that the KV cache leaves it. Large images are slow on a CPU.
         tower.encode(_blank(checkpoint.vision, largest=device.type == "cuda"))

@@ -70,6 +70,7 @@ class CheckpointWeights:
         # Targets that the layers read by themselves are on no device.
         devices = (str(target.device) for target in targets.values() if not target.is_meta)
         self._files = Files(next(devices, "cpu"))
+        self.mapped = self._files.mapped
 
     def __enter__(self) -> Self:
         return self
@@ -118,19 +119,6 @@ class CheckpointWeights:
     def _count(self, weight: Weight) -> None:
         self._done += sum(place.num_bytes for place in weight.places)
         self._progress(min(self._done, self._total), self._total)
-
-
-def load_weights(
-    folder: Path,
-    targets: Mapping[str, Tensor],
-    progress: Progress,
-    cuts: Cuts = {},  # noqa: B006
-    rename: Rename = same_name,
-    quantization: Quantization | None = None,
-) -> None:
-    """Fill every target from the weight of its name. Raises CheckpointError; see `CheckpointWeights`."""
-    with CheckpointWeights(folder, targets, progress, cuts, rename, quantization) as weights:
-        weights.fill()
 
 
 def random_weights(

@@ -5,7 +5,9 @@ Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 
 import math
 import mmap
+from collections import Counter
 from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 from struct import Struct
 from struct import error as StructError
@@ -19,6 +21,8 @@ NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "
 STRING, ARRAY = 8, 9
 LENGTH = Struct("<Q")
 MAX_DIMENSIONS = 4
+TOKENIZER = "tokenizer."
+"""Beginning of the names of its metadata."""
 ALIGNMENT = 32
 
 
@@ -90,6 +94,20 @@ def read_gguf(file: Path) -> Gguf:
         raise GgufError("is not a GGUF file") from error
 
 
+def read_header(file: Path) -> Gguf:
+    """All but the metadata of the tokenizer, which loading does not need: it has hundreds of thousands of texts. Parsed
+    once while the file stays the same. Raises as `read_gguf`."""
+    status = file.stat()
+    return _parsed(file.resolve(), status.st_size, status.st_mtime_ns)
+
+
+@lru_cache(maxsize=4)
+def _parsed(file: Path, _size: int, _changed_ns: int) -> Gguf:
+    gguf = read_gguf(file)
+    others = {name: value for name, value in gguf.fields.items() if not name.startswith(TOKENIZER)}
+    return gguf._replace(fields=MappingProxyType(others))
+
+
 class _Reader:
     def __init__(self, data: mmap.mmap) -> None:
         self._data = data
@@ -109,6 +127,9 @@ class _Reader:
         if (parts := fields.get("split.count", 0)) > 1:
             raise GgufError(f"is one of {parts} parts: join them with `llama-gguf-split --merge`")
         found = [self._tensor() for _ in range(num_tensors)]
+        names = Counter(tensor.name for tensor in found)
+        if repeated := [name for name, count in names.items() if count > 1]:
+            raise GgufError(f"has {names[repeated[0]]} tensors of the name {repeated[0]}")
         alignment = fields.get("general.alignment", ALIGNMENT)
         if not isinstance(alignment, int) or alignment < 1:
             raise GgufError(f"has an invalid general.alignment, {alignment!r}")
@@ -126,6 +147,8 @@ class _Reader:
         if not 1 <= dimensions <= MAX_DIMENSIONS:
             raise GgufError(f"has a tensor {name} of {dimensions} dimensions")
         shape = tuple(reversed(self._take(Struct(f"<{dimensions}Q"))))
+        if not all(shape):
+            raise GgufError(f"has a tensor {name} of shape {list(shape)}, which has no values")
         number, start = self._take(Struct("<IQ"))
         kind = TYPES.get(number)
         if kind is None:

@@ -37,6 +37,8 @@ class Quantization:
     bits: tuple[int, ...] = ()
     """Of compressed-tensors' integers, in all groups of matrices. Which of these a matrix has follows from its size.
     (): not known."""
+    groups: tuple[int, ...] = ()
+    """Inputs that share a scale in compressed-tensors' matrices that have groups. (): not known."""
 
 
 def read_quantization(folder: Path, config: Mapping[str, Any]) -> Quantization | None:
@@ -115,7 +117,9 @@ def _compressed_tensors(options: Mapping[str, Any], where: str) -> Quantization:
     weights = [group["weights"] for group in groups if isinstance(group.get("weights"), Mapping)]
     blocks = [tuple(each["block_structure"]) for each in weights if isinstance(each.get("block_structure"), list)]
     found = _with_block("compressed-tensors", blocks, f"{where}block_structure")
-    return replace(found, bits=tuple(sorted({each["num_bits"] for each in weights if _is_packed(each)})))
+    bits = {each["num_bits"] for each in weights if _is_packed(each)}
+    sizes = {size for each in weights if isinstance(size := each.get("group_size"), int) and size > 0}
+    return replace(found, bits=tuple(sorted(bits)), groups=tuple(sorted(sizes)))
 
 
 def _is_packed(weights: Mapping[str, Any]) -> bool:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import msgspec
 
 from sluice.checkpoint.errors import CheckpointError, listed
-from sluice.checkpoint.gguf import GgufError, read_gguf
+from sluice.checkpoint.gguf import SUFFIX, GgufError, read_header
 from sluice.checkpoint.other_formats import why_no_weights
 from sluice.checkpoint.tensor_file import LENGTH_BYTES
 
@@ -59,12 +59,12 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def layout_of(file: Path) -> Layout:
-    return _gguf_layout(file) if file.suffix == ".gguf" else _safetensors_layout(file)
+    return _gguf_layout(file) if file.suffix == SUFFIX else _safetensors_layout(file)
 
 
 def _gguf_layout(file: Path) -> Layout:
     try:
-        gguf = read_gguf(file)
+        gguf = read_header(file)
     except GgufError:
         return Layout(b"", [(0, file.stat().st_size)])
     with file.open("rb") as opened:
@@ -74,30 +74,41 @@ def _gguf_layout(file: Path) -> Layout:
 
 def _safetensors_layout(file: Path) -> Layout:
     size = file.stat().st_size
-    with file.open("rb") as opened:
-        prefix = opened.read(LENGTH_BYTES)
-        length = int.from_bytes(prefix, "little")
-        # A header that is too long is reported when the file is checked.
-        header = opened.read(length) if length <= MAX_HEADER_BYTES else b""
+    prefix, header = _header(file)
     start = len(prefix) + len(header)
     try:
-        ranges = [(start + begin, start + end) for begin, end in _data_offsets(header)]
+        ranges = [(start + begin, start + end) for begin, end in _data_offsets(header).values()]
     except ValueError:
         ranges = []
     valid = ranges and all(start <= begin <= end <= size for begin, end in ranges)
     return Layout(prefix + header, ranges if valid else [(0, size)])
 
 
-def _data_offsets(header: bytes) -> list[tuple[int, int]]:
+def _data_offsets(header: bytes) -> dict[str, tuple[int, int]]:
     """`data_offsets` of each tensor. Raises ValueError if the header is malformed."""
-    entries = msgspec.json.decode(header, type=dict[str, _Tensor]).values()
-    return [entry.data_offsets for entry in entries if entry.data_offsets is not None]
+    entries = msgspec.json.decode(header, type=dict[str, _Tensor])
+    return {name: entry.data_offsets for name, entry in entries.items() if entry.data_offsets is not None}
+
+
+def tensor_starts(file: Path) -> dict[str, int]:
+    """Where each tensor of a safetensors file begins. Raises ValueError if its header is malformed."""
+    prefix, header = _header(file)
+    return {name: len(prefix) + len(header) + begin for name, (begin, _) in _data_offsets(header).items()}
+
+
+def _header(file: Path) -> tuple[bytes, bytes]:
+    """The header of a safetensors file, and its length before it. A header that is too long, which is reported when the
+    file is checked, is left out."""
+    with file.open("rb") as opened:
+        prefix = opened.read(LENGTH_BYTES)
+        length = int.from_bytes(prefix, "little")
+        return prefix, opened.read(length) if length <= MAX_HEADER_BYTES else b""
 
 
 def check_weight_files(folder: Path) -> None:
     """Raises CheckpointError if a weight file is missing or truncated. Reads only the headers."""
     for file in weight_files(folder):
-        if file.suffix == ".gguf":
+        if file.suffix == SUFFIX:
             _check_gguf(file)
         else:
             _check_safetensors(file)
@@ -105,7 +116,7 @@ def check_weight_files(folder: Path) -> None:
 
 def _check_gguf(file: Path) -> None:
     try:
-        read_gguf(file)
+        read_header(file)
     except GgufError as error:
         raise CheckpointError(f"{file} {error}") from error
 
@@ -131,6 +142,6 @@ def _check_safetensors(file: Path) -> None:
 def _data_bytes(file: Path, header: bytes) -> int:
     """Size of the tensors' data. Raises CheckpointError if the header is malformed."""
     try:
-        return max((end for _, end in _data_offsets(header)), default=0)
+        return max((end for _, end in _data_offsets(header).values()), default=0)
     except ValueError as error:
         raise CheckpointError(f"{file} has no valid safetensors header: download it again") from error

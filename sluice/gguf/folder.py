@@ -10,11 +10,14 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from sluice.checkpoint.errors import CheckpointError
 from sluice.checkpoint.fingerprint import file_fingerprint
 from sluice.checkpoint.gguf import SUFFIX, Gguf, GgufError, read_gguf
 from sluice.checkpoint.weight_files import GGUF
 from sluice.gguf.config import config_of, generation_of
+from sluice.gguf.tokenizer import ARCHITECTURE, PREFIX
 
 VERSION = 1
 """Of what is written. A folder that another version wrote is not used again."""
@@ -65,7 +68,7 @@ def convert(file: Path, folder: Path, *, link: bool = False) -> None:
     try:
         gguf = read_gguf(file)
         files: dict[str, Any] = {"config.json": config_of(file, gguf)}
-        _write_tokenizer(file, folder)
+        _write_tokenizer(gguf, folder)
         files["generation_config.json"] = generation_of(gguf)
         for name, content in files.items():
             (folder / name).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
@@ -90,11 +93,12 @@ def _file(path: Path) -> Path | None:
     return found[0] if found else None
 
 
-def _write_tokenizer(file: Path, folder: Path) -> None:
-    command = [sys.executable, "-m", "sluice.gguf.tokenizer", str(file), str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+def _write_tokenizer(gguf: Gguf, folder: Path) -> None:
+    used = {name: value for name, value in gguf.fields.items() if name.startswith(PREFIX) or name == ARCHITECTURE}
+    command = [sys.executable, "-m", "sluice.gguf.tokenizer", str(folder)]
+    done = subprocess.run(command, input=msgspec.msgpack.encode(used), capture_output=True, check=False)
     if done.returncode:
-        lines = done.stderr.strip().splitlines() or ["the conversion of its tokenizer failed"]
+        lines = done.stderr.decode(errors="replace").strip().splitlines() or ["the conversion of its tokenizer failed"]
         raise GgufError(lines[-1])
 
 

@@ -1,6 +1,7 @@
-"""The tokenizer of a GGUF file, by transformers' converter: python -m sluice.gguf.tokenizer FILE FOLDER
+"""The tokenizer of a GGUF file, by transformers' converter: python -m sluice.gguf.tokenizer FOLDER < metadata
 
-A process of its own, since the converter imports much that the program which needs the folder does not.
+A process of its own, since the converter imports much that the program which needs the folder does not. That program
+has parsed the file: its metadata arrives as MessagePack.
 """
 
 import json
@@ -9,8 +10,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from sluice.checkpoint.gguf import Gguf, GgufError, read_gguf
+import msgspec
 
+from sluice.checkpoint.gguf import GgufError
+
+PREFIX, ARCHITECTURE = "tokenizer.ggml.", "general.architecture"
+"""Names of the metadata that is used."""
 CONVERTERS = {
     "tokenizer_type": "model",
     "pre_tokenizer_type": "pre",
@@ -35,20 +40,15 @@ DIGITS = ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "
 LIKE_GPT2 = (None, "default", "gpt-2", "gpt2", "phi-2", "olmo", "dbrx", "jais")
 
 
-def write_tokenizer(file: Path, folder: Path) -> None:
+def write_tokenizer(metadata: Mapping[str, Any], folder: Path) -> None:
     """Write tokenizer.json and tokenizer_config.json. Raises GgufError."""
-    gguf = read_gguf(file)
-    fields = {
-        name.removeprefix("tokenizer.ggml."): value
-        for name, value in gguf.fields.items()
-        if name.startswith("tokenizer.ggml.")
-    }
+    fields = {name.removeprefix(PREFIX): value for name, value in metadata.items() if name.startswith(PREFIX)}
     model, splits = fields.get("model"), fields.get("pre")
     if model not in MODELS:
         raise GgufError(f"has a tokenizer of the kind {model!r}, supported: {', '.join(MODELS)}")
     if not isinstance(fields.get("tokens"), list):
         raise GgufError("has no vocabulary (tokenizer.ggml.tokens)")
-    backend = _converted(gguf, fields)
+    backend = _converted(str(metadata.get(ARCHITECTURE)), fields)
     if model == "gpt2" and splits in LLAMA3:
         backend.model.ignore_merges = True
     if splits in DIGITS:
@@ -74,7 +74,7 @@ def write_tokenizer(file: Path, folder: Path) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=1), encoding="utf-8")
 
 
-def _converted(gguf: Gguf, fields: Mapping[str, Any]) -> Any:
+def _converted(architecture: str, fields: Mapping[str, Any]) -> Any:
     """A tokenizers.Tokenizer."""
     try:
         from transformers.integrations.gguf.gguf_tokenizer_mapping import (
@@ -91,7 +91,7 @@ def _converted(gguf: Gguf, fields: Mapping[str, Any]) -> Any:
     if not known:
         raise GgufError(f"has the pre-tokenizer {splits!r} (tokenizer.ggml.pre), which is not supported")
     given = {ours: fields[theirs] for ours, theirs in CONVERTERS.items() if theirs in fields}
-    backend, _ = convert_gguf_tokenizer(str(gguf.fields.get("general.architecture")), given)
+    backend, _ = convert_gguf_tokenizer(architecture, given)
     return backend
 
 
@@ -116,6 +116,6 @@ def _add_ends(backend: Any, special: Mapping[str, str | None], *, add_bos_token:
 
 if __name__ == "__main__":
     try:
-        write_tokenizer(Path(sys.argv[1]), Path(sys.argv[2]))
+        write_tokenizer(msgspec.msgpack.decode(sys.stdin.buffer.read()), Path(sys.argv[1]))
     except GgufError as error:
         sys.exit(str(error))

@@ -15,11 +15,11 @@ from rich.console import Console
 from bench.deaths.evicting import PLAN, measure
 from bench.deaths.kills import TOPIC, soak_summary
 from bench.harness.topic import progress_lines
-from tests.chaos.kills import options
+from tests.chaos.kills import kill_options
 
 
 def main() -> None:
-    given = options("evictions", __doc__, PLAN)
+    given = kill_options("evictions", __doc__, PLAN).parse_args()
     plan = replace(PLAN, streams=given.streams, kills=given.kills, seed=given.seed, seconds_between=given.seconds)
     console = Console()
     with tempfile.TemporaryDirectory(prefix="evictions-") as folder, progress_lines(console) as progress:

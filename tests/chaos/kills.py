@@ -15,16 +15,16 @@ from bench.deaths.kills import TOPIC, WHOLE, WITH_ADAPTERS, KillPlan, soak_summa
 from bench.harness.topic import progress_lines
 
 
-def options(module: str, about: str | None, defaults: KillPlan) -> argparse.Namespace:
+def kill_options(module: str, about: str | None, defaults: KillPlan) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog=f"python -m tests.chaos.{module}", description=about)
     for name, meaning in (("streams", "at a time"), ("kills", "in total"), ("seed", "of the choice of victims")):
         parser.add_argument(f"--{name}", type=int, default=getattr(defaults, name), help=meaning)
     parser.add_argument("--seconds", type=float, default=defaults.seconds_between, help="between two kills")
-    return parser.parse_args()
+    return parser
 
 
 def main() -> None:
-    arguments = options("kills", __doc__, KillPlan())
+    arguments = kill_options("kills", __doc__, KillPlan()).parse_args()
     plan = replace(
         WHOLE,
         streams=arguments.streams,

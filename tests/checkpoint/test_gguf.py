@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sluice.checkpoint.errors import CheckpointError
-from sluice.checkpoint.gguf import GgufError, read_gguf
+from sluice.checkpoint.gguf import GgufError, read_gguf, read_header
 from sluice.checkpoint.weight_files import GGUF, check_weight_files
 from tests.fakes.gguf_file import finish
 
@@ -89,3 +89,38 @@ def test_no_damage_goes_unnoticed_as_another_error(tmp_path_factory, data):
     except GgufError:
         return
     assert all(tensor.start + tensor.num_bytes <= len(content) for tensor in found.tensors)
+
+
+def test_two_tensors_of_a_name_are_refused(tmp_path):
+    file = write(tmp_path / "a.gguf", tensors={name: (np.ones((4, 64), np.float32), KINDS.F32) for name in "ab"})
+    # The header has the names with their lengths, of eight bytes.
+    changed = file.read_bytes().replace((1).to_bytes(8, "little") + b"b", (1).to_bytes(8, "little") + b"a")
+    file.write_bytes(changed)
+    with pytest.raises(GgufError, match="has 2 tensors of the name a"):
+        read_gguf(file)
+
+
+def test_a_tensor_without_values_is_refused(tmp_path):
+    file = write(tmp_path / "a.gguf", tensors={"a": (np.ones((3, 5), np.float32), KINDS.F32)})
+    sizes = (5).to_bytes(8, "little") + (3).to_bytes(8, "little")
+    file.write_bytes(file.read_bytes().replace(sizes, sizes[:8] + bytes(8)))
+    with pytest.raises(GgufError, match=r"has a tensor a of shape \[0, 5\], which has no values"):
+        read_gguf(file)
+
+
+def test_rows_that_are_no_blocks_are_refused(tmp_path):
+    file = write(tmp_path / "a.gguf", tensors={"a": (np.ones((3, 64), np.float32), KINDS.F32)})
+    sizes = (64).to_bytes(8, "little") + (3).to_bytes(8, "little")
+    # The number of the type follows.
+    changed = file.read_bytes().replace(sizes + bytes(4), (50).to_bytes(8, "little") + sizes[8:] + bytes([8, 0, 0, 0]))
+    file.write_bytes(changed)
+    with pytest.raises(GgufError, match="has a tensor a with rows of 50 values, but Q8_0 has 32"):
+        read_gguf(file)
+
+
+def test_the_header_has_no_tokenizer(tmp_path):
+    file = write(tmp_path / "a.gguf", tokenizer_ggml_bos=1)
+    whole, header = read_gguf(file), read_header(file)
+    assert whole.fields["tokenizer.ggml.bos"] == 1
+    assert header.fields == {name: value for name, value in whole.fields.items() if name != "tokenizer.ggml.bos"}
+    assert header.tensors == whole.tensors

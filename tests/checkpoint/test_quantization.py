@@ -41,7 +41,7 @@ CT = "compressed-tensors"
                 "transform_config": {},
                 "sparsity_config": {"format": "dense"},
             },
-            Quantization(CT, block=(128, 64)),
+            Quantization(CT, block=(128, 64), groups=(128,)),
         ),
     ],
 )

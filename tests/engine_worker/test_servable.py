@@ -55,6 +55,11 @@ def test_the_check_needs_no_weights(folder):
         ({}, {"ranks": 3}, "tensor_parallel = 3 does not divide num_attention_heads = 4"),
         ({"intermediate_size": 1001}, {"ranks": 2}, "tensor_parallel = 2 does not divide intermediate_size = 1001"),
         ({}, {"dtype": "float16"}, "dtype = float16 is slower than float32 on a CPU"),
+        (
+            {"hidden_size": 255, "head_dim": 64},
+            {"quantize": "int4"},
+            "quantize = int4 needs an even hidden_size (that of model is 255)",
+        ),
         ({}, {"output_layers": (9,)}, "output_layers: the model has no layer 9; its last layer is 5"),
         ({"rope_parameters": {"rope_type": "foo", "rope_theta": 1.0}}, {"quantize": "int8"}, "rope type 'foo'"),
         ({"vocab_size": 1 << 24, "hidden_size": 1 << 20}, {}, "the model's weights take "),

@@ -78,7 +78,7 @@ def costs_result() -> costs.CostsResult:
         for system in costs.BACKENDS
         for work in (costs.PREFILL, costs.DECODE)
     ]
-    return costs.CostsResult(costs.PLAN, points, copies.Copies(4096, 0.3, 0.04, 15.0, 0.2))
+    return costs.CostsResult(costs.PLAN, points, copies.Copies(4096, 100.0, 0.3, 0.04, 15.0, 0.2))
 
 
 def precisions_result() -> precisions.PrecisionResult:

@@ -10,8 +10,10 @@ from typer.testing import CliRunner
 
 from bench.harness.models import TINY
 from bench.systems.llama_gguf import main as write_gguf
+from sluice.checkpoint import gguf
 from sluice.checkpoint.errors import CheckpointError
 from sluice.checkpoint.folder import open_checkpoint
+from sluice.checkpoint.gguf import read_gguf
 from sluice.checkpoint.servable import check_servable
 from sluice.checkpoint.weight_files import GGUF, check_weight_files
 from sluice.cli.commands import app
@@ -58,6 +60,16 @@ def test_the_folder_is_written_once(tiny_gguf, cache):
     assert gguf_folder(str(tiny_gguf)) == folder
     assert (folder / "config.json").stat().st_mtime_ns == written
     assert [each.name for each in cache.iterdir()] == [folder.name]
+
+
+def test_a_start_parses_the_header_once(tiny_gguf, cache, monkeypatch):
+    gguf_folder(str(tiny_gguf))
+    gguf._parsed.cache_clear()
+    parsed = []
+    monkeypatch.setattr(gguf, "read_gguf", lambda file: parsed.append(file) or read_gguf(file))
+    checkpoint = open_checkpoint(str(gguf_folder(str(tiny_gguf))))
+    check_weight_files(checkpoint.path)
+    assert parsed == [tiny_gguf]
 
 
 def test_a_file_that_has_moved(tiny_gguf, cache, tmp_path):

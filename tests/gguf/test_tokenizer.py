@@ -7,7 +7,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from bench.harness.models import TINY
-from sluice.checkpoint.gguf import GgufError
+from sluice.checkpoint.gguf import GgufError, read_gguf
 from sluice.gguf.tokenizer import write_tokenizer
 from tests.fakes.gguf_file import finish
 
@@ -50,7 +50,7 @@ def of_tiny(file, pre="qwen2", **ids):
 
 
 def made(file, tmp_path) -> Tokenizer:
-    write_tokenizer(file, tmp_path)
+    write_tokenizer(read_gguf(file).fields, tmp_path)
     return Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
 
 
@@ -105,4 +105,4 @@ def test_a_sentencepiece_tokenizer(tmp_path):
 def test_what_is_not_supported_is_named(tmp_path, model, pre, named):
     file = write(tmp_path / "a.gguf", model, ["a", "b"], [1, 1], pre, ["a b"])
     with pytest.raises(GgufError, match=named):
-        write_tokenizer(file, tmp_path)
+        write_tokenizer(read_gguf(file).fields, tmp_path)

@@ -24,8 +24,11 @@ from bench.gpu.checks import (
 from bench.gpu.engine import Served, served
 from bench.gpu.measures import SHORTEST_GAP, uncovered
 from bench.gpu.scale import tiny_scale
-from bench.gpu.shapes import LARGE, SMALL, tiny
+from bench.gpu.shapes import LARGE, SMALL, SPARSE, tiny, tiny_sparse
 from engine_worker.attention.cache import KVCache
+from engine_worker.attention.reference import ReferenceAttention
+from engine_worker.layers.shard import Place
+from engine_worker.models.qwen3 import Qwen3Moe
 from engine_worker.sampling.choose import Filtered
 from engine_worker.step import Draw, Drawn
 from sluice.wire.rows import TokenLogprob
@@ -195,6 +198,29 @@ def test_the_bytes_that_a_step_reads(runners: tuple[Served, Served, Served]):
     weights = {name: weight.numel() for name, weight in twin(plain, CPU).named_parameters()}
     assert plain.weight_bytes == 4 * sum(weights.values())
     assert plain.shape.matrices == sum(count for name, count in weights.items() if "proj" in name)
+
+
+def test_a_step_reads_only_the_experts_that_its_tokens_choose():
+    shape = tiny_sparse()
+    config = Qwen3Moe.read_config(shape.config)
+    place = Place(torch.bfloat16, torch.device("meta"))
+    targets = Qwen3Moe(config, ReferenceAttention(config.heads), place).targets()
+    sizes = {name: target.numel() for name, target in targets.items() if target.dim() == 2}
+    experts = sum(size for name, size in sizes.items() if ".experts." in name)
+    router = sum(size for name, size in sizes.items() if name.endswith("mlp.gate.weight"))
+    assert shape.experts == experts
+    assert shape.weights == sum(sizes.values()) - router
+    assert shape.matrices == shape.weights - shape.head - experts * 6 // 8
+    size = 2 * shape.head + (shape.weights - shape.head) // 2
+    held = Served(shape, None, None, None, torch.bfloat16, size)
+    assert held.step_bytes(1) == pytest.approx(size - experts * 6 / 8 / 2)
+    assert held.step_bytes(2) == pytest.approx(size - experts * (6 / 8) ** 2 / 2)
+
+
+def test_the_shape_with_experts():
+    """A quarter of the layers of a model with 30.5e9 elements, 3.3e9 for each token, 0.6e9 of embedding and head."""
+    assert 29.8e9 < 4 * (SPARSE.weights - SPARSE.head - SPARSE.embedding) < 30.0e9
+    assert 2.6e9 < 4 * SPARSE.matrices < 2.8e9
 
 
 @pytest.mark.long

@@ -7,6 +7,7 @@ import pytest
 from bench.gpu.findings import Check, Decode, DeviceMemory, Findings, Gaps, PromptRate, Rates, Throughput, Tried
 from bench.gpu.page import goals, markdown, tables_of
 from bench.gpu.picture import draw
+from bench.gpu.shapes import SPARSE
 
 STEP = Decode("Qwen3-8B", "as served", 1, 560, 0.006, 166.0, 2.8e12)
 SMALL = replace(STEP, shape="Qwen3-0.6B", step_seconds=0.001)
@@ -60,6 +61,13 @@ def test_goals_of_quantized_matrices(findings):
     found = {goal.name: goal.found for goal in goals(findings)}
     assert found["Qwen3-8B, AWQ, batch 1: share of the copy's bandwidth"] == "60%"
     assert found["Qwen3-8B, AWQ, batch 64: speed / bfloat16"] == "1.10"
+
+
+def test_goals_of_experts(findings):
+    plain = replace(STEP, shape=SPARSE.name, tokens_per_second=300.0)
+    findings.decode += [plain, replace(plain, shape=f"{SPARSE.name}, FP8", tokens_per_second=450.0)]
+    found = {goal.name: goal.found for goal in goals(findings)}
+    assert found["Qwen3-30B-A3B, 12 layers, FP8, batch 1: speed / bfloat16"] == "1.50"
 
 
 def test_goals_are_missed(findings):

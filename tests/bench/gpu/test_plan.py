@@ -64,6 +64,15 @@ def test_the_layer_at_fault_of_a_failed_check_is_searched(made, findings, monkey
     assert "| overlap = none, tiny | CUDA graphs; " in markdown(findings)
 
 
+@pytest.mark.slow
+def test_quantized_matrices_are_measured_beside_plain_ones_also_those_of_experts(made, findings):
+    made.quantized()
+    assert findings.passed, findings.failed
+    names = [f"tiny{sparse}{method}" for sparse in ("", ", sparse") for method in ("", ", AWQ", ", FP8")]
+    assert [(one.shape, one.batch) for one in findings.decode] == [(name, batch) for name in names for batch in (1, 4)]
+    assert [one.shape for one in findings.context] == names
+
+
 @pytest.mark.long
 @pytest.mark.slow
 def test_the_search_for_the_layer_at_fault_works_on_a_real_runner(made, findings):

@@ -4,6 +4,7 @@ from functools import partial
 
 import pytest
 import torch
+from transformers import LlamaConfig
 
 from engine_worker.layers.shard import UNSHARDED, Shard
 from engine_worker.openvino.load import load_openvino
@@ -13,8 +14,8 @@ from engine_worker.runner.weights import fill_weights
 from engine_worker.step import Draw, Drawn, Slice, Step
 from sluice.checkpoint.errors import CheckpointError
 from sluice.wire.params import SamplingParams
-from tests.engine_worker.formats.checkpoints import change_config, write_pair
-from tests.engine_worker.formats.packed import FORMATS
+from tests.engine_worker.formats.checkpoints import MODELS, ROUND, change_config, write_pair
+from tests.engine_worker.formats.packed import FORMATS, Format, pack_config, pack_quantized
 from tests.engine_worker.models.checkpoints import open_written
 from tests.engine_worker.models.loading import Rank, change, empty_model
 
@@ -125,4 +126,30 @@ def test_a_part_of_no_matrix_is_named(tmp_path):
     quantized, _ = write_pair(tmp_path, "llama", "GPTQ")
     change(quantized, lambda tensors: tensors.update({"model.layers.0.mlp.extra.scales": torch.ones(2)}))
     with pytest.raises(CheckpointError, match=r"unexpected: model\.layers\.0\.mlp\.extra\.weight"):
+        first_token(quantized, "torch")
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_an_odd_number_of_inputs(tmp_path, monkeypatch, symmetric):
+    """Of the last product of a layer, in a model whose other sizes are even. The groups are odd too, with which
+    OpenVINO's products would be wrong."""
+    monkeypatch.setitem(MODELS, "odd", LlamaConfig(**{**ROUND, "intermediate_size": 75}))
+    odd = Format(partial(pack_quantized, group=15, symmetric=symmetric), pack_config(4))
+    monkeypatch.setitem(FORMATS, "odd", odd)
+    excluded = [name for name in PROJECTIONS if name != "mlp.down_proj"]
+    quantized, dense = write_pair(tmp_path, "odd", "odd", excluded)
+    expected = first_token(dense, "torch")
+    assert first_token(quantized, "torch") == expected
+    for activations, tolerance in ((False, 1e-4), (True, 0.1)):
+        found = first_token(quantized, "openvino", quantized_activations=activations)
+        assert found.logprob.logprob == pytest.approx(expected.logprob.logprob, abs=tolerance)
+        assert found.token == expected.token
+
+
+def test_the_module_and_the_part_of_another_shape_are_named(tmp_path):
+    quantized, _ = write_pair(tmp_path, "llama", "compressed-tensors, int8")
+    name = "model.layers.1.mlp.up_proj"
+    change(quantized, lambda tensors: tensors.update({f"{name}.weight_scale": torch.ones(95, 1)}))
+    message = rf"{name} has a weight_scale of shape \[95, 1\], which does not fit \[96, 64\] weights"
+    with pytest.raises(CheckpointError, match=message):
         first_token(quantized, "torch")

@@ -38,6 +38,19 @@ def test_stack(kind, group, zeros):
     assert torch.equal(stack(parts).decode(), torch.cat([part.decode() for part in parts]))
 
 
+@pytest.mark.parametrize("kind", ["i8", "u4", "f8e4m3"])
+def test_rows_that_follow_each_other_in_memory_are_not_copied(kind):
+    whole = random_matrix(kind, 6, 80, 16)
+    parts = [whole.rows(slice(start, start + 2)) for start in (0, 2, 4)]
+    joined = stack(parts)
+    assert joined.codes.data_ptr() == whole.codes.data_ptr()
+    assert torch.equal(joined.decode(), whole.decode())
+    for others in (parts[::-1], parts[::2]):
+        copied = stack(others)
+        assert copied.codes.untyped_storage().data_ptr() != whole.codes.untyped_storage().data_ptr()
+        assert torch.equal(copied.decode(), torch.cat([part.decode() for part in others]))
+
+
 @pytest.mark.parametrize("other", [("i4", 16, False), ("u4", 8, False), ("u4", 16, True)])
 def test_matrices_of_other_kinds_are_not_stacked(other):
     kind, group, ordered = other

@@ -1,5 +1,6 @@
 """Random quantized matrices, and their products in plain torch."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -7,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from engine_worker.formats.stored import PAIRS, Stored
-from engine_worker.layers.coded import Coded, CodedKernels
+from engine_worker.layers.coded import Coded, CodedExperts, CodedKernels
 
 CPU = torch.device("cpu")
 ZEROS = ("none", "integer", "fraction")
@@ -37,7 +38,7 @@ class TorchKernels:
 
     def __init__(self) -> None:
         self.launches: list[str] = []
-        self.kernels = CodedKernels(self._product, self._decode)
+        self.kernels = CodedKernels(self._product, self._decode, self._grouped)
 
     def _product(self, x: Tensor, matrix: Coded, bias: Tensor | None) -> Tensor:
         self.launches.append("product")
@@ -46,6 +47,22 @@ class TorchKernels:
     def _decode(self, matrix: Coded, rows: Tensor | None, out: Tensor) -> None:
         self.launches.append("decode")
         out.copy_(dense(matrix if rows is None else picked(matrix, rows)))
+
+    def _grouped(self, x: Tensor, ends: Tensor, experts: CodedExperts) -> Tensor:
+        self.launches.append("grouped")
+        weights = dense(experts.matrix).to(x.dtype).view(experts.count, experts.outputs, -1)
+        if experts.order is not None:
+            weights = torch.stack([in_place(*each) for each in zip(weights, experts.order, strict=True)])
+        out = torch.full((len(x), experts.outputs), torch.nan, dtype=x.dtype)
+        starts = [0, *ends.tolist()]
+        for weight, start, end in zip(weights, starts, starts[1:], strict=False):
+            out[start:end] = F.linear(x[start:end], weight)
+        return out
+
+
+def in_place(weight: Tensor, order: Tensor) -> Tensor:
+    """Columns in the order of the inputs."""
+    return torch.empty_like(weight).index_copy_(1, order.long(), weight)
 
 
 def dense(matrix: Coded) -> Tensor:
@@ -74,3 +91,26 @@ def in_order(stored: Stored) -> Tensor:
     """[N, K] float32 in the order of the columns."""
     values = stored.decode()
     return values if stored.order is None else values[:, stored.order]
+
+
+def random_experts(
+    kind: str, count: int, rows: int, columns: int, group: int, zeros: str = "none", *, ordered: bool = False
+) -> list[list[Stored]]:
+    """For each expert two matrices with the same order of inputs, of `rows` and 3 rows."""
+    experts = []
+    for seed in range(0, 2 * count, 2):
+        first, second = (
+            random_matrix(kind, size, columns, group, zeros, ordered=ordered, seed=seed + i)
+            for i, size in enumerate((rows, 3))
+        )
+        experts.append([first, replace(second, order=first.order)])
+    return experts
+
+
+def by_expert(experts: Sequence[Sequence[Stored]], x: Tensor, counts: Sequence[int]) -> Tensor:
+    """The products of each expert's rows with its decoded matrices."""
+    products = [
+        F.linear(share, torch.cat([part.decode() for part in parts]).to(x))
+        for share, parts in zip(x.split(list(counts)), experts, strict=True)
+    ]
+    return torch.cat(products)

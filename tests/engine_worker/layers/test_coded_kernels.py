@@ -7,14 +7,16 @@ pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 ARGUMENTS = {
     **dict.fromkeys(("x", "bias", "out"), "*bf16"),
-    **dict.fromkeys(("tokens", "outputs", "inputs", "width", "groups", "count"), "i32"),
+    **dict.fromkeys(("tokens", "outputs", "inputs", "width", "groups", "count", "experts"), "i32"),
     "codes": "*u8",
     "scales": "*fp16",
     "zeros": "*u8",
     "table": "*fp32",
     "chosen": "*i64",
+    "ends": "*i32",
+    "order": "*i32",
 }
-FLAGS = {"TYPE": "u4", "PAIRED": True, "ZEROS": True, "BIASED": False, "GROUP": 128, "RUN": 64}
+FLAGS = {"TYPE": "u4", "PAIRED": True, "ZEROS": True, "BIASED": False, "ORDERED": False, "GROUP": 128, "RUN": 64}
 PER_ROW = FLAGS | {"ZEROS": False, "BIASED": True, "GROUP": 0}
 KERNELS = [
     ("_product", {**FLAGS, "ROWS": 32, "TOKENS": 16}),
@@ -22,6 +24,9 @@ KERNELS = [
     ("_decode", {**FLAGS, "CHOSEN": False, "ROWS": 32}),
     ("_decode", {**PER_ROW, "TYPE": "f8e4m3", "PAIRED": False, "CHOSEN": True, "ROWS": 32}),
     ("_product", {**FLAGS, "ROWS": 64, "TOKENS": 128}),
+    ("_grouped", {**FLAGS, "EXPERTS": 128, "ROWS": 32, "TOKENS": 16}),
+    ("_grouped", {**FLAGS, "ORDERED": True, "EXPERTS": 8, "ROWS": 64, "TOKENS": 128}),
+    ("_grouped", {**PER_ROW, "TYPE": "f8e4m3", "PAIRED": False, "EXPERTS": 1, "ROWS": 64, "TOKENS": 64}),
     *(
         ("_product", {**PER_ROW, "TYPE": kind, "PAIRED": kind in ("i4", "nf4", "f4e2m1"), "ROWS": 32, "TOKENS": 32})
         for kind in TYPES[1:]

@@ -68,10 +68,10 @@ def test_matrix_products_of_a_single_row(name, biased):
 
 
 @torch.inference_mode()
-def test_experts_are_computed_by_torch():
+def test_products_of_experts_are_computed_by_torch():
     random_model, counted = RandomModel("qwen3 moe"), CountedKernels()
     expected = random_model.logits()
     random_model.model.fuse(counted.kernels)
     torch.testing.assert_close(random_model.logits(), expected, atol=1e-3, rtol=1e-3)
     layers = random_model.model.config.num_layers
-    assert counted.launches == {"norm": 2 * layers + 1, "rotate": layers}
+    assert counted.launches == {"norm": 2 * layers + 1, "rotate": layers, "gate": layers}

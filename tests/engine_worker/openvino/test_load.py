@@ -1,9 +1,11 @@
 import gc
 import signal
+import weakref
 
 import openvino as ov
 import pytest
 
+from engine_worker.models.decoder import CausalLM
 from engine_worker.openvino import load as loading
 from engine_worker.openvino import trial
 from engine_worker.openvino.adapters import GraphAdapters
@@ -117,6 +119,27 @@ def test_weights_are_packed_before_the_first_request(folder, monkeypatch):
 
     monkeypatch.setattr(OpenVinoForward, "logits", spy)
     assert load(folder)._forward.rank.model in models_run
+
+
+@pytest.mark.parametrize("options", [{}, {"weights": "random"}, {"lora": True}], ids=["files", "random", "adapters"])
+def test_the_model_is_gone_before_the_plugin_packs(folder, monkeypatch, options):
+    """Its weights would be in memory beside the plugin's own."""
+    models, alive = [], []
+
+    def spy_model(*args):
+        model = CausalLM(*args)
+        models.append(weakref.ref(model))
+        return model
+
+    def spy_pack(*args):
+        alive.append(sum(model() is not None for model in models))
+        return pack(*args)
+
+    pack = loading._pack
+    monkeypatch.setattr(loading, "CausalLM", spy_model)
+    monkeypatch.setattr(loading, "_pack", spy_pack)
+    load(folder, **options)
+    assert (len(models), alive) == (1, [0])
 
 
 def test_overlap_does_not_change_the_tokens(folder):

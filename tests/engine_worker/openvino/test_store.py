@@ -1,12 +1,15 @@
+import json
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.torch import load_file
 
 from engine_worker.openvino import weights
 from engine_worker.openvino.weights import FileStore, open_store
 from sluice import tiny_model
+from tests.engine_worker.formats.checkpoints import write_pair
 from tests.engine_worker.openvino.loaded import load
 from tests.engine_worker.runner.generate import generate
 
@@ -63,6 +66,35 @@ def test_on_a_full_disk_arrays_stay_in_memory(tmp_path, monkeypatch):
     file_store.release()
     assert np.array_equal(first, VALUES)
     assert file_store.summary == f"in memory: in a file in {tmp_path} failed: the disk is nearly full"
+
+
+@pytest.mark.parametrize("in_file", [False, True])
+def test_codes_that_the_checkpoint_has_as_they_are_need_no_other_memory(tmp_path, monkeypatch, in_file):
+    """Only the rows of queries, keys and values, which are not neighbours in the file, are copied into one matrix."""
+    monkeypatch.setattr(weights, "MIN_FILE_BYTES", 1)
+    quantized, _ = write_pair(tmp_path, "llama", "compressed-tensors, int8", excluded=())
+    runner = load(quantized, weights_folder=str(tmp_path / "weights") if in_file else None)
+    config = json.loads((quantized / "config.json").read_text())
+    hidden, layers, kv = config["hidden_size"], config["num_hidden_layers"], config["num_key_value_heads"]
+    heads = config["num_attention_heads"]
+    arrays = runner._forward.rank.model.store._arrays
+    (file,) = runner._forward.rank.model.store._files.values()
+    elsewhere = [array for address, array in arrays.items() if not file.holds(address)]
+    codes = sum(array.nbytes for array in elsewhere if array.dtype == np.int8)
+    assert codes == layers * hidden * (heads + 2 * kv) * hidden // heads
+    where = f"in a file in {tmp_path / 'weights'}" if in_file else "in memory"
+    assert runner.choices["weights"] == f"{where}, and in the checkpoint's files"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_pages_of_the_checkpoint_are_released_too(tmp_path):
+    quantized, _ = write_pair(tmp_path, "llama", "compressed-tensors, int8", excluded=())
+    store = load(quantized)._forward.rank.model.store
+    assert resident(quantized) == 0
+    stored = load_file(quantized / "model.safetensors")
+    down = stored["model.layers.1.mlp.down_proj.weight"].numpy()
+    assert any(np.array_equal(array, down) for array in store._arrays.values())
+    assert resident(quantized) > 0
 
 
 @pytest.mark.quick(1)

@@ -126,14 +126,6 @@ def pairs(one, other):
         yield from pairs(child, twin)
 
 
-@torch.inference_mode()
-def test_experts_are_decoded(pair):
-    quantized, plain = pair(checkpoints, "qwen3 moe", "GPTQ")
-    model, summary = held(open_written(quantized), TorchKernels().kernels)
-    assert summary == "24 decoded (experts), 7 as stored in i4"
-    torch.testing.assert_close(logits(model, 3), logits(decoded(open_written(plain)), 3), **CLOSE)
-
-
 class WrongKernels(TorchKernels):
     """Its products are wrong for more than one row."""
 

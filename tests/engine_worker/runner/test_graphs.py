@@ -20,7 +20,7 @@ from engine_worker.runner.graphs import Graphs
 from engine_worker.runner.load import load_runner
 from engine_worker.runner.runner import ModelRunner
 from engine_worker.runner.torch_forward import TorchForward
-from engine_worker.runner.weights import load_weights
+from engine_worker.runner.weights import fill_weights
 from engine_worker.step import Draw, Kept, Slice, Step
 from sluice.wire.params import SamplingParams
 from tests.engine_worker.models.checkpoints import CONFIGS, open_written, write_checkpoint
@@ -54,8 +54,7 @@ def make(
     backend = PagedTorch(shape.heads)
     with torch.inference_mode():
         model = architecture(shape, backend, Place(torch.float32, CPU))
-        load_weights(checkpoint.path, model.targets(), lambda *_: None)
-        model.freeze()
+        fill_weights(model, checkpoint, RunnerConfig("cpu"), lambda *_: None)
         sizes = (TOKENS_PER_BLOCK, shape.heads.num_kv_heads, shape.heads.head_dim)
         cache = KVCache(shape.num_layers, NUM_BLOCKS, *sizes, torch.float32, CPU)
         graphs = []

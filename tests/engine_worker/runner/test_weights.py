@@ -10,7 +10,7 @@ from engine_worker.layers.shard import UNSHARDED, Cut, Span
 from engine_worker.openvino.load import load_openvino
 from engine_worker.runner.config import RunnerConfig
 from engine_worker.runner.load import load_runner
-from engine_worker.runner.weights import fill_weights, load_weights, random_weights
+from engine_worker.runner.weights import CheckpointWeights, fill_weights, random_weights
 from engine_worker.step import Draw, Slice, Step
 from sluice.checkpoint.errors import CheckpointError
 from sluice.wire.params import SamplingParams
@@ -23,6 +23,11 @@ TIED = CONFIGS["qwen3, tied"]
 
 def targets(**shapes: tuple[int, ...]) -> dict[str, torch.Tensor]:
     return {name: torch.full(shape, torch.nan) for name, shape in shapes.items()}
+
+
+def load_weights(*arguments: object) -> None:
+    with CheckpointWeights(*arguments) as weights:
+        weights.fill()
 
 
 def first_token(folder, *, load=load_runner, **options) -> object:

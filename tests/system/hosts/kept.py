@@ -187,10 +187,9 @@ class Cases:
         self._count()
         async with connect(self.ring.addresses) as client:
             stream = WatchedStream(client, self.request())
-            await stream.until(BEGUN)
-            seat = self.ring.busy()
             seen = await stream.task
-        return self._seen("prefill and decode on two machines", stream, seen, [seat], self._last_block, 0.0)
+        decoding = [service.seat for service in self.ring.of("engine") if service.seat != PREFILL]
+        return self._seen("prefill and decode on two machines", stream, seen, decoding, self._last_block, 0.0)
 
     @property
     def together(self) -> Sequence[Case]:

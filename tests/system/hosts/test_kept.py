@@ -15,7 +15,7 @@ def test_streams_continue_with_the_blocks_of_other_machines(tmp_path):
     """Among them streams that are handed over from a prefill engine to a decode engine, either of which is killed."""
     if reason := missing():
         pytest.skip(reason)
-    seen = list(run(tmp_path, TINY, "float32", 1500, 300))
+    seen = list(run(tmp_path, TINY, "float32", 1200, 700))
     assert [each.text for each in seen if not each.good] == []
     # If the machine is lost, nothing is left to copy. What a killed prefill engine has left depends on the moment.
     *copied, _, decode_killed = seen
