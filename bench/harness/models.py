@@ -7,14 +7,17 @@ import re
 import shutil
 import subprocess
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 
 import sluice
+from engine_worker.formats.rounding import rounding_of
+from sluice.checkpoint.weight_files import SINGLE
 
 TINY = Path(sluice.__file__).parent / "tiny_model" / "checkpoint"
 
@@ -81,6 +84,51 @@ def write_deepened_tiny(folder: Path, copies: int, strength: float) -> Path:
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(TINY / name, folder)
     save_file(tensors, folder / "model.safetensors")
+    return folder
+
+
+def write_shuffled(source: Path, folder: Path) -> Path:
+    """The same function with the units of its hidden states, MLPs and values in another order, in float32. Weights
+    that were rounded in groups, as those of a GGUF file, are then rounded again in other groups, like weights that
+    never were."""
+    config = json.loads((source / "config.json").read_text(encoding="utf-8"))
+    random = torch.Generator().manual_seed(0)
+    hidden = torch.randperm(config["hidden_size"], generator=random)
+    inner = torch.randperm(config["intermediate_size"], generator=random)
+    head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    head = torch.randperm(head_dim, generator=random)
+
+    def shuffled(name: str, weight: torch.Tensor) -> torch.Tensor:
+        if name.endswith(("gate_proj.weight", "up_proj.weight")):
+            return weight[inner][:, hidden]
+        if name.endswith("down_proj.weight"):
+            return weight[hidden][:, inner]
+        if name.endswith("v_proj.weight"):
+            return weight.view(-1, head_dim, weight.shape[1])[:, head][..., hidden].flatten(0, 1)
+        if name.endswith("o_proj.weight"):
+            return weight[hidden].view(len(hidden), -1, head_dim)[..., head].flatten(1)
+        if name.endswith(("q_norm.weight", "k_norm.weight")):
+            return weight
+        return weight[..., hidden]
+
+    return _write_changed(source, folder, shuffled)
+
+
+def write_rounded(source: Path, folder: Path, quantize: str) -> Path:
+    """The values, in float32, for which the weights stand that an engine with this setting has."""
+
+    def rounded(name: str, weight: torch.Tensor) -> torch.Tensor:
+        rounding = rounding_of(quantize, name)
+        return weight if rounding is None else rounding(weight).decode()
+
+    return _write_changed(source, folder, rounded)
+
+
+def _write_changed(source: Path, folder: Path, change: Callable[[str, torch.Tensor], torch.Tensor]) -> Path:
+    """`change`: maps the name and values of a weight to its new values."""
+    shutil.copytree(source, folder, ignore=shutil.ignore_patterns("*.safetensors"))
+    tensors = {name: change(name, weight.float()) for name, weight in load_file(source / SINGLE).items()}
+    save_file({name: weight.contiguous() for name, weight in tensors.items()}, folder / SINGLE, {"format": "pt"})
     return folder
 
 

@@ -17,6 +17,7 @@ from bench.harness.children import SystemProcess
 from bench.harness.load import Load, PlannedRequest, System
 from bench.harness.memory import MEBIBYTE, resident_bytes
 from bench.harness.models import python_prompts
+from bench.harness.quality import Quality, log_probabilities, perplexity, quality
 from bench.harness.real_model import real_gguf, real_model
 from bench.harness.stats import rate, ratio
 from bench.harness.style import BLUE, ORANGE, Series, bars, canvas, frame
@@ -24,14 +25,8 @@ from bench.harness.tables import Section, number, table
 from bench.harness.topic import Plan, Step, Topic, engine_settings, interleave
 from bench.peers.catalog import LLAMA
 from bench.systems.engine_alone import engine_alone
-from engine_worker.backend import load_runner
-from engine_worker.runner.config import RunnerConfig
-from engine_worker.runner.runner import ModelRunner
-from engine_worker.step import Draw, Slice
-from sluice.checkpoint.folder import open_checkpoint
 from sluice.checkpoint.weight_files import GGUF
 from sluice.gguf.folder import gguf_folder
-from sluice.wire.params import SamplingParams
 
 ONE_GOAL, MANY_GOAL, PERPLEXITY_GOAL = 0.95, 2.0, 0.01
 """Lowest acceptable speeds, divided by llama.cpp's on the same file, and the highest acceptable loss."""
@@ -43,9 +38,6 @@ SIDES: Mapping[str, tuple[bool, dict[str, Any]]] = {
     INT4: (False, {"quantize": "int4"}),
 }
 """Whether the engine serves the file, or the values that it stands for in bfloat16, and its settings."""
-GREEDY = SamplingParams(temperature=0.0)
-CHUNK = 32
-"""Tokens of a text that are computed together, for the quality."""
 
 
 class GgufPlan(Plan, frozen=True, kw_only=True):
@@ -87,10 +79,10 @@ def measure(plan: GgufPlan, logs: Path, step: Step) -> GgufResult:
     texts = python_prompts(file, plan.texts, plan.length)
     reference = _reference(texts)
     step("the perplexity of transformers")
-    quality: dict[str, tuple[float, float, float]] = {}
+    measured: dict[str, Quality] = {}
     for side, (is_file, settings) in SIDES.items():
-        found = _log_probabilities(_runner(plan, file if is_file else real_model(), settings), texts)
-        quality[side] = (_perplexity(found, texts), *_difference(reference, found))
+        found = log_probabilities(file if is_file else real_model(), {"threads": plan.threads, **settings}, texts)
+        measured[side] = quality(reference, found, texts)
         step(f"the perplexity of {side}")
     with ExitStack() as stack:
         systems = {side: stack.enter_context(system) for side, system in _systems(plan, file, logs)}
@@ -102,11 +94,11 @@ def measure(plan: GgufPlan, logs: Path, step: Step) -> GgufResult:
             [statistics.median(map(rate, runs[side])) for runs in speeds.values()],
             [ratio(runs[side], runs[PEER]) for runs in speeds.values() if PEER in runs],
             memory[side],
-            *quality.get(side, (None, None, None)),
+            *measured.get(side, (None, None, None)),
         )
         for side in systems
     ]
-    return GgufResult(plan, points, _perplexity(reference, texts))
+    return GgufResult(plan, points, perplexity(reference, texts))
 
 
 def _systems(plan: GgufPlan, file: Path, logs: Path) -> Iterator[tuple[str, SystemProcess]]:
@@ -134,35 +126,6 @@ def _speeds(plan: GgufPlan, systems: Mapping[str, System], load: Load, step: Ste
     return dict(zip(systems, interleave(sides, plan.repeats, step), strict=True))
 
 
-def _runner(plan: GgufPlan, model: Path, settings: Mapping[str, Any]) -> ModelRunner:
-    tokens = plan.texts * (plan.length + CHUNK)
-    config = RunnerConfig("cpu", threads=plan.threads, kv_cache_tokens=tokens, **settings)
-
-    def ignore(*_: object) -> None: ...
-
-    return load_runner(open_checkpoint(str(model)), config, ignore, ignore, ignore)
-
-
-@torch.inference_mode()
-def _log_probabilities(runner: ModelRunner, texts: Sequence[Sequence[int]]) -> torch.Tensor:
-    """[texts, tokens, vocab]"""
-    forward, each = runner._forward, runner.num_blocks // len(texts)
-    found = []
-    for index, text in enumerate(texts):
-        blocks, rows = range(each * index, each * index + each), []
-        for start in range(0, len(text), CHUNK):
-            part = list(text[start : start + CHUNK])
-            # A slice with drafts has the logits of each of its tokens.
-            draws = (Draw(GREEDY, 0, 0),) * len(part)
-            slices = [Slice(part, start, blocks, draws, drafts=len(part) - 1)]
-            logits = forward.logits((), forward.prepare(forward.arrays(slices)))
-            if logits is None:
-                raise RuntimeError("the step has no logits")
-            rows.append(logits.log_softmax(-1))
-        found.append(torch.cat(rows))
-    return torch.stack(found)
-
-
 @torch.inference_mode()
 def _reference(texts: Sequence[Sequence[int]]) -> torch.Tensor:
     from transformers import AutoModelForCausalLM, GgufConfig
@@ -172,16 +135,6 @@ def _reference(texts: Sequence[Sequence[int]]) -> torch.Tensor:
         file.parent, gguf_file=file.name, dtype=torch.float32, quantization_config=GgufConfig(dequantize=True)
     )
     return torch.stack([model(torch.tensor([list(text)])).logits[0].log_softmax(-1) for text in texts])
-
-
-def _perplexity(found: torch.Tensor, texts: Sequence[Sequence[int]]) -> float:
-    following = torch.tensor([list(text[1:]) for text in texts]).unsqueeze(2)
-    return math.exp(-float(found[:, :-1].gather(2, following).mean()))
-
-
-def _difference(reference: torch.Tensor, found: torch.Tensor) -> tuple[float, float]:
-    divergence = (reference.exp() * (reference - found)).sum(-1).mean()
-    return float(divergence), float((reference.argmax(-1) == found.argmax(-1)).float().mean())
 
 
 def section(result: GgufResult) -> Section:

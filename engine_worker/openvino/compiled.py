@@ -8,11 +8,12 @@ import numpy as np
 import openvino as ov
 from numpy.typing import NDArray
 
+from engine_worker.formats.rounding import NAMES
 from engine_worker.models.decoder import CausalLM
 from engine_worker.openvino.adapters import GraphAdapters
 from engine_worker.openvino.graph import build
 from engine_worker.openvino.matrices import NO_MATRICES, Matrices, Products
-from engine_worker.openvino.weights import ConstantStore, formats
+from engine_worker.openvino.weights import ConstantStore, Weights
 from engine_worker.runner.config import RunnerConfig
 
 TYPES = {"float32": "f32", "bfloat16": "bf16", "float16": "f16", "u8": "u8"}
@@ -57,7 +58,7 @@ class Precision(NamedTuple):
 
     def __str__(self) -> str:
         """Name of the computation. Engines whose names differ may sample different tokens."""
-        weights = self.dtype if self.quantize == "none" else self.quantize
+        weights = self.dtype if self.quantize == "none" else NAMES[self.quantize]
         computed = f"{weights}, computed in {self.dtype}" if weights != self.dtype != "float32" else weights
         if self.stored and self.activations:
             computed += ", activations int8"
@@ -86,7 +87,7 @@ def compile_decoder(
         "ENABLE_CPU_PINNING": False,
     }
     adapters = GraphAdapters() if lora else None
-    products = Products(formats(precision.quantize, store), store, precision.activations)
+    products = Products(Weights(precision.quantize, store), store, precision.activations)
     graphs = build(model, products, output_layers, adapters, matrices)
     compiled = _core().compile_model(graphs.decoder, "CPU", properties)
     # Attributes of the compiled model, so that they live as long as it does.

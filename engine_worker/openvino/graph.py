@@ -105,7 +105,7 @@ def build(
     matrices: Matrices = NO_MATRICES,
 ) -> Graphs:
     """Build both graphs. Shape and type of the cache inputs are dynamic: the plugin chooses them."""
-    config, vocabulary = model.config, products.weights.vocabulary
+    config, vocabulary = model.config, products.weights.of(EMBEDDING)
     inputs = [_parameter(*declared) for declared in INPUTS]
     token_ids, positions, *attention, max_context, rows, kept, virtual_tokens, virtual_rows = inputs
     step = Step(attention, max_context, *_rotations(config, positions))

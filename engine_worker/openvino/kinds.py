@@ -96,6 +96,8 @@ class LoadedMatrices:
         self._kinds = kinds.by_name
         self.unexpected: list[str] = []
         """Names of matrices of another kind than that which was tested. They are decoded."""
+        self.stored: set[str] = set()
+        """Names of matrices that were read as stored: the model does not have their values."""
 
     def read(self, name: str) -> Stored | None:
         if name not in self._weights.quantized:
@@ -104,6 +106,7 @@ class LoadedMatrices:
         if expected is not None:
             stored = with_zeros(stored) if expected.zeros == "integer" else canonical(stored)
             if fits(kind_of(stored), expected):
+                self.stored.add(name)
                 return stored
             self.unexpected.append(name)
         self._targets[name].copy_(stored.decode())

@@ -11,6 +11,8 @@ import openvino as ov
 import torch
 
 from engine_worker.attention.reference import ReferenceAttention
+from engine_worker.formats.rounding import NAMES
+from engine_worker.formats.rounding_error import RoundingError
 from engine_worker.layers.adapters import Target, find_targets
 from engine_worker.layers.shard import UNSHARDED, Place
 from engine_worker.lora.device import DeviceAdapters, make_adapters
@@ -112,7 +114,7 @@ def load_openvino(
         draft_config = draft.runner_config(config, widest_window(tested[0].shape.windows))
         tested.append(_tested(draft.checkpoint, draft_config, memory))
     images = load_images(checkpoint, config, torch.float32, CPU)
-    compiled = [_compile(model, progress) for model in tested]
+    compiled = [_compile(model, progress, warn) for model in tested]
     _return_freed_memory()
     blocks = [model.block for model in compiled]
     caches, file = _caches(blocks, tested[0].shape, config, checkpoint.max_context_tokens, folder)
@@ -134,7 +136,7 @@ def load_openvino(
         "backend_reason": tested[0].result,
         "exact": str(tested[0].exact.exact),
         "pass_tokens": str(tested[0].exact.pass_tokens),
-        "quantize": tested[0].precision.quantize,
+        "quantize": NAMES[tested[0].precision.quantize],
         "kv_precision": tested[0].precision.kv,
         "weights": compiled[0].weights,
         "matrices": tested[0].kinds.summary,
@@ -142,10 +144,10 @@ def load_openvino(
     return runner
 
 
-def _compile(tested: Tested, progress: Progress) -> Compiled:
+def _compile(tested: Tested, progress: Progress, warn: Warn) -> Compiled:
     config = tested.config
     with torch.inference_mode():
-        decoder, store, targets, exact = _build(tested, progress)
+        decoder, store, targets, exact = _build(tested, progress, warn)
         # What building the graph has freed, among it the model's own weights, must not be in memory beside what the
         # plugin packs now.
         _return_freed_memory()
@@ -168,13 +170,16 @@ class Built(NamedTuple):
     """Whether what was tested holds: no matrix was of another kind."""
 
 
-def _build(tested: Tested, progress: Progress) -> Built:
+def _build(tested: Tested, progress: Progress, warn: Warn) -> Built:
     checkpoint, config, shape, kinds, precision, *_ = tested
     model = CausalLM(shape, ReferenceAttention(shape.heads), Place(torch.float32, CPU, UNSHARDED))
     targets = find_targets(model.model.layers)
     build = partial(compile_decoder, model, precision, config.threads, lora=config.lora)
+    error = RoundingError(precision.quantize)
     if config.weights == "random":
         fill_weights(model, checkpoint, config, progress)
+        error.add_all(model.targets())
+        error.report(checkpoint.name, warn)
         store = open_store(config.weights_folder)
         return Built(build(store, config.output_layers), store, targets, exact=True)
     with open_weights(model, checkpoint, progress) as weights:
@@ -184,6 +189,8 @@ def _build(tested: Tested, progress: Progress) -> Built:
         store = open_store(config.weights_folder, weights.mapped)
         decoder = build(store, config.output_layers, matrices=matrices)
         weights.finish()
+    error.add_all({name: matrix for name, matrix in model.targets().items() if name not in matrices.stored})
+    error.report(checkpoint.name, warn)
     return Built(decoder, store, targets, exact=not matrices.unexpected)
 
 

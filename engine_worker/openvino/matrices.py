@@ -16,7 +16,7 @@ from torch import Tensor
 
 from engine_worker.formats.packing import unpack_pairs
 from engine_worker.formats.stored import BYTE_MAX, PAIRS, TABLES, Kind, Stored, kind_of, stack, with_zeros
-from engine_worker.openvino.weights import ConstantStore, Format, Weights, constant
+from engine_worker.openvino.weights import ConstantStore, Format, Weights, constant, kept, stored_node
 
 INTEGERS = ("u4", "i4", "u8", "i8")
 LARGEST = {"u4": 15, "u8": BYTE_MAX}
@@ -104,7 +104,7 @@ class Products:
 
     def head(self, stored: Stored) -> ov.Node:
         """The vocabulary's matrix as a node of its own, since two graphs share it."""
-        return self._node(canonical(stored))
+        return stored_node(canonical(stored), self.store)
 
     def rows(self, stored: Stored, ids: ov.Node) -> ov.Node:
         """Embedding lookup: ids [T] -> those rows [T, K] float32."""
@@ -116,11 +116,11 @@ class Products:
             codes = torch.tensor(TABLES[stored.type])[codes.long()]
         elif stored.type == "i4":
             codes = (codes ^ 8).to(torch.int8) - 8
-        groups = self._kept(codes.reshape(rows, -1, stored.group))
+        groups = self._constant(codes.reshape(rows, -1, stored.group))
         node = op.convert(op.gather(groups, ids, axis), ov.Type.f32)
         if stored.zeros is not None:
-            node = op.subtract(node, op.gather(self._kept(stored.zeros.unsqueeze(2)), ids, axis))
-        node = op.multiply(node, op.gather(self._kept(stored.scales.unsqueeze(2)), ids, axis))
+            node = op.subtract(node, op.gather(self._constant(stored.zeros.unsqueeze(2)), ids, axis))
+        node = op.multiply(node, op.gather(self._constant(stored.scales.unsqueeze(2)), ids, axis))
         return op.reshape(node, op.constant(np.array([-1, columns], np.int64)), False)
 
     def _product(self, stored: Stored, x: ov.Node | ov.Output) -> ov.Node:
@@ -128,32 +128,15 @@ class Products:
             x = op.gather(x, op.constant(stored.order.numpy()), op.constant(np.int64(1)))
             stored = replace(stored, order=None)
         if not self.activations or kind_of(stored).zeros != "fraction" or stored.zeros is None:
-            return op.matmul(x, self._node(stored), False, True)
+            return op.matmul(x, stored_node(stored, self.store), False, True)
         # With the nearest integers in their place, the plugin can compute with integers. What is missing is the same
         # for all codes of a group: a multiple of the sum of its inputs.
         near = stored.zeros.round().clamp(0, LARGEST[stored.type])
         rest = (near - stored.zeros) * stored.scales
-        product = op.matmul(x, self._node(replace(stored, zeros=near)), False, True)
+        product = op.matmul(x, stored_node(replace(stored, zeros=near), self.store), False, True)
         groups = op.reshape(x, op.constant(np.array([0, -1, stored.group], np.int64)), True)
         sums = op.reduce_sum(groups, op.constant(np.array([2], np.int64)), False)
         return op.add(product, op.matmul(sums, constant(rest.contiguous()), False, True))
 
-    def _node(self, stored: Stored) -> ov.Node:
-        """[N, K] float32. The plugin recognizes no other pattern: convert, subtract, multiply, reshape."""
-        rows, columns = stored.shape
-        grouped = stored.group < columns
-        shape = [rows, columns // stored.group, stored.group] if grouped else [rows, columns]
-        codes = ov.Tensor(self.store.keep(stored.codes.numpy()), ov.Shape(shape), getattr(ov.Type, stored.type))
-        node = op.convert(op.constant(codes), ov.Type.f32)
-        if stored.zeros is not None:
-            zeros = stored.zeros.unsqueeze(2) if grouped else stored.zeros
-            if kind_of(stored).zeros == "integer":
-                # Bytes, or the plugin computes in float32.
-                node = op.subtract(node, op.convert(self._kept(zeros.to(torch.uint8)), ov.Type.f32))
-            else:
-                node = op.subtract(node, self._kept(zeros))
-        node = op.multiply(node, self._kept(stored.scales.unsqueeze(2) if grouped else stored.scales))
-        return op.reshape(node, op.constant(np.array([rows, columns], np.int64)), False) if grouped else node
-
-    def _kept(self, numbers: Tensor) -> ov.Node:
-        return op.constant(self.store.keep(numbers.contiguous().numpy()), shared_memory=True)
+    def _constant(self, numbers: Tensor) -> ov.Node:
+        return kept(numbers, self.store)

@@ -23,7 +23,7 @@ from engine_worker.openvino.compiled import Precision, compile_decoder, fused_ro
 from engine_worker.openvino.forward import OpenVinoForward
 from engine_worker.openvino.kinds import NO_KINDS, Kinds, RandomMatrices
 from engine_worker.openvino.matrices import Matrices
-from engine_worker.openvino.weights import ConstantStore, Weights, formats
+from engine_worker.openvino.weights import ConstantStore, Weights
 from engine_worker.positions import PlacedGrid, Positions
 from engine_worker.runner.forward import Forward
 from engine_worker.runner.torch_forward import TorchForward
@@ -132,7 +132,7 @@ def random_decoder(
     matrices = RandomMatrices(model.targets(), kinds)
     compiled = compile_decoder(model, precision, threads, store, lora=lora, matrices=matrices)
     if rounded:
-        _round(model, formats(precision.quantize, store), matrices)
+        _round(model, Weights(precision.quantize, store), matrices)
     return RandomDecoder(model, config, compiled, precision, threads, adapters)
 
 

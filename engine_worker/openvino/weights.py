@@ -7,14 +7,13 @@ after packing; the kernel reads a page back if the plugin touches it. Codes of q
 own file has in the form of the graph need no other file.
 """
 
-import math
 import mmap
 import os
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import openvino as ov
@@ -24,13 +23,9 @@ from openvino import opset13 as op
 from torch import Tensor
 
 from engine_worker.formats.mapped import MappedFile
-from engine_worker.formats.packing import pack_pairs
-from engine_worker.formats.rounding import SENSITIVE, int8, parts_of, without_zeros
+from engine_worker.formats.rounding import Rounding, rounding_of
+from engine_worker.formats.stored import Stored, kind_of
 
-INT4_MIN = -8
-GROUP = 64
-"""Consecutive inputs that share a scale in int4."""
-LAYERS = "model.layers."
 MIN_FILE_BYTES = 1 << 20
 """Smaller arrays stay in plain memory."""
 MIN_FREE_DISK_BYTES = 1 << 30
@@ -128,16 +123,6 @@ def open_store(folder: str | None, files: Mapping[Path, MappedFile] = {}) -> Con
     return ConstantStore(files) if folder is None else FileStore(Path(folder).expanduser(), files)
 
 
-class Format(Protocol):
-    """How the graph stores a weight matrix [outputs, inputs]."""
-
-    def node(self, matrix: Tensor) -> ov.Node:
-        """matrix float32 -> a node of the same shape that evaluates to float32."""
-
-    def rounded(self, matrix: Tensor) -> Tensor:
-        """The values that `node` evaluates to."""
-
-
 @dataclass(frozen=True)
 class Plain:
     """Not quantized: float32."""
@@ -145,70 +130,42 @@ class Plain:
     store: ConstantStore
 
     def node(self, matrix: Tensor) -> ov.Node:
+        """matrix [outputs, inputs] float32 -> a node of the same shape that evaluates to float32."""
         return _shared(self.store.keep(matrix.detach().numpy()))
 
     def rounded(self, matrix: Tensor) -> Tensor:
+        """The values that `node` evaluates to."""
         return matrix
 
 
 @dataclass(frozen=True)
-class Int8:
-    """Symmetric, one scale per output. OpenVINO quantizes the other operand of a product dynamically."""
+class Rounded:
+    """Rounded to few bits. OpenVINO quantizes the other operand of a product dynamically."""
 
     store: ConstantStore
+    rounding: Rounding
 
     def node(self, matrix: Tensor) -> ov.Node:
-        stored = int8(matrix)
-        codes = _shared(self.store.keep(stored.codes.numpy()))
-        return op.multiply(op.convert(codes, ov.Type.f32), constant(stored.scales))
+        return stored_node(self.rounding(matrix), self.store)
 
     def rounded(self, matrix: Tensor) -> Tensor:
-        return int8(matrix).decode()
+        return self.rounding(matrix).decode()
 
 
-@dataclass(frozen=True)
-class Int4:
-    """Symmetric, one scale per output and group of inputs. The plugin recognizes only this pattern of operations and
-    otherwise expands the weights to more than 4 bits."""
-
-    store: ConstantStore
-
-    def node(self, matrix: Tensor) -> ov.Node:
-        values, scales = quantize_groups(matrix)
-        packed = ov.Tensor(self.store.keep(pack_pairs(values).numpy()), ov.Shape(list(values.shape)), ov.Type.i4)
-        product = op.multiply(op.convert(op.constant(packed), ov.Type.f32), constant(scales))
-        return op.reshape(product, op.constant(np.array(matrix.shape, np.int64)), False)
-
-    def rounded(self, matrix: Tensor) -> Tensor:
-        values, scales = quantize_groups(matrix)
-        return (values * scales).view(matrix.shape)
+Format = Plain | Rounded
+"""How the graph has a weight matrix."""
 
 
 class Weights(NamedTuple):
-    """The formats of a decoder's matrices."""
+    """The formats of a decoder's matrices, for a value of the setting `quantize`."""
 
-    layers: Format
-    sensitive: Format
-    """Of the matrices SENSITIVE, whose errors change the output most: with int8 for these, int4 loses less than half
-    (docs/operations.md)."""
-    vocabulary: Plain | Int8
-    """Format of the embedding and the head. Never int4: no later layer evens out their errors."""
+    quantize: str
+    store: ConstantStore
 
     def of(self, name: str) -> Format:
         """name: of a weight in the checkpoint."""
-        if not name.startswith(LAYERS):
-            return self.vocabulary
-        return self.sensitive if name.endswith(SENSITIVE) else self.layers
-
-
-def formats(quantize: str, store: ConstantStore) -> Weights:
-    """The formats for a value of the setting `quantize`."""
-    plain, int8, int4 = Plain(store), Int8(store), Int4(store)
-    return {
-        "none": Weights(plain, plain, plain),
-        "int8": Weights(int8, int8, int8),
-        "int4": Weights(int4, int8, int8),
-    }[quantize]
+        rounding = rounding_of(self.quantize, name)
+        return Plain(self.store) if rounding is None else Rounded(self.store, rounding)
 
 
 def constant(values: Tensor) -> ov.Node:
@@ -216,30 +173,39 @@ def constant(values: Tensor) -> ov.Node:
     return _shared(values.detach().numpy())
 
 
-def rows_of(table: Plain | Int8, matrix: Tensor, ids: ov.Node) -> ov.Node:
+def rows_of(table: Format, matrix: Tensor, ids: ov.Node) -> ov.Node:
     """Embedding lookup: ids [T] -> those rows of the matrix [T, inputs] float32."""
     axis = op.constant(np.int64(0))
     if isinstance(table, Plain):
         return op.gather(table.node(matrix), ids, axis)
     # Gather first, then dequantize: the plugin would otherwise keep the whole dequantized matrix.
-    stored = int8(matrix)
+    stored = table.rounding(matrix)
     rows = op.gather(_shared(table.store.keep(stored.codes.numpy())), ids, axis)
     return op.multiply(op.convert(rows, ov.Type.f32), op.gather(constant(stored.scales), ids, axis))
 
 
-def quantize_groups(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """matrix [N, K] float32 -> values [N, K / group, group] int8 from -8 to 7, scales [N, K / group, 1] float32. The
-    group is GROUP, or a divisor of it where K is not a multiple of GROUP."""
-    group = math.gcd(matrix.shape[1], GROUP)
-    groups = matrix.reshape(len(matrix), -1, group)
-    values, scales = torch.empty(groups.shape, dtype=torch.int8), torch.empty(*groups.shape[:2], 1)
-    for part in parts_of(matrix):
-        lowest, highest = groups[part].aminmax(dim=2, keepdim=True)
-        # The element of the largest magnitude becomes -8, even if it is positive (the scale is then negative): int4
-        # has no 8.
-        scales[part] = without_zeros(torch.where(-lowest >= highest, lowest, highest) / INT4_MIN)
-        values[part] = (groups[part] / scales[part]).round_().clamp_(max=-INT4_MIN - 1)
-    return values, scales
+def stored_node(stored: Stored, store: ConstantStore) -> ov.Node:
+    """[N, K] float32, without an order of inputs. The plugin recognizes no other pattern: convert, subtract, multiply,
+    reshape."""
+    rows, columns = stored.shape
+    grouped = stored.group < columns
+    shape = [rows, columns // stored.group, stored.group] if grouped else [rows, columns]
+    codes = ov.Tensor(store.keep(stored.codes.numpy()), ov.Shape(shape), getattr(ov.Type, stored.type))
+    node = op.convert(op.constant(codes), ov.Type.f32)
+    if stored.zeros is not None:
+        zeros = stored.zeros.unsqueeze(2) if grouped else stored.zeros
+        if kind_of(stored).zeros == "integer":
+            # Bytes, or the plugin computes in float32.
+            node = op.subtract(node, op.convert(kept(zeros.to(torch.uint8), store), ov.Type.f32))
+        else:
+            node = op.subtract(node, kept(zeros, store))
+    node = op.multiply(node, kept(stored.scales.unsqueeze(2) if grouped else stored.scales, store))
+    return op.reshape(node, op.constant(np.array([rows, columns], np.int64)), False) if grouped else node
+
+
+def kept(numbers: Tensor, store: ConstantStore) -> ov.Node:
+    """A constant that the store owns."""
+    return _shared(store.keep(numbers.contiguous().numpy()))
 
 
 def _shared(array: NDArray[Any]) -> ov.Node:

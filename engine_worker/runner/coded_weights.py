@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from engine_worker.attention.backend import check_device, first_line
-from engine_worker.formats.rounding import ROUNDINGS, SENSITIVE, Rounding
+from engine_worker.formats.rounding import rounding_of
+from engine_worker.formats.rounding_error import RoundingError
 from engine_worker.formats.source import find_weights
 from engine_worker.formats.stored import Stored, stack
 from engine_worker.layers.coded import (
@@ -31,12 +32,13 @@ from engine_worker.layers.coded import (
 from engine_worker.layers.layer import GroupedProduct, Table
 from engine_worker.layers.packing import Product
 from engine_worker.layers.shard import Cut, Place
-from engine_worker.models.decoder import EMBEDDING, TIED, CausalLM
+from engine_worker.models.decoder import CausalLM
 from engine_worker.runner.coded_trial import TRIAL_OUTPUTS, some_experts, verify, verify_experts
 from engine_worker.runner.config import RunnerConfig
 from engine_worker.runner.random_codes import FORMATS as RANDOM_FORMATS
 from engine_worker.runner.random_codes import RandomCodes
 from engine_worker.runner.weights import CheckpointWeights, Progress, open_weights
+from engine_worker.sampling.processors import Warn, ignore_warning
 from sluice.checkpoint.folder import Checkpoint
 
 PAIR = 2
@@ -98,6 +100,7 @@ class CodedWeights:
         self._counts: Counter[str] = Counter()
         self.read: set[str] = set()
         """Names of the matrices that were read."""
+        self.error = RoundingError(quantize)
 
     @property
     def summary(self) -> str:
@@ -155,7 +158,8 @@ class CodedWeights:
         self.read.add(name)
         if name not in self._weights.quantized:
             plain = self._weights.plain(name).to(self._place.device)
-            rounding = _rounding(self._quantize, name)
+            self.error.add(name, plain)
+            rounding = rounding_of(self._quantize, name)
             return plain.to(self._place.dtype) if rounding is None else rounding(plain)
         stored, cut = self._weights.read(name), self._cuts.get(name)
         part, reason = _share(stored, cut)
@@ -213,25 +217,17 @@ def hold_weights(
     place: Place,
     kernels: CodedKernels,
     progress: Progress,
+    warn: Warn = ignore_warning,
 ) -> str:
     """Fill the weights of a model that was made in a DeferredPlace, after which it can be called. Returns how its
-    quantized matrices are held, for the log. Raises CheckpointError."""
+    quantized matrices are held, for the log. Raises CheckpointError. `warn`: reports a large error of rounding."""
     with _open(model, checkpoint, config, place, progress) as weights:
         matrices = CodedWeights(weights, model.cuts(), place, kernels, config.quantize)
         model.hold(matrices)
         weights.fill(but=matrices.read)
     model.freeze()
+    matrices.error.report(checkpoint.name, warn)
     return matrices.summary
-
-
-def _rounding(quantize: str, name: str) -> Rounding | None:
-    """How a plain matrix is rounded; None: it is not, like the router of experts."""
-    if quantize == "none":
-        return None
-    vocabulary = name in (EMBEDDING, TIED)
-    if quantize == "int4" and (vocabulary or name.endswith(SENSITIVE)):
-        quantize = "int8"
-    return ROUNDINGS[quantize] if vocabulary or name.endswith("proj.weight") else None
 
 
 def _open(

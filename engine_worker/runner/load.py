@@ -103,8 +103,8 @@ def load_runner(
     """Load the weights, allocate the KV cache and capture CUDA graphs, for the model and the draft model.
 
     `progress` is called with bytes done and bytes in total, `capturing` with graphs. `followers`: the other ranks, if
-    any, which load at the same time. `warn` reports what makes serving slower than it could be. `extensions`: without
-    adapters and images, which are loaded here.
+    any, which load at the same time. `warn` reports what makes serving slower or worse than it could be. `extensions`:
+    without adapters and images, which are loaded here.
 
     Raises CheckpointError on an unsupported or incomplete model, ValueError on options that contradict each other, and
     MemoryTooSmallError.
@@ -222,7 +222,7 @@ def _load_model(
         raise ValueError("quantize: this model runs through transformers, whose matrices are not quantized")
     matrices = coded.reason
     if coded.kernels is not None and isinstance(model, CausalLM):
-        matrices = hold_weights(model, checkpoint, config, place, coded.kernels, progress)
+        matrices = hold_weights(model, checkpoint, config, place, coded.kernels, progress, warn)
     else:
         fill_weights(model, checkpoint, config, progress)
     packer = _pack(model)

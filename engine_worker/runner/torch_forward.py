@@ -12,6 +12,7 @@ from torch import Tensor
 from engine_worker.attention.backend import AttentionBackend, AttentionInputs, synchronize
 from engine_worker.attention.cache import KVCache
 from engine_worker.attention.saver import Saved
+from engine_worker.formats.rounding import NAMES
 from engine_worker.layers.adapters import StepAdapters
 from engine_worker.layers.shard import UNSHARDED, Shard
 from engine_worker.lora.checkpoint import AdapterWeights
@@ -79,7 +80,7 @@ class TorchForward:
         self.adapters = adapters
         self.attention = backend.name
         computed = str(cache.dtype).removeprefix("torch.")
-        self.dtype = computed if quantize == "none" else f"{computed}, weights {quantize}"
+        self.dtype = computed if quantize == "none" else f"{computed}, weights {NAMES[quantize]}"
         self.window = widest_window(model.config.windows)
         self.vocab_size = model.config.vocab_size
         self.hidden_size = model.config.hidden_size

@@ -47,7 +47,8 @@ class Compute:
     docs/models.md."""
     quantize: Literal["none", "int8", "int4", "fp8"] = "none"
     """Quantization of the weights; needs backend = openvino, or a GPU. int8 is faster and takes less memory, int4 takes
-    the least memory; fp8 needs a GPU. See docs/operations.md for the loss of accuracy, and docs/gpu.md."""
+    the least memory and loses the most accuracy; fp8 needs a GPU. See docs/operations.md for the loss, and
+    docs/gpu.md."""
     quantized_activations: bool = True
     """On OpenVINO, let products with quantized weights round their other operand to 8 bits too. false: exact, and about
     half as fast."""

@@ -14,6 +14,7 @@ from bench.topics.drafters import LOOKUP, MODEL
 from bench.topics.guided import GUIDES, PLAIN
 from bench.topics.logit_rules import ALL, KINDS
 from bench.topics.speculation import EDIT
+from engine_worker.formats.rounding_error import BOUND
 
 ROOT = Path(__file__).parents[2]
 SERVED = ("ring", "peers", "long_context")
@@ -24,7 +25,7 @@ DEADLY = ("deaths", "deaths_by_precision", "restart", "pauses", "takeover", "soa
 """Topics that are tested in tests/chaos."""
 SCHEDULED = ("scheduler", "logit_rules")
 FILES = ("roles", "pool_files")
-COMPARED = ("policies", "speculation", "lora", "beams", "prompt_logprobs", "gguf")
+COMPARED = ("policies", "speculation", "lora", "beams", "prompt_logprobs", "gguf", "quantize")
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -102,6 +103,9 @@ def test_quick_of_what_is_compared_on_one_engine(tmp_path):
     assert packed.steps < no_evict.steps
     quality = {point.side: point.divergence for point in results["gguf"].points if point.divergence is not None}
     assert quality["as stored, activations exact"] < 1e-5 < quality["as stored"] < quality["int4"]
+    losses = {loss.side: loss for loss in results["quantize"].losses}
+    assert 0 < losses["int8"].divergence < losses["int4"].divergence
+    assert losses["int8"].error < BOUND < min(losses["fp8, GPU"].error, losses["int4"].error)
     for entry in results["policies"].modes:
         assert len(entry.episode.streams) == results["policies"].long.streams
         assert all(arrival.came < arrival.first_token for arrival in entry.episode.newcomers)

@@ -21,6 +21,7 @@ from bench.topics import (
     peers,
     policies,
     prompt_logprobs,
+    quantize,
     ring,
     router,
     scheduler,
@@ -143,6 +144,11 @@ def lora_result() -> lora.LoraResult:
     return lora.LoraResult(points=points)
 
 
+def quantize_result() -> quantize.QuantizeResult:
+    losses = [quantize.Loss(side, 0.05, 82.4, -1e-9, 0.956) for side in quantize.SIDES]
+    return quantize.QuantizeResult(quantize.PLAN, losses)
+
+
 def gguf_result() -> gguf.GgufResult:
     points = [gguf.GgufPoint(gguf.PEER, [30.0, 200.0], [1.0, 1.0], 250.0, None, None, None)]
     points += [gguf.GgufPoint(side, [29.0, 410.0], [0.97, 2.05], 260.0, 82.4, 3.7e-3, 0.956) for side in gguf.SIDES]
@@ -233,6 +239,7 @@ RESULTS = {
     "peers_large": peers_result,
     "long_context": long_context_result,
     "gguf": gguf_result,
+    "quantize": quantize_result,
     "deaths": deaths_with_files_result,
     "deaths_by_precision": precisions_result,
     "restart": restart_result,

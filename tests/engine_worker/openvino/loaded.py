@@ -11,13 +11,17 @@ from engine_worker.openvino.forward import OpenVinoForward
 from engine_worker.runner.config import RunnerConfig
 from engine_worker.runner.extensions import NO_EXTENSIONS, Extensions
 from engine_worker.runner.runner import ModelRunner
+from engine_worker.runner.weights import ignore_progress
+from engine_worker.sampling.processors import Warn, ignore_warning
 from engine_worker.step import AdapterLoad
 from tests.engine_worker.models.checkpoints import open_written
 
 
-def load(folder: Path, extensions: Extensions = NO_EXTENSIONS, **options: object) -> ModelRunner:
+def load(
+    folder: Path, extensions: Extensions = NO_EXTENSIONS, warn: Warn = ignore_warning, **options: object
+) -> ModelRunner:
     config = RunnerConfig("cpu", **{"backend": "openvino", "kv_cache_tokens": 4096, "threads": 1} | options)
-    return load_runner(open_written(folder), config, *[lambda *_: None] * 3, extensions=extensions)
+    return load_runner(open_written(folder), config, ignore_progress, ignore_progress, warn, extensions=extensions)
 
 
 def load_adapter(forward: OpenVinoForward, number: int) -> None:

@@ -37,6 +37,15 @@ def test_the_choices_name_the_backend_and_the_reason(folder):
     assert load(folder).dtype == "float32"
 
 
+@pytest.mark.parametrize(("quantize", "events"), [("int8", []), ("int4", ["weights_rounded_coarsely"])])
+def test_coarse_rounding_is_reported(folder, quantize, events):
+    warnings = []
+    runner = load(folder, warn=lambda *warning: warnings.append(warning), quantize=quantize)
+    assert [event for event, _ in warnings] == events
+    assert all(f"quantize = {quantize} changes the weights of {folder.name} by" in reason for _, reason in warnings)
+    assert runner.choices["quantize"].startswith(quantize)
+
+
 def test_a_setting_that_only_openvino_has_selects_it(folder):
     reason = load(folder, backend="auto", quantize="int8").choices["backend_reason"]
     assert reason.startswith("selected by the setting quantize = int8; ")

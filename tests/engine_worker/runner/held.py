@@ -11,6 +11,7 @@ from engine_worker.runner.coded_weights import hold_weights
 from engine_worker.runner.config import RunnerConfig
 from engine_worker.runner.torch_forward import TorchForward
 from engine_worker.runner.weights import Progress, fill_weights, ignore_progress
+from engine_worker.sampling.processors import Warn, ignore_warning
 from engine_worker.step import Draw, Slice
 from sluice.checkpoint.folder import Checkpoint
 from sluice.wire.params import SamplingParams
@@ -26,11 +27,12 @@ def held(
     shard: Shard = UNSHARDED,
     config: RunnerConfig = RunnerConfig("cpu"),  # noqa: B008 - frozen
     progress: Progress = ignore_progress,
+    warn: Warn = ignore_warning,
 ):
     architecture = model_class(checkpoint.config)
     shape, place = architecture.read_config(checkpoint.config), Place(torch.float32, CPU, shard)
     model = architecture(shape, ReferenceAttention(shard.heads(shape.heads)), DeferredPlace(*place))
-    summary = hold_weights(model, checkpoint, config, place, kernels, progress)
+    summary = hold_weights(model, checkpoint, config, place, kernels, progress, warn)
     assert not any(target.is_meta for target in model.targets().values())
     return model, summary
 

@@ -7,12 +7,11 @@ import torch
 
 from engine_worker.attention.cache import KVCache
 from engine_worker.attention.reference import ReferenceAttention
-from engine_worker.formats.rounding import ROUNDINGS
+from engine_worker.formats.rounding import rounding_of
 from engine_worker.layers.adapters import find_targets
 from engine_worker.layers.coded import FEW_ROWS, CodedProduct
 from engine_worker.layers.linear import Embedding, Linear, SummedLinear
 from engine_worker.layers.shard import UNSHARDED
-from engine_worker.models.decoder import EMBEDDING, TIED
 from engine_worker.runner.coded_weights import find_kernels
 from engine_worker.runner.config import RunnerConfig
 from engine_worker.runner.torch_forward import TorchForward
@@ -210,7 +209,7 @@ def test_random_matrices(tmp_path, name, kind):
     ("quantize", "summary"),
     [
         ("int8", f"{ALL + 2} as stored in i8"),
-        ("int4", f"{ALL - 4} as stored in u4, 6 as stored in i8"),
+        ("int4", f"{ALL + 2 - 6} as stored in i8, 6 as stored in u4"),
         ("fp8", f"{ALL + 2} as stored in f8e4m3"),
     ],
 )
@@ -222,14 +221,27 @@ def test_plain_matrices_are_rounded_by_the_setting(pair, quantize, summary):
     expected = decoded(open_written(folder))
     for name, target in expected.targets().items():
         if target.dim() == 2:
-            wide = quantize == "int4" and name.endswith((EMBEDDING, TIED, "v_proj.weight", "down_proj.weight"))
-            target.copy_(ROUNDINGS["int8" if wide else quantize](target).decode())
+            rounding = rounding_of(quantize, name)
+            target.copy_(rounding(target).decode())
     torch.testing.assert_close(logits(model, 3), logits(expected, 3), **CLOSE)
+
+
+@pytest.mark.parametrize(("quantize", "events"), [("int8", []), ("int4", ["weights_rounded_coarsely"])])
+@torch.inference_mode()
+def test_coarse_rounding_is_reported(pair, quantize, events):
+    warnings, config = [], RunnerConfig("cpu", quantize=quantize)
+    checkpoint = open_written(pair(checkpoints, "llama", "AWQ")[1])
+    held(checkpoint, TorchKernels().kernels, config=config, warn=lambda *warning: warnings.append(warning))
+    assert [event for event, _ in warnings] == events
 
 
 def test_the_setting_is_part_of_the_name_of_the_computation(pair):
     model = decoded(open_written(pair(checkpoints, "llama", "AWQ")[1]))
     heads = model.config.heads
     cache = KVCache(model.config.num_layers, 1, BLOCK, heads.num_kv_heads, heads.head_dim, torch.float32, CPU)
-    for quantize, name in (("none", "float32"), ("int8", "float32, weights int8")):
+    for quantize, name in (
+        ("none", "float32"),
+        ("int8", "float32, weights int8"),
+        ("int4", "float32, weights int4 in groups of 64"),
+    ):
         assert TorchForward(model, cache, ReferenceAttention(heads), CPU, quantize=quantize).dtype == name
